@@ -1,0 +1,72 @@
+"""The few types that every part shares. Standard library only: the rule runs in a browser without numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    F32: TypeAlias = NDArray[np.float32]
+    F16: TypeAlias = NDArray[np.float16]
+    U8: TypeAlias = NDArray[np.uint8]
+    I64: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The best tokens of one step, highest logit first; equal logits in the order of their ids."""
+
+    tokens: Sequence[int]
+    logits: Sequence[float]
+
+
+class Logits(Protocol):
+    """The scores of the next token, wherever they lie: an array here, a GPU buffer in a browser.
+
+    The sampler asks for the few numbers that it needs, so a row of the vocabulary's size need not cross a bus.
+    Valid until the session that gave it is fed again.
+    """
+
+    @property
+    def size(self) -> int:
+        """Number of tokens in the vocabulary, V."""
+        ...
+
+    def values(self, tokens: Sequence[int]) -> list[float]:
+        """The logits of these tokens."""
+        ...
+
+    def replaced(self, tokens: Sequence[int], values: Sequence[float]) -> Logits:
+        """A copy in which these tokens have these logits."""
+        ...
+
+    def top(self, count: int) -> Candidates:
+        """The `count` highest logits, exactly; all V when count is larger."""
+        ...
+
+    def above(self, threshold: float) -> Candidates:
+        """All logits >= threshold."""
+        ...
+
+    def logsumexp(self, temperature: float = 1.0) -> float:
+        """log(sum(exp(logit / temperature))) over the whole vocabulary."""
+        ...
+
+    def draw(self, temperature: float, uniform: float) -> int:
+        """The token at which the cumulative softmax(logits / temperature), in the order of ids, passes `uniform`.
+
+        uniform: in [0, 1).
+        """
+        ...
+
+    def typical(self, mass: float, temperature: float) -> Candidates:
+        """The locally typical set: tokens whose surprise is nearest the entropy, until they hold `mass`.
+
+        Returns them highest logit first. Source: Meister et al. 2022, "Locally Typical Sampling", as in
+        transformers' TypicalLogitsWarper.
+        """
+        ...
