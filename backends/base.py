@@ -64,8 +64,8 @@ class FeedsAll(Protocol):
 class Interruptible(Protocol):
     """A session whose running feed can be stopped from another thread."""
 
-    def interrupt(self) -> None:
-        """Make the running feed, or the next one, raise Interrupted soon."""
+    def interrupt(self, stop: bool = True) -> None:
+        """Make the running feed and every later one raise Interrupted, until interrupt(False)."""
         ...
 
 
