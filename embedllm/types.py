@@ -48,10 +48,6 @@ class Logits(Protocol):
         """The `count` highest logits, exactly; all V when count is larger."""
         ...
 
-    def above(self, threshold: float) -> Candidates:
-        """All logits >= threshold."""
-        ...
-
     def logsumexp(self, temperature: float = 1.0) -> float:
         """log(sum(exp(logit / temperature))) over the whole vocabulary."""
         ...
@@ -63,10 +59,18 @@ class Logits(Protocol):
         """
         ...
 
-    def typical(self, mass: float, temperature: float) -> Candidates:
-        """The locally typical set: tokens whose surprise is nearest the entropy, until they hold `mass`.
+    def mean(self, temperature: float) -> float:
+        """The expected logit under softmax(logits / temperature).
 
-        Returns them highest logit first. Source: Meister et al. 2022, "Locally Typical Sampling", as in
-        transformers' TypicalLogitsWarper.
+        A token's surprise is as far from the entropy as its logit is from this, in units of the temperature.
+        """
+        ...
+
+    def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
+        """The probability of the tokens that go before `token` when those with logits nearest to `centre` go first.
+
+        At the same distance the higher logit goes first, at the same logit the lower id. With centre=inf that is
+        the order of `top`. So whether a token belongs to a nucleus or a typical set is one sum over the row, whatever
+        the size of the set.
         """
         ...

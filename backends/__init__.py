@@ -1,0 +1,1 @@
+"""One file per runtime; select.py chooses among them."""

@@ -1,0 +1,197 @@
+"""ONNX Runtime: one engine per folder and device, one session per sequence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import Device, Interrupted
+from embedllm.backends.threads import compute_threads
+from embedllm.errors import ContextFull, DeviceError
+from embedllm.package import Graph, Package
+from embedllm.rows import Row
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
+import onnxruntime as ort  # noqa: E402
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
+_STEP = 256  # tokens; capacities are multiples of it
+_GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
+_QUIET = 3  # log severity "error": a default for an input (logits_from) draws a warning at every load
+
+
+def devices() -> list[Device]:
+    """What ONNX Runtime can run on here, and what it has that this version does not drive."""
+    backend = f"onnxruntime {ort.__version__}"
+    found = [Device(name="cpu", backend=backend, description=_processor(), available=True)]
+    for provider in ort.get_available_providers():
+        name = provider.removesuffix("ExecutionProvider").lower()
+        if name not in ("cpu", "azure"):  # azure: calls a server; no device
+            reason = "this version of embedllm drives ONNX Runtime's CPU provider only"
+            found.append(Device(name=name, backend=backend, description=provider, available=False, reason=reason))
+    return found
+
+
+class OrtEngine:
+    """A folder's graph on ONNX Runtime's CPU provider. Weights are mapped from the file, then packed by the runtime."""
+
+    chunk = CHUNK
+
+    def __init__(self, package: Package, graph: Graph, device: Device, *, threads: int = 0, exact: bool = False) -> None:
+        """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows."""
+        self.device = device
+        self.package = package
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads or compute_threads()
+        options.log_severity_level = _QUIET
+        # a spinning pool eats the cores of the application around us and measured no faster (docs/performance.md)
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if exact:
+            options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
+        path = package.folder / graph.file
+        try:
+            self._session = ort.InferenceSession(
+                os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+        except Exception as error:  # noqa: BLE001 - the runtime's errors share no type
+            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {_first_line(error)}") from error
+        self.half = graph.activations == "float16"
+
+    @property
+    def session(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ValueError("this model was closed")
+        return self._session
+
+    def open(self, capacity: int = 0) -> OrtSession:
+        return OrtSession(self, capacity)
+
+    def close(self) -> None:
+        self._session = None
+
+
+class OrtSession:
+    """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
+
+    def __init__(self, engine: OrtEngine, capacity: int) -> None:
+        self.position = 0
+        self.capacity = 0
+        self._context = engine.package.context
+        self._vocabulary = engine.package.decoder.vocabulary
+        self._session = engine.session
+        self._binding: ort.IOBinding | None = engine.session.io_binding()
+        self._run_options = ort.RunOptions()
+        self._stopping = False
+        self._dtype = np.float16 if engine.half else np.float32
+        shapes = [(a.kv_heads, a.head_dim) for a in (layer.attention for layer in engine.package.decoder.layers)]
+        self._kv = {
+            f"{index}.{part}": np.empty((1, heads, 0, size), self._dtype)
+            for index, (heads, size) in enumerate(shapes)
+            for part in ("key", "value")
+        }
+        self._ones = np.ones((1, 0), np.int64)
+        self._logits = np.empty((1, 1, self._vocabulary), self._dtype)
+        self._reserve(max(capacity, 1))
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        self._run(tokens, self._logits, -1)
+        return Row(self._logits[0, 0].astype(np.float32, copy=False))
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        logits = np.empty((1, len(tokens), self._vocabulary), self._dtype)
+        self._run(tokens, logits, 0)
+        return logits[0].astype(np.float32, copy=False)
+
+    def rewind(self, position: int) -> None:
+        if not 0 <= position <= self.position:
+            raise ValueError(f"cannot rewind to {position}; the session holds {self.position} tokens.")
+        self.position = position
+
+    def interrupt(self, stop: bool = True) -> None:
+        self._stopping = stop
+        self._run_options.terminate = stop
+
+    def close(self) -> None:
+        self._binding = None
+        self._kv.clear()
+        self.capacity = self.position = 0
+
+    def _run(self, tokens: Sequence[int], logits: np.ndarray, logits_from: int) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        if not tokens:
+            raise ValueError("feed needs at least one token")
+        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
+            wrong = next(token for token in tokens if not 0 <= token < self._vocabulary)
+            raise ValueError(f"token id {wrong} is outside the vocabulary of {self._vocabulary}.")
+        end = self.position + len(tokens)
+        if end > self._context:
+            raise ContextFull(
+                f"{self.position} tokens are held and {len(tokens)} more were given; this package holds "
+                f"{self._context}. Shorten the prompt, or export with a larger --context."
+            )
+        self._reserve(end)
+        binding = self._binding
+        binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
+        binding.bind_cpu_input("attention_mask", self._ones[:, :end])
+        binding.bind_cpu_input("logits_from", np.array([logits_from], np.int64))
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(logits))
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:  # noqa: BLE001 - the runtime's errors share no type
+            if self._stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {_first_line(error)}") from error
+        self.position = end
+
+    def _reserve(self, tokens: int) -> None:
+        """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""
+        if tokens <= self.capacity or self._binding is None:
+            return
+        wanted = max(tokens, int(self.capacity * _GROWTH))
+        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        for name, old in self._kv.items():
+            _, heads, _, size = old.shape
+            new = np.zeros((1, heads, capacity, size), self._dtype)
+            new[:, :, : self.position] = old[:, :, : self.position]
+            self._kv[name] = new
+            value = ort.OrtValue.ortvalue_from_numpy(new)
+            self._binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            self._binding.bind_ortvalue_output(f"present.{name}", value)
+        self._ones = np.ones((1, capacity), np.int64)
+        self.capacity = capacity
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _processor() -> str:
+    """The processor's name, in the words of the system."""
+    if sys.platform == "linux":
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+        except OSError:
+            name = ""
+        if name:
+            return f"{name}, {compute_threads()} threads"
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def installed() -> str | None:
+    """The version of ONNX Runtime, or None."""
+    try:
+        return metadata.version("onnxruntime")
+    except metadata.PackageNotFoundError:
+        return None

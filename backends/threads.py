@@ -1,0 +1,43 @@
+"""How many threads suit this machine: its physical cores, as far as this process may use them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def compute_threads() -> int:
+    """Threads for matrix products: one a physical core, bounded by affinity and by the container's CPU quota.
+
+    A second thread on a core shares its vector units and only slows the first one down. Where the system does not
+    tell its physical cores (Windows, macOS) the runtime counts them itself, better than we can: then 0.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    quota = _quota()
+    cores = _physical_cores()
+    bounds = [bound for bound in (usable, quota, cores) if bound]
+    return min(bounds) if cores or quota else 0
+
+
+def _physical_cores() -> int:
+    """Cores of the usable processors, by Linux' topology files; 0 where there are none."""
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            names = [(topology / name).read_text().strip() for name in ("physical_package_id", "core_id")]
+        except OSError:
+            return 0
+        siblings.add(tuple(names))
+    return len(siblings)
+
+
+def _quota() -> int:
+    """CPUs that the container may use, rounded up (cgroup 2); 0 without a limit."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return 0 if limit == "max" else max(1, -(-int(limit) // int(period)))

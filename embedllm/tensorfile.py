@@ -1,0 +1,87 @@
+"""Reads the header of a safetensors file: where each tensor lies. Data is read by whoever needs it, piece by piece.
+
+The safetensors package maps whole files, so a process that streams a model through it is charged with all of it
+(resident memory); we need the offsets anyway, to point graphs at them. Format: 8 bytes little-endian length, that
+many bytes of JSON, then the data. Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedllm.errors import PackageError
+
+BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+         "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors package
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # bytes, from the start of the file
+    length: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A checked header."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+def read_header(path: Path) -> TensorFile:
+    """Where the tensors of a safetensors file lie.
+
+    Raises PackageError when the file is missing, cut off or damaged: every tensor is checked to lie inside the file
+    and to have as many bytes as its shape and dtype say, before anybody reads it.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size - 8, _LONGEST_HEADER):
+                raise PackageError(
+                    f"'{path}' is no whole safetensors file: its header should be {length} bytes long, "
+                    f"the file has {size} bytes. Download or export it again."
+                )
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise PackageError(f"cannot read '{path}': {error.strerror or error}.") from error
+    except ValueError as error:
+        raise PackageError(f"'{path}' is damaged: its header is no JSON ({error}).") from error
+    if not isinstance(header, dict):
+        raise PackageError(f"'{path}' is damaged: its header is no JSON object.")
+    metadata = header.pop("__metadata__", {})
+    tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    return TensorFile(tensors, metadata if isinstance(metadata, dict) else {})
+
+
+def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tensor:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+        whole = [*shape, start, stop]
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in whole):
+            raise ValueError(f"shape {shape}, offsets {start} to {stop}")
+        expected = math.prod(shape) * BYTES[dtype]
+    except (TypeError, KeyError, ValueError) as error:
+        raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood ({error}).") from error
+    if stop - start != expected:
+        raise PackageError(
+            f"'{path}' is damaged: '{name}' has {stop - start} bytes; {dtype} {shape} needs {expected}."
+        )
+    if data + stop > size:
+        raise PackageError(
+            f"'{path}' is cut off: '{name}' ends at byte {data + stop}, the file has {size}. "
+            "Download or export it again."
+        )
+    return Tensor(path, dtype, tuple(shape), data + start, expected)

@@ -1,0 +1,106 @@
+"""Which tokens stay in the draw: top-p, min-p and typical sampling, over a short list of the best ones.
+
+Standard library only. The list is often a small part of the vocabulary. Each step then tells from it alone what it
+keeps, exactly, or returns None where tokens outside the list could belong to it: look again with a longer list.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import neg
+
+from embedllm.types import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The best tokens of one step, highest logit first, and how much there is besides them."""
+
+    tokens: Sequence[int]
+    logits: Sequence[float]
+    weights: Sequence[float]  # exp((logit - best logit) / temperature), above 0
+    total: float  # weight of all tokens left, listed or not
+    is_whole: bool  # whether all that are left are listed
+
+    def first(self, count: int) -> Shortlist:
+        """The whole list of its `count` best tokens."""
+        weights = self.weights[:count]
+        return Shortlist(self.tokens[:count], self.logits[:count], weights, sum(weights), True)
+
+    def mean(self) -> float:
+        """The expected logit over the listed tokens."""
+        return sum(w * x for w, x in zip(self.weights, self.logits, strict=True)) / sum(self.weights)
+
+    def draw(self, uniform: float) -> int:
+        """The token at which the cumulative weight passes this part of it; uniform: in [0, 1)."""
+        cumulative = list(accumulate(self.weights))
+        place = bisect_right(cumulative, uniform * cumulative[-1])
+        return self.tokens[min(place, len(cumulative) - 1)]  # the product may round up to the sum
+
+
+def listed(best: Candidates, temperature: float, *, logsumexp: float | None = None) -> Shortlist:
+    """The list of these tokens, less those whose weight is 0.
+
+    logsumexp: of logits / temperature over the vocabulary; None when `best` is all there is.
+    """
+    highest = best.logits[0]
+    weights = [math.exp((logit - highest) / temperature) for logit in best.logits]
+    some = bisect_left(weights, 0.0, key=neg)
+    whole = Shortlist(best.tokens, best.logits, weights, sum(weights), True).first(some)
+    if logsumexp is None or some < len(weights):
+        return whole  # what is not listed weighs no more than the last, nothing
+    return replace(whole, total=math.exp(logsumexp - highest / temperature), is_whole=False)
+
+
+def nucleus(shortlist: Shortlist, mass: float) -> Shortlist | None:
+    """Top-p: the fewest best tokens that hold this share of the weight; at least one.
+
+    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
+    """
+    cumulative = list(accumulate(shortlist.weights))
+    count = bisect_left(cumulative, mass * shortlist.total) + 1
+    if count > len(cumulative) and not shortlist.is_whole:
+        return None
+    return shortlist.first(count)
+
+
+def above_share(shortlist: Shortlist, share: float) -> Shortlist | None:
+    """Min-p: the tokens at least this share as probable as the best one.
+
+    Source: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
+    """
+    weights = shortlist.weights
+    count = bisect_right(weights, -share * weights[0], key=neg)
+    if count == len(weights) and not shortlist.is_whole:
+        return None
+    return shortlist.first(count)
+
+
+def typical(shortlist: Shortlist, mass: float, *, mean: float) -> Shortlist | None:
+    """The fewest tokens of most ordinary surprise that hold this share of the weight; at least one.
+
+    A token's surprise is -log of its probability, the most ordinary is the entropy, and the distance between the two
+    is that between the token's logit and `mean`, the expected logit, over the temperature.
+    Source: Meister et al. 2022, "Locally Typical Sampling".
+    """
+    logits, weights = shortlist.logits, shortlist.weights
+    distances = [abs(logit - mean) for logit in logits]
+    order = sorted(range(len(logits)), key=distances.__getitem__)
+    count = bisect_left(list(accumulate(weights[place] for place in order)), mass * shortlist.total) + 1
+    kept = sorted(order[:count])
+    if not shortlist.is_whole:
+        nearest_unlisted = mean - logits[-1]  # at least so far, when it is above 0
+        if count > len(order) or distances[order[count - 1]] > nearest_unlisted:
+            return None
+    kept_weights = [weights[place] for place in kept]
+    return Shortlist(
+        [shortlist.tokens[place] for place in kept],
+        [logits[place] for place in kept],
+        kept_weights,
+        sum(kept_weights),
+        True,
+    )

@@ -1,0 +1,55 @@
+"""One file per family, named by its model_type; each has describe(config, context) -> Decoder."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import replace
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, DynamicScaling, YarnScaling
+
+_SHARED = {"common"}  # files here that are no family
+
+
+def families() -> list[str]:
+    """Every model_type that can be exported."""
+    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if name not in _SHARED)
+
+
+def describe(config: Config, context: int | None = None) -> Decoder:
+    """The decoder that a config.json stands for.
+
+    context: tokens that the export shall hold; None takes the model's own.
+    Raises UnsupportedModel for a model_type, or a variant of one, that is not described here.
+    """
+    model_type = config.text("model_type")
+    known = families()
+    if model_type not in known:
+        near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.5)
+        hint = f" The nearest is '{near[0]}'." if near else ""
+        raise UnsupportedModel(f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{hint}")
+    if config.has("quantization_config"):
+        raise UnsupportedModel(
+            "this checkpoint is already quantized ('quantization_config' in config.json); "
+            "expected float weights (bf16, f16 or f32). Export from the original checkpoint."
+        )
+    module = importlib.import_module(f"{__name__}.{model_type}")
+    decoder: Decoder = module.describe(config)
+    if context is None:
+        return decoder
+    return _with_context(decoder, context)
+
+
+def _with_context(decoder: Decoder, context: int) -> Decoder:
+    longest, scaling = decoder.context, decoder.rope.scaling
+    if isinstance(scaling, DynamicScaling | YarnScaling):
+        longest = max(longest, int(scaling.factor * scaling.trained))
+    if not 1 <= context <= longest:
+        raise ExportError(
+            f"context is {context} tokens; expected 1 to {longest}, what the model's config.json says it can hold "
+            "('max_position_embeddings' and its rope scaling)."
+        )
+    return replace(decoder, context=context)

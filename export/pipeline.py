@@ -1,0 +1,210 @@
+"""The steps of an export in order; the folder appears under its name only when it is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedllm import __version__
+from embedllm.errors import ExportError
+from embedllm.export import onnx_graph
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.export.decoder_json import to_json
+from embedllm.export.dialects import FLOAT16, FLOAT32, Dialect
+from embedllm.export.genai import genai_config
+from embedllm.export.hf import TEXT_FILES, HuggingFaceSource, locate, read_json
+from embedllm.export.plan import Plan, Recipe, plan
+from embedllm.export.stream import check_source, write_weights
+from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
+
+_SPARE = 64 << 20  # bytes that shall be left on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an export has come."""
+
+    stage: str  # "weights", "graphs", "verify"
+    done: int  # bytes for "weights", steps otherwise
+    total: int
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    replace: bool = False,
+    verify: bool = False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Path:
+    """Exports a model into a package folder and returns that folder.
+
+    source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
+    replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
+    verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
+    Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
+    """
+    out = Path(out).expanduser()
+    folder = locate(source)
+    reader = HuggingFaceSource(folder)
+    try:
+        decided = plan(describe(Config(reader.config), (recipe or Recipe()).context), recipe or Recipe())
+        check_source(reader, decided)
+        with _appears_whole(out, decided.layout.size, replace) as partial:
+            _write(reader, decided, recipe or Recipe(), partial, str(source), out.name, on_progress)
+            if verify:
+                from embedllm.export.verify import verify_folder
+
+                verify_folder(partial, on_progress)
+    finally:
+        reader.close()
+    return out
+
+
+def _write(
+    reader: HuggingFaceSource,
+    decided: Plan,
+    recipe: Recipe,
+    partial: Path,
+    source: str,
+    name: str,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(Progress("weights", done, decided.layout.size))
+
+    hashes = {WEIGHTS: write_weights(reader, decided, partial / WEIGHTS, on_bytes)}
+    on_progress(Progress("weights", decided.layout.size, decided.layout.size))
+    dialects = [dataclasses.replace(FLOAT32, accuracy_level=0) if recipe.exact else FLOAT32, FLOAT16]
+    for index, dialect in enumerate(dialects):
+        graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
+        (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))
+        on_progress(Progress("graphs", index + 1, len(dialects)))
+    _copy_texts(reader.folder, partial)
+    tokens = _special_tokens(reader)
+    genai = genai_config(decided.decoder, tokens, FLOAT32.file)
+    write_json(partial / "genai_config.json", genai)
+    manifest = _manifest(decided, recipe, dialects, tokens, source, name)
+    manifest["licence"] = _licence(reader.folder)
+    manifest["files"] = {
+        path.name: {"bytes": path.stat().st_size, "sha256": hashes.get(path.name) or sha256(path)}
+        for path in sorted(partial.iterdir())
+    }
+    write_json(partial / MANIFEST, manifest)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Readable JSON, as UTF-8: onnxruntime-genai's parser refuses \\u escapes."""
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _manifest(
+    decided: Plan, recipe: Recipe, dialects: list[Dialect], tokens: dict[str, object], source: str, name: str
+) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "created_by": f"embedllm {__version__}",
+        "name": name,
+        "source": source,
+        "context": decided.decoder.context,
+        "tokens": tokens,
+        "recipe": dataclasses.asdict(recipe),
+        "graphs": [{"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects],
+        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
+        "architecture": to_json(decided.decoder),
+    }
+
+
+def _special_tokens(reader: HuggingFaceSource) -> dict[str, object]:
+    """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json."""
+    path = reader.folder / "generation_config.json"
+    generation = read_json(path, "generation settings") if path.exists() else {}
+
+    def token(key: str) -> object:
+        value = generation.get(key)
+        return reader.config.get(key) if value is None else value
+
+    stop = token("eos_token_id")
+    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
+    tokens: dict[str, object] = {"bos": token("bos_token_id"), "pad": token("pad_token_id"), "stop": stops}
+    for value in [*stops, tokens["bos"], tokens["pad"]]:
+        if value is not None and type(value) is not int:
+            raise ExportError(f"a special token id is {value!r}; expected a whole number.")
+    return tokens
+
+
+def _copy_texts(folder: Path, partial: Path) -> None:
+    if not (folder / "tokenizer.json").exists():
+        raise ExportError(
+            f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    for path in sorted(folder.iterdir()):
+        licence = path.is_file() and path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
+        if path.name in TEXT_FILES or licence:
+            shutil.copyfile(path, partial / path.name)
+
+
+def _licence(folder: Path) -> str | None:
+    """The licence that the model card names, if there is one."""
+    card = folder / "README.md"
+    if not card.exists():
+        return None
+    head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    line = re.search(r"^licen[sc]e:\s*(\S.*)$", head[1], re.MULTILINE) if head else None
+    return line[1].strip().strip("'\"") if line else None
+
+
+@contextmanager
+def _appears_whole(out: Path, size: int, replace: bool) -> Iterator[Path]:
+    """A folder beside `out` that takes its name when the block ends well, and is removed when it does not."""
+    if out.exists() and not replace:
+        raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
+    if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        if free < size + _SPARE:
+            raise ExportError(f"the export needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        partial.chmod(0o755)
+        yield partial
+        _take_name(partial, out)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        raise ExportError(f"cannot write '{out}': {reason}. Nothing was left there.") from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_name(partial: Path, out: Path) -> None:
+    if not out.exists():
+        partial.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    out.rename(old / out.name)
+    try:
+        partial.rename(out)
+    except OSError:
+        (old / out.name).rename(out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

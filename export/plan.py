@@ -1,0 +1,94 @@
+"""Decides what is stored and how, before anything is read: packing of every matrix, entries and their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from embedllm.errors import ExportError
+from embedllm.export.decoder import Decoder, Linear, norms
+from embedllm.export.quantize import Packing
+from embedllm.export.weights import Entry, Layout, lay_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What the user of an export can choose."""
+
+    bits: int = 4  # of the layers' matrices: 4, 8, 16 or 32
+    group: int = 32  # values that share a scale
+    symmetric: bool = True
+    head_bits: int | None = None  # None: as `bits`
+    embedding_bits: int | None = None  # None: as the head; a tied table always is the head
+    context: int | None = None  # tokens; None: as the model
+    exact: bool = False  # float activations in every product: slower, see docs/numerics.md
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that follows from a description and a recipe."""
+
+    decoder: Decoder
+    packing: dict[str, Packing]  # by the name of the matrix
+    runs: tuple[tuple[Linear, ...], ...]  # matrices in file order; those of a run lie next to each other
+    layout: Layout
+
+
+def plan(decoder: Decoder, recipe: Recipe) -> Plan:
+    """Packing and layout of a model. Raises ExportError for a recipe that does not fit it."""
+    packing = _packing(decoder, recipe)
+    runs = tuple(_runs(decoder))
+    entries = [_small(decoder), *(block for run in runs for block in _blocks(run, packing[run[0].name]))]
+    return Plan(decoder, packing, runs, lay_out(entries, {"format": "embedllm"}))
+
+
+def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
+    head_bits = recipe.head_bits or recipe.bits
+    embedding_bits = recipe.embedding_bits or head_bits
+    if decoder.tied and embedding_bits != head_bits:
+        raise ExportError(
+            f"embedding bits {embedding_bits} and head bits {head_bits} differ, but this model's head is tied to its "
+            "embedding: both are one table. Give only the head's bits."
+        )
+    try:
+        body, head, table = (
+            Packing(bits=bits, group=recipe.group, symmetric=recipe.symmetric)
+            for bits in (recipe.bits, head_bits, embedding_bits)
+        )
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    names = {linear.name: body for run in _runs(decoder) for linear in run}
+    return {**names, decoder.head.name: head, decoder.embedding.name: table}
+
+
+def _runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
+    yield (decoder.embedding,)
+    for layer in decoder.layers:
+        attention, mlp = layer.attention, layer.mlp
+        yield (attention.q, attention.k, attention.v)
+        yield (attention.o,)
+        yield (mlp.gate, mlp.up)
+        yield (mlp.down,)
+    if not decoder.tied:
+        yield (decoder.head,)
+
+
+def _small(decoder: Decoder) -> list[Entry]:
+    """Norms, biases and rotary tables: float32, as small things cost nothing to keep exact."""
+    half = decoder.rope.rotated // 2
+    entries = [Entry(f"{norm.name}.weight", "F32", (norm.size,)) for norm in norms(decoder)]
+    biased = [linear for run in _runs(decoder) for linear in run if linear.bias]
+    entries += [Entry(f"{linear.name}.bias", "F32", (linear.rows,)) for linear in biased]
+    return entries + [Entry(f"rope.{part}", "F32", (decoder.context, half)) for part in ("cos", "sin")]
+
+
+def _blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:
+    """The entries of a run: all weights, then all scales, then all zero points."""
+    if not packing.quantized:
+        yield [Entry(f"{m.name}.weight", f"F{packing.bits}", (m.rows, m.columns)) for m in run]
+        return
+    groups = packing.groups(run[0].columns)
+    yield [Entry(f"{m.name}.weight", "U8", (m.rows, groups, packing.group * packing.bits // 8)) for m in run]
+    yield [Entry(f"{m.name}.scale", "F16", (m.rows, groups)) for m in run]
+    if not packing.symmetric:
+        yield [Entry(f"{m.name}.zero", "U8", (m.rows, -(-groups * packing.bits // 8))) for m in run]

@@ -1,0 +1,127 @@
+"""Weight -> packed tensor, in the layout that ONNX Runtime and OpenVINO share (docs/format.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.errors import ExportError
+
+if TYPE_CHECKING:
+    from embedllm.types import F16, F32, U8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How the values of one matrix are stored."""
+
+    bits: int  # 4 and 8: integers in groups along each row; 16 and 32: plain floats
+    group: int = 32  # values that share a scale
+    symmetric: bool = True  # zero point 2**(bits - 1), not stored; else one zero point a group
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8, 16, 32):
+            raise ValueError(f"bits is {self.bits}; expected 4, 8, 16 or 32.")
+        if self.group not in (16, 32, 64, 128, 256):
+            raise ValueError(f"group is {self.group}; expected 16, 32, 64, 128 or 256.")
+
+    @property
+    def quantized(self) -> bool:
+        return self.bits < 16
+
+    def groups(self, columns: int) -> int:
+        """Groups a row of that many columns has; the last is filled up with zeros."""
+        return -(-columns // self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows of a matrix, quantized.
+
+    weight: [n, groups, group * bits / 8], earlier values in the lower bits.
+    scale: [n, groups]. zero: [n, ceil(groups * bits / 8)], packed likewise, each row filled up to a whole byte;
+    None when symmetric.
+    """
+
+    weight: U8
+    scale: F16
+    zero: U8 | None
+
+
+def quantize(rows: F32, packing: Packing) -> Packed:
+    """Round to nearest, a scale per group: value = (q - zero) * scale.
+
+    rows: [n, K], float32. The scale is rounded to float16 before the values are rounded by it, so that nothing is
+    lost twice. Symmetric: the value of the largest magnitude becomes exactly -2**(bits-1) steps, so that the whole
+    range of the integer is used (as in GGUF's Q4_0 and ONNX Runtime's own quantizer).
+    Raises ExportError for weights that are not finite or too large for a float16 scale.
+    """
+    grouped = _grouped(rows, packing)
+    levels = 1 << packing.bits
+    low, high = grouped.min(axis=2), grouped.max(axis=2)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
+    if packing.symmetric:
+        scale = np.where(-low >= high, low, high) / np.float32(-(levels // 2))
+        zeros = None
+    else:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        scale = (high - low) / np.float32(levels - 1)
+        zeros = np.zeros_like(scale)
+    with np.errstate(over="ignore"):  # found and named below
+        half = scale.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise ExportError(f"a weight of {np.abs(grouped).max():.3g} needs a scale beyond float16; use 32 bits.")
+    wide = half.astype(np.float32)
+    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
+    if zeros is not None:
+        np.rint(-low * inverse, out=zeros)
+        np.clip(zeros, 0, levels - 1, out=zeros)
+    steps = grouped * inverse[:, :, None]
+    np.rint(steps, out=steps)
+    steps += np.float32(levels // 2) if zeros is None else zeros[:, :, None]
+    np.clip(steps, 0, levels - 1, out=steps)
+    values = steps.astype(np.uint8)
+    packed = None if zeros is None else _pack(zeros.astype(np.uint8), packing.bits)
+    return Packed(_pack(values, packing.bits), half, packed)
+
+
+def dequantize(packed: Packed, packing: Packing, columns: int) -> F32:
+    """The float weights [n, columns] that packed rows stand for: (q - zero) * scale."""
+    values = _unpack(packed.weight, packing.bits).astype(np.float32)
+    groups = packed.scale.shape[1]
+    zero: F32 | np.float32 = np.float32(1 << (packing.bits - 1))
+    if packed.zero is not None:
+        zero = _unpack(packed.zero, packing.bits)[:, :groups, None].astype(np.float32)
+    values -= zero
+    values *= packed.scale.astype(np.float32)[:, :, None]
+    return values.reshape(len(values), -1)[:, :columns]
+
+
+def _grouped(rows: F32, packing: Packing) -> F32:
+    """[n, K] -> [n, groups, group], the last group filled up with zeros."""
+    count, columns = rows.shape
+    missing = packing.groups(columns) * packing.group - columns
+    if missing:
+        rows = np.pad(rows, ((0, 0), (0, missing)))
+    return rows.reshape(count, -1, packing.group)
+
+
+def _pack(values: U8, bits: int) -> U8:
+    """Two 4-bit values a byte along the last axis, the earlier one in the low nibble."""
+    if bits == 8:
+        return values
+    if values.shape[-1] % 2:
+        values = np.concatenate([values, np.zeros((*values.shape[:-1], 1), np.uint8)], axis=-1)
+    return values[..., 0::2] | values[..., 1::2] << 4
+
+
+def _unpack(packed: U8, bits: int) -> U8:
+    if bits == 8:
+        return packed
+    values = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.uint8)
+    values[..., 0::2] = packed & 15
+    values[..., 1::2] = packed >> 4
+    return values

@@ -1,0 +1,80 @@
+"""The cos and sin tables of rotary embeddings: computed once here, so that every backend turns by the same numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+
+def tables(rope: Rope, context: int) -> tuple[F32, F32]:
+    """cos and sin, [context, rotated / 2] each: row p turns the token at position p.
+
+    float32 throughout, in the order of operations of transformers, whose values they equal to the last bit or two.
+    Source: transformers' modeling_rope_utils.py (5.23) and the papers that export/decoder.py names.
+    """
+    positions = np.arange(context, dtype=np.float32)[:, None]
+    attention_factor = 1.0
+    if isinstance(rope.scaling, DynamicScaling):
+        angles = positions * _dynamic_frequencies(rope, rope.scaling, context)
+    else:
+        frequencies = _frequencies(rope)
+        if isinstance(rope.scaling, YarnScaling):
+            attention_factor = rope.scaling.attention_factor
+        angles = positions * frequencies
+    factor = np.float32(attention_factor)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def _plain(base: float | F32, rotated: int) -> F32:
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
+    return (1.0 / np.power(base, exponents, dtype=np.float32)).astype(np.float32)
+
+
+def _frequencies(rope: Rope) -> F32:
+    frequencies = _plain(rope.base, rope.rotated)
+    scaling = rope.scaling
+    if isinstance(scaling, LinearScaling):
+        return frequencies / np.float32(scaling.factor)
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3(frequencies, scaling)
+    if isinstance(scaling, YarnScaling):
+        return _yarn(frequencies, rope, scaling)
+    return frequencies
+
+
+def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, context: int) -> F32:
+    """[context, rotated / 2]: row p for a sequence that has just reached p + 1 tokens."""
+    lengths = np.maximum(np.arange(1, context + 1, dtype=np.float64), scaling.trained)
+    stretch = scaling.factor * lengths / scaling.trained - (scaling.factor - 1)
+    bases = rope.base * stretch ** (rope.rotated / (rope.rotated - 2))
+    return _plain(bases.astype(np.float32)[:, None], rope.rotated)
+
+
+def _llama3(frequencies: F32, scaling: Llama3Scaling) -> F32:
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    blend = (scaling.trained / wavelengths - low) / (high - low)
+    blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    kept = np.where(wavelengths > scaling.trained / low, frequencies / scaling.factor, blended)
+    return np.where(wavelengths < scaling.trained / high, frequencies, kept).astype(np.float32)
+
+
+def _yarn(frequencies: F32, rope: Rope, scaling: YarnScaling) -> F32:
+    def dimension(rotations: float) -> float:
+        """The dimension that turns this often within the trained length."""
+        return rope.rotated * math.log(scaling.trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotated - 1)
+    width = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(rope.rotated // 2, dtype=np.float32) - low) / width, 0, 1)
+    return (frequencies / scaling.factor * ramp + frequencies * (1 - ramp)).astype(np.float32)

@@ -1,0 +1,152 @@
+"""Streams tensors from the source through the quantizer into weights.safetensors, by pieces, on all cores.
+
+At most a few pieces are in memory at once, so the peak does not depend on the model's size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from embedllm.errors import ExportError
+from embedllm.export import rope
+from embedllm.export.decoder import Linear, norms
+from embedllm.export.plan import Plan
+from embedllm.export.quantize import Packed, Packing, quantize
+from embedllm.export.weights import Writer
+
+if TYPE_CHECKING:
+    from embedllm.types import F16, F32
+
+_PIECE = 1 << 18  # values: 1 MB of float32, so that a piece and its intermediates stay in the cache of a core
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Source(Protocol):
+    """A checkpoint whose tensors can be read by rows, from several threads."""
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None: ...
+
+    def rows(self, name: str, start: int, stop: int) -> F32: ...
+
+
+def check_source(source: Source, plan: Plan) -> None:
+    """Raises ExportError unless every tensor that the plan needs is there in its shape."""
+    for run in plan.runs:
+        for linear in run:
+            source.check(f"{linear.source}.weight", (linear.rows, linear.columns))
+            if linear.bias:
+                source.check(f"{linear.source}.bias", (linear.rows,))
+    for norm in norms(plan.decoder):
+        source.check(norm.source, (norm.size,))
+
+
+def write_weights(source: Source, plan: Plan, path: Path, on_bytes: Callable[[int], None]) -> str:
+    """Fills the file of a plan; returns its sha256.
+
+    on_bytes: called with the number of bytes as they are written.
+    """
+    with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_cores(), "export") as pool:
+
+        def write(name: str, data: np.ndarray) -> None:
+            writer.write(name, np.ascontiguousarray(data))
+            on_bytes(data.nbytes)
+
+        try:
+            _write_small(source, plan, write)
+            _write_matrices(source, plan, pool, write)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # do not go on reading for a file that will be removed
+            raise
+        return writer.finish()
+
+
+def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], None]) -> None:
+    for norm in norms(plan.decoder):
+        write(f"{norm.name}.weight", source.rows(norm.source, 0, norm.size))
+    for run in plan.runs:
+        for linear in run:
+            if linear.bias:
+                write(f"{linear.name}.bias", source.rows(f"{linear.source}.bias", 0, linear.rows))
+    for part, table in zip(("cos", "sin"), rope.tables(plan.decoder.rope, plan.decoder.context), strict=True):
+        write(f"rope.{part}", table)
+
+
+def _write_matrices(
+    source: Source, plan: Plan, pool: ThreadPoolExecutor, write: Callable[[str, np.ndarray], None]
+) -> None:
+    """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
+    tails: list[tuple[str, np.ndarray]] = []
+
+    def work(piece: tuple[Linear, int, int]) -> tuple[Linear, Packed | F16 | F32]:
+        linear, start, stop = piece
+        try:
+            return linear, _pack(source.rows(f"{linear.source}.weight", start, stop), plan.packing[linear.name])
+        except ExportError as error:
+            raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
+
+    last = {run[-1].name: run for run in plan.runs}
+    left = {linear.name: linear.rows for run in plan.runs for linear in run}
+    for linear, packed in _ordered(pool, work, _pieces(plan), ahead=2 * _cores()):
+        if isinstance(packed, Packed):
+            write(f"{linear.name}.weight", packed.weight)
+            tails.append((f"{linear.name}.scale", packed.scale))
+            if packed.zero is not None:
+                tails.append((f"{linear.name}.zero", packed.zero))
+            left[linear.name] -= len(packed.weight)
+        else:
+            write(f"{linear.name}.weight", packed)
+            left[linear.name] -= len(packed)
+        if not left[linear.name] and linear.name in last:
+            for kind in (".scale", ".zero"):
+                for name, data in tails:
+                    if name.endswith(kind):
+                        write(name, data)
+            tails.clear()
+
+
+def _pieces(plan: Plan) -> Iterator[tuple[Linear, int, int]]:
+    for run in plan.runs:
+        for linear in run:
+            step = max(1, _PIECE // linear.columns)
+            for start in range(0, linear.rows, step):
+                yield linear, start, min(start + step, linear.rows)
+
+
+def _pack(rows: F32, packing: Packing) -> Packed | F16 | F32:
+    if packing.quantized:
+        return quantize(rows, packing)
+    if not np.isfinite(rows).all():
+        raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
+    if packing.bits == 32:
+        return rows
+    with np.errstate(over="ignore"):  # found and named below
+        half = rows.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise ExportError(f"a weight of {np.abs(rows).max():.3g} does not fit into float16; use 32 bits.")
+    return half
+
+
+def _ordered(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+    """Results in the order of the items, at most `ahead` of them in flight."""
+    waiting: deque[Future[R]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
