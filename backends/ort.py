@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,7 +141,7 @@ class OrtSession:
         binding = self._binding
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
-        binding.bind_cpu_input("logits_from", np.array([logits_from], np.int64))
+        binding.bind_ortvalue_input("logits_from", ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64)))
         binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(logits))
         try:
             self._session.run_with_iobinding(binding, self._run_options)
@@ -189,9 +188,3 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def installed() -> str | None:
-    """The version of ONNX Runtime, or None."""
-    try:
-        return metadata.version("onnxruntime")
-    except metadata.PackageNotFoundError:
-        return None

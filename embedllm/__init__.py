@@ -1,5 +1,50 @@
-"""Embed a language model in an application: one exported folder, every device, one loop, no torch."""
+"""Embed a language model in an application: one exported folder, every device, one loop, no torch.
+
+    import embedllm
+
+    with embedllm.load("demo") as llm:
+        for chunk in llm.stream([{"role": "user", "content": "list files by size"}]):
+            print(chunk.text, end="")
+
+Importing this loads the standard library only; a runtime is loaded with the first model.
+"""
 
 from __future__ import annotations
 
+from embedllm.conversation import Conversation
+from embedllm.decode import Cancel, Chunk, Statistics
+from embedllm.errors import (
+    ContextFull,
+    DeviceError,
+    DeviceUnavailable,
+    EmbedError,
+    ExportError,
+    PackageError,
+    TemplateError,
+    UnsupportedModel,
+)
+from embedllm.model import Completion, Model, devices, load
+from embedllm.sampling import Picked, Sampling
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cancel",
+    "Chunk",
+    "Completion",
+    "ContextFull",
+    "Conversation",
+    "DeviceError",
+    "DeviceUnavailable",
+    "EmbedError",
+    "ExportError",
+    "Model",
+    "PackageError",
+    "Picked",
+    "Sampling",
+    "Statistics",
+    "TemplateError",
+    "UnsupportedModel",
+    "devices",
+    "load",
+]

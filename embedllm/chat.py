@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from embedllm.errors import TemplateError
+from embedllm.errors import PackageError, TemplateError
 from embedllm.tokenizer_config import JSON, read_json_object, read_tokenizer_config
 from embedllm.tool_schema import tool_schema
 
@@ -24,8 +24,9 @@ Tool: TypeAlias = "Mapping[str, JSON] | Callable[..., object]"
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under the names that templates read
+_MARK = "<<the message goes on here>> "  # the last space shows whether the template trims
 _NO_TEMPLATE = (
-    "{0} has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json), as is usual for "
+    "'{}' has no chat template (chat_template.jinja, or 'chat_template' in tokenizer_config.json), as is usual for "
     "models that were not trained to chat. Generate from a plain prompt, or pass a template of your own."
 )
 
@@ -58,9 +59,9 @@ class ChatTemplate:
         """
         path = Path(folder)
         config = read_tokenizer_config(path)
-        templates = _template_files(path) or config.chat_template
+        templates = _template_files(path) or config.chat_template or _legacy_template(path)
         if not templates:
-            raise TemplateError(_NO_TEMPLATE.format(f"'{path}'"))
+            raise TemplateError(_NO_TEMPLATE.format(path))
         named = {name: token.content for name, token in config.named.items()}
         return cls(templates, tokens=named, clock=clock)
 
@@ -85,21 +86,19 @@ class ChatTemplate:
         Raises ValueError for messages that are not in this form, TemplateError when the template refuses or fails.
         """
         chat = _messages(messages)
-        mark = _mark_final(chat) if continue_final_message else None
-        extra = {name: _plain(value, f"variables[{name!r}]") for name, value in (variables or {}).items()}
-        if taken := [name for name in _RESERVED if name in extra]:
-            raise ValueError(f"variables cannot set {taken[0]!r}; pass it as an argument.")
-        prompt = self._template(with_tools=tools is not None).render(
+        final_text = _mark_end(chat[-1]) if continue_final_message else None
+        template = self._template(with_tools=tools is not None)
+        prompt = template.render(
             {
                 **self.tokens,
-                **extra,
+                **_variables(variables or {}),
                 "messages": chat,
                 "tools": None if tools is None else [_tool(tool, place) for place, tool in enumerate(tools)],
                 "documents": None if documents is None else _documents(documents),
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
             }
         )
-        return prompt if mark is None else _cut(prompt, mark, messages)
+        return prompt if final_text is None else _up_to_mark(prompt, final_text)
 
     def _template(self, *, with_tools: bool) -> SandboxedTemplate:
         """The template to use, compiled."""
@@ -108,7 +107,124 @@ class ChatTemplate:
         name = "tool_use" if with_tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             known = ", ".join(repr(known) for known in sorted(self.templates))
-            raise TemplateError(f"there is no chat template named 'default', only {known}. Pass one of them by its text.")
+            raise TemplateError(
+                f"there is no chat template named 'default', only {known}. Pass one of them by its text."
+            )
         if name not in self._compiled:
             self._compiled[name] = SandboxedTemplate(self.templates[name], clock=self._clock)
         return self._compiled[name]
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """The templates that have files of their own; with any of these, transformers does not look elsewhere."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files = {"default": folder / "chat_template.jinja", **files}
+    try:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    except UnicodeDecodeError as error:
+        raise PackageError(f"a chat template of '{folder}' is not UTF-8 text ({error}). Fetch it again.") from error
+
+
+def _legacy_template(folder: Path) -> str | None:
+    """The template in chat_template.json, where the processors of image models once kept it."""
+    template = read_json_object(folder / "chat_template.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, JSON]]:
+    """A copy in plain JSON types, without entries that are None, and with reasoning under each of its names."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ValueError(f"messages must be a list with at least one message, found {messages!r}.")
+    chat: list[dict[str, JSON]] = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"messages[{place}] is a {type(message).__name__}, expected a mapping with a 'role'.")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{place}]['role'] is {message.get('role')!r}, expected text such as 'user'.")
+        plain = _plain_mapping(
+            {name: value for name, value in message.items() if value is not None}, f"messages[{place}]"
+        )
+        reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        chat.append(plain)
+    return chat
+
+
+def _mark_end(message: dict[str, JSON]) -> str:
+    """Mark where the text of a message ends; the text without the mark."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            part["text"] = text + _MARK
+            return text
+    raise ValueError("continue_final_message: the last message has no text under 'content' to go on with.")
+
+
+def _up_to_mark(prompt: str, final_text: str) -> str:
+    """The prompt as far as the last message's own text."""
+    end = prompt.rfind(_MARK.rstrip())
+    if end < 0 or final_text.strip() not in prompt:
+        raise TemplateError(
+            "continue_final_message: the chat template does not write the last message as it is, so that there is no "
+            f"place to go on from. The message: {final_text!r}"
+        )
+    kept = prompt[:end]
+    return kept if prompt.startswith(_MARK, end) else kept.rstrip()
+
+
+def _tool(tool: Tool, place: int) -> JSON:
+    if isinstance(tool, Mapping):
+        return _plain_mapping(tool, f"tools[{place}]")
+    if inspect.isfunction(tool) or inspect.ismethod(tool):
+        return tool_schema(tool)
+    raise ValueError(f"tools[{place}] is a {type(tool).__name__}, expected a JSON schema or a function.")
+
+
+def _documents(documents: Sequence[Mapping[str, JSON]]) -> list[JSON]:
+    for place, document in enumerate(documents):
+        if not isinstance(document, Mapping):
+            raise ValueError(f"documents[{place}] is a {type(document).__name__}, expected a mapping with a 'text'.")
+    return [_plain_mapping(document, f"documents[{place}]") for place, document in enumerate(documents)]
+
+
+def _variables(variables: Mapping[str, JSON]) -> dict[str, JSON]:
+    taken = [name for name in _RESERVED if name in variables]
+    if taken:
+        raise ValueError(f"variables cannot set {taken[0]!r}; pass it as an argument.")
+    return _plain_mapping(variables, "variables")
+
+
+def _plain_mapping(mapping: Mapping[str, JSON], where: str) -> dict[str, JSON]:
+    try:
+        return {_key(name, where): _plain(value, f"{where}[{name!r}]") for name, value in mapping.items()}
+    except RecursionError as error:
+        raise ValueError(f"{where} is nested too deeply, or holds itself.") from error
+
+
+def _plain(value: object, where: str) -> JSON:
+    """The value in exact JSON types: a template may call the methods of what it is given, so it gets nothing else."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value  # pyright: ignore[reportReturnType] # narrowed by its exact type
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_key(name, where): _plain(item, f"{where}[{name!r}]") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    raise ValueError(f"{where} is a {type(value).__name__}; a chat template takes what JSON can hold, nothing else.")
+
+
+def _key(name: object, where: str) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"{where} has the key {name!r}, expected text.")
+    return str.__str__(name)

@@ -80,6 +80,6 @@ def penalized(
     Source of the middle step: Keskar et al. 2019, "CTRL", as transformers has it for negative logits.
     """
     return [
-        ((x + bias) / divisor if x + bias > 0 else (x + bias) * divisor) - less
-        for x, bias, divisor, less in zip(logits, biases, divisors, subtracted, strict=True)
+        (biased / divisor if (biased := logit + bias) > 0 else biased * divisor) - less
+        for logit, bias, divisor, less in zip(logits, biases, divisors, subtracted, strict=True)
     ]

@@ -17,6 +17,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.runtime import Macro, Undefined
 from jinja2.utils import Namespace
@@ -48,7 +49,9 @@ class SandboxedTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
+            raise TemplateError(
+                f"the chat template is not valid Jinja, line {error.lineno}: {error.message}"
+            ) from error
 
     def render(self, variables: Mapping[str, JSON]) -> str:
         """The text that the template makes of its variables.
@@ -73,7 +76,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: object, attribute: str) -> Undefined:
         if attribute.startswith("_"):
-            raise jinja2.sandbox.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is not allowed")
+            raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is not allowed")
         return super().unsafe_undefined(obj, attribute)
 
 
@@ -110,7 +113,7 @@ class _PlainNamespace(Namespace):
     def __init__(self, /, *args: Mapping[str, object], **attributes: object) -> None:
         values = dict(*args, **attributes)
         for name in values:
-            self._check(name)
+            _PlainNamespace._check(name)  # not self._check: on a namespace that is a lookup among its values
         super().__init__(values)
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -118,9 +121,9 @@ class _PlainNamespace(Namespace):
         super().__setitem__(name, value)
 
     @staticmethod
-    def _check(name: str) -> None:
-        if name.startswith("_"):
-            raise jinja2.sandbox.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
+    def _check(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
 
 
 def _tojson(

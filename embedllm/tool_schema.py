@@ -74,7 +74,7 @@ def _sections(docstring: str) -> tuple[str, dict[str, str], str | None]:
         if heading:
             current = heading[1]
         sections.setdefault(current, [])
-        if not heading and (line.strip() or not current):
+        if not heading and (line.strip() or current != "Args"):
             sections[current].append(line)
     returns = "\n".join(sections["Returns"]).strip() if sections.get("Returns") else None
     return "\n".join(sections[""]).strip(), _arguments(sections.get("Args", [])), returns
@@ -130,11 +130,13 @@ def _hint_schema(hint: object, where: str) -> Schema:
         return _enum_schema(list(args), where)
     if origin is typing.Union or origin is types.UnionType:
         return _union_schema(args, where)
+    if not args and origin in _PLAIN:  # typing.List without what it holds
+        return {"type": _PLAIN[origin]}
     if origin is list:
         return {"type": "array", "items": _hint_schema(args[0], where)}
     if origin is tuple and len(args) > 1 and ... not in args:
         return {"type": "array", "prefixItems": [_hint_schema(arg, where) for arg in args]}
-    if origin is dict:
+    if origin is dict and len(args) == 2:
         return {"type": "object", "additionalProperties": _hint_schema(args[1], where)}
     raise ValueError(
         f"{where}: {hint!r} has no JSON schema here. Use int, float, str, bool, an Enum, Literal, list, dict, a tuple "

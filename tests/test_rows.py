@@ -1,15 +1,21 @@
 """The numpy row answers as a plain sort or sum over the whole vocabulary would."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from embedllm.rows import Row
-from embedllm.types import F32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.types import F32
 
 BORDERS = (1, 2, 63, 64, 65, 511, 512, 513, 1024, 1300)  # around the stripes of `top` and the blocks of the sums
 

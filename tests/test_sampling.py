@@ -1,19 +1,25 @@
 """The whole rule: options, order of the steps, and the distribution that is drawn."""
 
+from __future__ import annotations
+
 import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.penalties import Penalties
 from embedllm.rows import Row
-from embedllm.sampling import Picked, Sampler, Sampling, choose, logprob, top_logprobs, truncated
-from embedllm.types import F32
+from embedllm.sampling import Sampler, Sampling, choose, logprob, top_logprobs, truncated
+
+if TYPE_CHECKING:
+    from embedllm.types import F32, Logits
 
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
 
@@ -23,14 +29,11 @@ def picks(sampling: Sampling, logits: F32, count: int) -> list[int]:
     return [sampler.pick(Row(logits)).token for _ in range(count)]
 
 
-def kept(sampling: Sampling, logits: F32) -> dict[int, float]:
+def kept(sampling: Sampling, row: Logits) -> dict[int, float]:
     """Each token that may be drawn, with its probability."""
-    row = Row(logits)
     shortlist = truncated(row, sampling, look=row.size)
     assert shortlist is not None
-    return {
-        token: weight / shortlist.total for token, weight in zip(shortlist.tokens, shortlist.weights, strict=True)
-    }
+    return {token: weight / shortlist.total for token, weight in zip(shortlist.tokens, shortlist.weights, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -96,22 +99,22 @@ def test_the_prompt_counts_for_the_repetition_penalty() -> None:
 
 def test_temperature_is_applied_before_the_nucleus_is_measured() -> None:
     # squared (temperature 0.5), 0.5 0.25 0.125 0.125 become 16/22 4/22 1/22 1/22
-    assert kept(Sampling(temperature=0.5, top_p=0.7), HALVES) == pytest.approx({0: 1})
-    assert kept(Sampling(temperature=1.0, top_p=0.7), HALVES) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(temperature=0.5, top_p=0.7), Row(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(temperature=1.0, top_p=0.7), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_the_nucleus_is_measured_on_what_top_k_left() -> None:
     # 0.5 of 0.75 is 2/3: enough for 0.6, while 0.5 of 1 is not
-    assert kept(Sampling(top_k=2, top_p=0.6), HALVES) == pytest.approx({0: 1})
-    assert kept(Sampling(top_p=0.6), HALVES) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(top_k=2, top_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(top_p=0.6), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_the_nucleus_is_measured_on_what_typical_left() -> None:
     # distances from the entropy of 1.75 bits: 0.75, 0.25, 1.25, 1.25, so that 0.7 keeps the first two
-    assert kept(Sampling(typical_p=0.2), HALVES) == pytest.approx({1: 1})
-    assert kept(Sampling(typical_p=0.7), HALVES) == pytest.approx({0: 2 / 3, 1: 1 / 3})
-    assert kept(Sampling(typical_p=0.7, top_p=0.6), HALVES) == pytest.approx({0: 1})
-    assert kept(Sampling(typical_p=0.7, min_p=0.6), HALVES) == pytest.approx({0: 1})
+    assert kept(Sampling(typical_p=0.2), Row(HALVES)) == pytest.approx({1: 1})
+    assert kept(Sampling(typical_p=0.7), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(typical_p=0.7, top_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(typical_p=0.7, min_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
 
 
 def test_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
@@ -124,7 +127,8 @@ def test_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
 
 def test_log_probabilities_are_of_the_model_whatever_the_options() -> None:
     sampling = Sampling(temperature=0.3, top_k=2, repetition_penalty=1.5, logit_bias={1: 100.0})
-    assert Sampler(sampling, [0]).pick(Row(HALVES)) == Picked(1, pytest.approx(math.log(0.25)))
+    picked = Sampler(sampling, [0]).pick(Row(HALVES))
+    assert (picked.token, picked.logprob) == (1, pytest.approx(math.log(0.25)))
 
 
 def test_top_logprobs_are_the_best_tokens_with_their_log_probabilities() -> None:
@@ -134,6 +138,15 @@ def test_top_logprobs_are_the_best_tokens_with_their_log_probabilities() -> None
         (token, pytest.approx(value, abs=1e-6)) for token, value in expected
     ]
     assert logprob(row, 3) == pytest.approx(math.log(0.125), abs=1e-6)
+
+
+def options(sampling: Sampling) -> str:
+    """Those that are not off, as the name of a test case."""
+    return " ".join(
+        f"{each.name}={getattr(sampling, each.name)}"
+        for each in fields(sampling)
+        if getattr(sampling, each.name) not in (each.default, ())
+    )
 
 
 EVERY_STEP = Sampling(temperature=1.5, top_k=30, typical_p=0.95, top_p=0.9, min_p=0.05)
@@ -154,11 +167,11 @@ def chi_square(found: Counter[int], expected: dict[int, float], bins: int) -> fl
     return statistic
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5), EVERY_STEP, *FLAT, *RARE], ids=repr)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5), EVERY_STEP, *FLAT, *RARE], ids=options)
 @pytest.mark.parametrize("spread", [0.8, 3.0])
 def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling, spread: float) -> None:
     logits = (np.random.default_rng(3).standard_normal(3000) * spread).astype(np.float32)
-    expected = kept(sampling, logits)
+    expected = kept(sampling, Row(logits))
     found = Counter(picks(replace(sampling, seed=11), logits, 1500))
     assert set(found) <= set(expected)
     assert chi_square(found, expected, 12) < 31.3  # 1 in 1000 at 11 degrees of freedom, for a seed that is fixed
@@ -180,7 +193,7 @@ def test_a_short_look_shows_the_same_tokens_or_none(
     sampling = Sampling(top_k=top_k, typical_p=typical_p, top_p=top_p, min_p=min_p)
     short = truncated(Row(logits), sampling, look=look)
     if short is not None:
-        assert set(short.tokens) == set(kept(sampling, logits))
+        assert set(short.tokens) == set(kept(sampling, Row(logits)))
 
 
 def test_a_draw_that_always_misses_still_gives_a_token_of_the_nucleus() -> None:
@@ -202,23 +215,42 @@ def test_the_rule_runs_without_numpy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+PEERS = [  # options, and the same as transformers' processors in our order
+    (Sampling(temperature=0.7), [("TemperatureLogitsWarper", 0.7)]),
+    (Sampling(top_k=40), [("TopKLogitsWarper", 40)]),
+    (Sampling(top_p=0.9), [("TopPLogitsWarper", 0.9)]),
+    (Sampling(min_p=0.05), [("MinPLogitsWarper", 0.05)]),
+    (Sampling(typical_p=0.8), [("TypicalLogitsWarper", 0.8)]),
+    (Sampling(repetition_penalty=1.3), [("RepetitionPenaltyLogitsProcessor", 1.3)]),
+    (
+        Sampling(repetition_penalty=1.3, temperature=0.7, top_k=100, typical_p=0.9, top_p=0.9, min_p=0.02),
+        [
+            ("RepetitionPenaltyLogitsProcessor", 1.3),
+            ("TemperatureLogitsWarper", 0.7),
+            ("TopKLogitsWarper", 100),
+            ("TypicalLogitsWarper", 0.9),
+            ("TopPLogitsWarper", 0.9),
+            ("MinPLogitsWarper", 0.02),
+        ],
+    ),
+]
+
+
 @pytest.mark.peer
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("spread", [0.7, 2.0, 5.0])
-def test_distributions_equal_those_of_transformers(seed: int, spread: float) -> None:
+@pytest.mark.parametrize(("sampling", "processors"), PEERS)
+def test_distributions_equal_those_of_transformers(
+    sampling: Sampling, processors: list[tuple[str, float]], spread: float
+) -> None:
     torch = pytest.importorskip("torch")
-    peer = pytest.importorskip("transformers")
-    logits = (np.random.default_rng(seed).standard_normal(2000) * spread).astype(np.float32)
+    transformers = pytest.importorskip("transformers")
     seen = list(range(0, 2000, 3))
-    ids = torch.tensor([seen])
-    warmers = {
-        Sampling(temperature=0.7): peer.TemperatureLogitsWarper(0.7),
-        Sampling(top_k=40): peer.TopKLogitsWarper(40),
-        Sampling(top_p=0.9): peer.TopPLogitsWarper(0.9),
-        Sampling(min_p=0.05): peer.MinPLogitsWarper(0.05),
-        Sampling(typical_p=0.8): peer.TypicalLogitsWarper(0.8),
-        Sampling(repetition_penalty=1.3): peer.RepetitionPenaltyLogitsProcessor(1.3),
-    }
-    chain = Sampling(temperature=0.7, top_k=100, typical_p=0.9, top_p=0.9, min_p=0.02, repetition_penalty=1.3)
-    order = ["repetition_penalty", "temperature", "top_k", "typical_p", "top_p", "min_p"]
-    ...
+    for seed in range(5):
+        logits = (np.random.default_rng(seed).standard_normal(2000) * spread).astype(np.float32)
+        scores = torch.tensor(logits)[None].double()  # in float32 transformers misses the border now and then
+        for name, option in processors:
+            scores = getattr(transformers, name)(option)(torch.tensor([seen]), scores)
+        ours = np.zeros(2000)
+        for token, share in kept(sampling, Penalties(sampling, seen).applied(Row(logits))).items():
+            ours[token] = share
+        np.testing.assert_allclose(ours, scores.softmax(-1)[0].numpy(), rtol=1e-4, atol=1e-9)

@@ -1,0 +1,97 @@
+"""A chat that remembers its history, and keeps the KV cache of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from embedllm.chat import Message, Tool
+from embedllm.decode import Cancel, Chunk
+from embedllm.model import Completion, Model, _collect, _Sequence
+from embedllm.sampling import Sampling
+
+if TYPE_CHECKING:
+    from embedllm.chat import JSON
+
+
+class Conversation:
+    """Messages and the KV cache of what they became; made by Model.conversation().
+
+    messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
+    cache is computed again. One turn at a time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        system: str | None = None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+    ) -> None:
+        self.model = model
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._tools = tools
+        self._variables = variables
+        self._sequence: _Sequence | None = None
+
+    def say(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        cancel: Cancel | None = None,
+    ) -> Completion:
+        """Adds the user's message and the model's reply to the history; gives the reply.
+
+        text: what the user says, or a whole message (a tool's result, say).
+        When it fails (ContextFull, TemplateError) the history stays as it was.
+        """
+        return _collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, cancel=cancel))
+
+    def stream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        cancel: Cancel | None = None,
+    ) -> Iterator[Chunk]:
+        """As say(), token by token. Of a reply that is cancelled or left early, the history gets what there was."""
+        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        tokens = self.model._tokens([*self.messages, said], self._tools, self._variables)
+        request = self.model._request(tokens, sampling, max_tokens, stop, None, 0)
+        return self._stream(said, request, cancel or Cancel())
+
+    def _stream(self, said: Message, request: object, cancel: Cancel) -> Iterator[Chunk]:
+        from embedllm.model import _Request
+
+        assert isinstance(request, _Request)
+        if self._sequence is None:
+            self._sequence = self.model._new_sequence(len(request.prompt))
+        reply = ""
+        started = False
+        try:
+            for chunk in self.model._stream(request, self._sequence, cancel):
+                started = True
+                reply += chunk.text
+                yield chunk
+        finally:
+            if started:
+                self.messages += [said, {"role": "assistant", "content": reply}]
+
+    def close(self) -> None:
+        """Frees the KV cache; the history stays, and the next turn computes it again."""
+        if self._sequence is not None:
+            self._sequence.session.close()
+            self._sequence = None
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,198 @@
+"""The decoder: which token next and when to stop, as a rule that does no I/O; and the two loops that feed it.
+
+`Generation.accept(logits)` decides. `run` and `arun` fetch logits for it, from a session or from anything that is
+awaited, so the same rule serves threads, asyncio and the browser. Standard library only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from embedllm.backends.base import Interrupted
+from embedllm.sampling import Picked, Sampler, top_logprobs
+from embedllm.text import StopStrings, TextStream
+from embedllm.types import Logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a generation has cost so far. Times are seconds of a monotonic clock."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's: held already from an earlier call, not computed again
+    tokens: int = 0  # generated, the stop token among them
+    prefill_s: float = 0.0  # from the call to the first logits
+    decode_s: float = 0.0  # from then on
+
+    @property
+    def prefill_tokens_s(self) -> float:
+        """Prompt tokens computed per second."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tokens_s(self) -> float:
+        """Tokens generated per second after the first one, which the prefill gave."""
+        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One step of a stream."""
+
+    text: str  # what is certain now; may be empty while a character or a possible stop string is incomplete
+    token: int | None  # None when the stream ends without one: cancelled
+    logprob: float | None  # natural log of the token's probability in the model's own distribution
+    top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
+    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
+    stopped_by: str | int | None = None  # the stop string or stop token, when finish_reason is "stop"
+    statistics: Statistics
+
+
+class Cancel:
+    """A switch that ends generations from any thread, in the middle of a prompt too. It cannot be switched back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._interrupts: list[Callable[[bool], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """End every generation that was given this switch; it gives its text so far and "cancelled"."""
+        with self._lock:
+            self._cancelled = True
+            for interrupt in self._interrupts:
+                interrupt(True)
+
+    @contextmanager
+    def watching(self, interrupt: Callable[[bool], None]) -> Iterator[None]:
+        """Within the block, cancel() calls interrupt(True); at its end comes interrupt(False)."""
+        with self._lock:
+            self._interrupts.append(interrupt)
+            if self._cancelled:
+                interrupt(True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._interrupts.remove(interrupt)
+                interrupt(False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """The rule of one generation: sampler, text, stops and limit, and how far it has come."""
+
+    sampler: Sampler
+    text: TextStream
+    stops: StopStrings
+    stop_tokens: Collection[int]
+    limit: int  # tokens to generate at most
+    limit_reason: str  # what reaching it is called: "length" or "context"
+    top_count: int  # of the most probable tokens to report
+    statistics: Statistics
+    _started: float = field(default_factory=time.perf_counter)
+    _first: float = 0.0
+
+    def accept(self, logits: Logits) -> Chunk:
+        """Decides one step; the last one has a finish_reason, and must not be followed by another."""
+        top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
+        picked = self.sampler.pick(logits)
+        self.sampler.note(picked.token)
+        statistics = self._count()
+        is_stop = picked.token in self.stop_tokens
+        text = "" if is_stop else self.stops.push(self.text.push(picked.token))
+        is_last = is_stop or self.stops.matched is not None or statistics.tokens >= self.limit
+        if is_last and self.stops.matched is None:
+            text += self._rest()
+        reason, by = self._finish(is_stop, picked.token, is_last)
+        return Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
+                     stopped_by=by, statistics=statistics)  # fmt: skip
+
+    def cancelled(self) -> Chunk:
+        """The last chunk of a generation that was ended from outside."""
+        text = self._rest()
+        return Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
+
+    def _finish(self, is_stop: bool, token: int, is_last: bool) -> tuple[str | None, str | int | None]:
+        if self.stops.matched is not None:
+            return "stop", self.stops.matched
+        if is_stop:
+            return "stop", token
+        return (self.limit_reason if is_last else None), None
+
+    def _rest(self) -> str:
+        """What was held back; a stop string may still be found in it."""
+        held = self.stops.push(self.text.flush())
+        return held + self.stops.flush()
+
+    def _count(self) -> Statistics:
+        now = time.perf_counter()
+        if not self.statistics.tokens:
+            self._first = now
+        self.statistics = replace(self.statistics, tokens=self.statistics.tokens + 1,
+                                  prefill_s=self._first - self._started, decode_s=now - self._first)  # fmt: skip
+        return self.statistics
+
+
+def run(
+    generation: Generation,
+    feed: Callable[[Sequence[int]], Logits],
+    pieces: Sequence[Sequence[int]],
+    cancel: Cancel,
+) -> Iterator[Chunk]:
+    """Drives a generation over a session's `feed`.
+
+    pieces: the prompt, cut into what is fed at once.
+    """
+    try:
+        logits = None
+        for piece in pieces:
+            _check(cancel)
+            logits = feed(piece)
+        assert logits is not None, "a prompt has at least one token"
+        while True:
+            chunk = generation.accept(logits)
+            yield chunk
+            if chunk.finish_reason is not None or chunk.token is None:
+                return
+            _check(cancel)
+            logits = feed([chunk.token])
+    except Interrupted:
+        yield generation.cancelled()
+
+
+async def arun(
+    generation: Generation,
+    feed: Callable[[Sequence[int]], Awaitable[Logits]],
+    pieces: Sequence[Sequence[int]],
+    cancel: Cancel,
+) -> AsyncIterator[Chunk]:
+    """As `run`, over a `feed` that is awaited."""
+    try:
+        logits = None
+        for piece in pieces:
+            _check(cancel)
+            logits = await feed(piece)
+        assert logits is not None, "a prompt has at least one token"
+        while True:
+            chunk = generation.accept(logits)
+            yield chunk
+            if chunk.finish_reason is not None or chunk.token is None:
+                return
+            _check(cancel)
+            logits = await feed([chunk.token])
+    except Interrupted:
+        yield generation.cancelled()
+
+
+def _check(cancel: Cancel) -> None:
+    if cancel.cancelled:
+        raise Interrupted

@@ -1,0 +1,88 @@
+"""Microseconds that one token costs the sampler (median), by options, vocabulary and shape of the logits.
+
+Run on an idle machine:
+
+    python tests/benchmarks/bench_sampling.py
+
+Every pick sees a row that no question was asked of before, as after a step of a model. `peaked` has 0.9 of the
+probability in some 20 tokens; `flat` is a normal distribution of logits, whose nucleus of 0.9 is 60 % of the
+vocabulary: worse than any trained model at a usual temperature.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.rows import Row
+from embedllm.sampling import Sampler, Sampling
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+VOCABULARIES = (16384, 151936)
+STEPS = 300
+SEEN = 1000
+
+OPTIONS = {
+    "greedy": Sampling(temperature=0),
+    "temperature 0.8": Sampling(temperature=0.8),
+    "top_k 40": Sampling(top_k=40),
+    "top_p 0.9": Sampling(top_p=0.9),
+    "top_p 0.9, temperature 0.8": Sampling(top_p=0.9, temperature=0.8),
+    "min_p 0.05": Sampling(min_p=0.05),
+    "typical_p 0.9": Sampling(typical_p=0.9),
+    "typical_p 0.9, top_p 0.9": Sampling(typical_p=0.9, top_p=0.9),
+    "penalties, 1000 seen": Sampling(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+    "top_k, top_p, min_p, temperature": Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
+    "everything, 1000 seen": Sampling(
+        temperature=0.8,
+        top_k=100,
+        typical_p=0.95,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+        logit_bias={5: -100.0},
+    ),
+}
+
+
+def logits_of(shape: str, size: int) -> F32:
+    rng = np.random.default_rng(7)
+    logits = rng.standard_normal(size)
+    if shape == "peaked":
+        logits[rng.permutation(size)[:200]] += np.linspace(18, 4, 200)
+    return logits.astype(np.float32)
+
+
+def microseconds(sampling: Sampling, logits: F32) -> float:
+    """Median time of a pick and its note."""
+    rng = np.random.default_rng(8)
+    seen = rng.permutation(logits.size)[:SEEN].tolist()
+    sampler = Sampler(sampling, seen[: SEEN // 2])
+    for token in seen[SEEN // 2 :]:
+        sampler.note(token)
+    times: list[float] = []
+    for _ in range(STEPS):
+        row = Row(logits)
+        start = time.perf_counter()
+        sampler.note(sampler.pick(row).token)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def main() -> None:
+    columns = [(size, shape) for size in VOCABULARIES for shape in ("peaked", "flat")]
+    print(f"{'':34}" + "".join(f"{size:>10} {shape:6}" for size, shape in columns))
+    for name, sampling in OPTIONS.items():
+        times = [microseconds(sampling, logits_of(shape, size)) for size, shape in columns]
+        print(f"{name:34}" + "".join(f"{each:>10.0f} {'':6}" for each in times))
+
+
+if __name__ == "__main__":
+    main()
