@@ -16,7 +16,7 @@ from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
-import onnxruntime as ort  # noqa: E402
+import onnxruntime as ort
 
 if TYPE_CHECKING:
     from embedllm.types import F32
@@ -44,7 +44,9 @@ class OrtEngine:
 
     chunk = CHUNK
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, threads: int = 0, exact: bool = False) -> None:
+    def __init__(
+        self, package: Package, graph: Graph, device: Device, *, threads: int = 0, exact: bool = False
+    ) -> None:
         """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows."""
         self.device = device
         self.package = package
@@ -60,7 +62,7 @@ class OrtEngine:
             self._session = ort.InferenceSession(
                 os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
             )
-        except Exception as error:  # noqa: BLE001 - the runtime's errors share no type
+        except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {_first_line(error)}") from error
         self.half = graph.activations == "float16"
 
@@ -145,7 +147,7 @@ class OrtSession:
         binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(logits))
         try:
             self._session.run_with_iobinding(binding, self._run_options)
-        except Exception as error:  # noqa: BLE001 - the runtime's errors share no type
+        except Exception as error:
             if self._stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {_first_line(error)}") from error
@@ -186,5 +188,3 @@ def _processor() -> str:
     import platform
 
     return platform.processor() or platform.machine()
-
-

@@ -45,5 +45,3 @@ def open_engine(package: Package, device: Device, *, threads: int = 0, exact: bo
             [(device.name, f"no '{FLOAT32.name}' graph in the folder", "export the model again")],
         )
     return OrtEngine(package, graph, device, threads=threads, exact=exact)
-
-

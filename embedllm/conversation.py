@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from embedllm.chat import Message, Tool
 from embedllm.decode import Cancel, Chunk
-from embedllm.model import Completion, Model, _collect, _Sequence
+from embedllm.model import Completion, Model, collect
+from embedllm.runner import HeldSequence, Request
 from embedllm.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Conversation:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._tools = tools
         self._variables = variables
-        self._sequence: _Sequence | None = None
+        self._sequence: HeldSequence | None = None
 
     def say(
         self,
@@ -50,7 +51,7 @@ class Conversation:
         text: what the user says, or a whole message (a tool's result, say).
         When it fails (ContextFull, TemplateError) the history stays as it was.
         """
-        return _collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, cancel=cancel))
+        return collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, cancel=cancel))
 
     def stream(
         self,
@@ -63,20 +64,18 @@ class Conversation:
     ) -> Iterator[Chunk]:
         """As say(), token by token. Of a reply that is cancelled or left early, the history gets what there was."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
-        tokens = self.model._tokens([*self.messages, said], self._tools, self._variables)
-        request = self.model._request(tokens, sampling, max_tokens, stop, None, 0)
+        request = self.model.request([*self.messages, said], sampling, max_tokens=max_tokens, stop=stop,
+                                     tools=self._tools, variables=self._variables)  # fmt: skip
         return self._stream(said, request, cancel or Cancel())
 
-    def _stream(self, said: Message, request: object, cancel: Cancel) -> Iterator[Chunk]:
-        from embedllm.model import _Request
-
-        assert isinstance(request, _Request)
+    def _stream(self, said: Message, request: Request, cancel: Cancel) -> Iterator[Chunk]:
+        runner = self.model.runner
         if self._sequence is None:
-            self._sequence = self.model._new_sequence(len(request.prompt))
+            self._sequence = runner.new_sequence(len(request.prompt))
         reply = ""
         started = False
         try:
-            for chunk in self.model._stream(request, self._sequence, cancel):
+            for chunk in runner.stream(request, cancel, self._sequence):
                 started = True
                 reply += chunk.text
                 yield chunk
@@ -93,5 +92,7 @@ class Conversation:
     def __enter__(self) -> Conversation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -102,7 +102,9 @@ def open_package(folder: str | Path) -> Package:
         _check_file(folder, name, entry)
     for graph in package.graphs:
         if graph.file not in package.files:
-            raise PackageError(f"the manifest of '{folder}' names the graph '{graph.file}' but does not list that file.")
+            raise PackageError(
+                f"the manifest of '{folder}' names the graph '{graph.file}' but does not list that file."
+            )
     if WEIGHTS not in package.files:
         raise PackageError(f"the manifest of '{folder}' does not list '{WEIGHTS}'.")
     return package

@@ -76,9 +76,7 @@ def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tenso
     except (TypeError, KeyError, ValueError) as error:
         raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood ({error}).") from error
     if stop - start != expected:
-        raise PackageError(
-            f"'{path}' is damaged: '{name}' has {stop - start} bytes; {dtype} {shape} needs {expected}."
-        )
+        raise PackageError(f"'{path}' is damaged: '{name}' has {stop - start} bytes; {dtype} {shape} needs {expected}.")
     if data + stop > size:
         raise PackageError(
             f"'{path}' is cut off: '{name}' ends at byte {data + stop}, the file has {size}. "

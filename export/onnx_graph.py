@@ -105,7 +105,11 @@ def _attention(graph: _Graph, index: int, attention: Attention, normed: str, sha
         else:
             sizes = graph.constant(np.array([p.rows for p in parts], np.int64))
             q, k, v = graph.ops("Split", [qkv, sizes], ["q", "k", "v"], axis=-1)
-            inputs = [_head_norm(graph, q, q_norm, attention.heads), _head_norm(graph, k, k_norm, attention.kv_heads), v]
+            inputs = [
+                _head_norm(graph, q, q_norm, attention.heads),
+                _head_norm(graph, k, k_norm, attention.kv_heads),
+                v,
+            ]
     if attention.window is not None:
         attributes["local_window_size"] = attention.window
     past = [f"past_key_values.{index}.{part}" for part in ("key", "value")]
@@ -232,7 +236,9 @@ class _Graph:
         weight = self.norm_weight(norm)
         name = f"{self.scope}.{norm.name.rsplit('.', 1)[-1]}"
         if not residual:
-            return self.op("SimplifiedLayerNormalization", [x, weight], name, axis=-1, epsilon=norm.epsilon, stash_type=1), x
+            return self.op(
+                "SimplifiedLayerNormalization", [x, weight], name, axis=-1, epsilon=norm.epsilon, stash_type=1
+            ), x
         total = f"{name}.sum"
         self.node("SkipSimplifiedLayerNormalization", [x, residual, weight], [name, "", "", total], name, MICROSOFT,
                   epsilon=norm.epsilon)  # fmt: skip

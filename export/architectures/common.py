@@ -44,9 +44,7 @@ def describe_llama_shaped(config: Config, shape: Shape) -> Decoder:
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", hidden // heads)
-    embedding = Linear(
-        name="embedding", source="model.embed_tokens", rows=config.integer("vocab_size"), columns=hidden
-    )
+    embedding = Linear(name="embedding", source="model.embed_tokens", rows=config.integer("vocab_size"), columns=hidden)
     tied = config.flag("tie_word_embeddings", False)
     layers = config.integer("num_hidden_layers")
     return Decoder(

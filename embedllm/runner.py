@@ -1,0 +1,177 @@
+"""What stands behind a Model's calls: a request with its defaults filled in, sequences that keep their KV, the loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from embedllm.backends.base import Engine, Interruptible, Session
+from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
+from embedllm.errors import ContextFull
+from embedllm.sampling import Sampler, Sampling
+from embedllm.text import StopStrings, TextCodec, TextStream
+from embedllm.types import Logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation to run."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    max_tokens: int | None  # None: what is left of the context
+    stop: tuple[str, ...]
+    stop_tokens: frozenset[int]
+    top_count: int  # of the most probable tokens to report for each step
+
+
+class HeldSequence:
+    """A session and the tokens that it holds."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.tokens: list[int] = []
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        logits = self.session.feed(tokens)
+        self.tokens += tokens
+        return logits
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many tokens the sequence and the prompt have in common at their start."""
+        pairs = enumerate(zip(self.tokens, prompt, strict=False))
+        return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(self.tokens), len(prompt)))
+
+    def keep(self, prompt: Sequence[int]) -> int:
+        """Forgets all that the prompt does not begin with; how many of its tokens are held then.
+
+        The last one is always fed again, for its logits.
+        """
+        held = min(self.shared(prompt), len(prompt) - 1)
+        self.session.rewind(held)
+        del self.tokens[held:]
+        return held
+
+    def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block, `cancel` stops a feed that is running."""
+        return cancel.watching(self.session.interrupt) if isinstance(self.session, Interruptible) else nullcontext()
+
+
+class Runner:
+    """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
+
+    def __init__(self, engine: Engine, text: TextCodec, context: int) -> None:
+        self._engine: Engine | None = engine
+        self._text = text
+        self._context = context
+        self._idle: list[HeldSequence] = []
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """Raises ValueError once it was closed."""
+        if self._engine is None:
+            raise ValueError("this model was closed")
+        return self._engine
+
+    @property
+    def is_closed(self) -> bool:
+        return self._engine is None
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
+        if not request.prompt:
+            raise ValueError("the prompt is empty; give at least one token.")
+        if len(request.prompt) >= self._context:
+            raise ContextFull(
+                f"the prompt has {len(request.prompt)} tokens; this package holds {self._context} together with the "
+                "reply. Shorten the prompt, or export with a larger --context."
+            )
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise ValueError(f"max_tokens is {request.max_tokens}; expected at least 1.")
+        if request.top_count < 0:
+            raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
+
+    def stream(self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None) -> Iterator[Chunk]:
+        """Runs a request on the given sequence, or on one from the pool."""
+        used = sequence or self._take(request.prompt)
+        try:
+            with used.interruptible(cancel):
+                pieces, generation = self._begin(used, request)
+                yield from run(generation, used.feed, pieces, cancel)
+        finally:
+            if sequence is None:
+                self._give_back(used)
+
+    async def astream(self, request: Request, cancel: Cancel) -> AsyncIterator[Chunk]:
+        """As stream(), with every feed in a worker thread."""
+        used = self._take(request.prompt)
+        try:
+            with used.interruptible(cancel):
+                pieces, generation = self._begin(used, request)
+                async for chunk in arun(generation, lambda piece: _in_thread(used, piece), pieces, cancel):
+                    yield chunk
+        finally:
+            self._give_back(used)
+
+    def new_sequence(self, capacity: int = 0) -> HeldSequence:
+        return HeldSequence(self.engine.open(capacity))
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            engine, self._engine = self._engine, None
+        for sequence in idle:
+            sequence.session.close()
+        if engine is not None:
+            engine.close()
+
+    def _begin(self, sequence: HeldSequence, request: Request) -> tuple[list[Sequence[int]], Generation]:
+        """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
+        held = sequence.keep(request.prompt)
+        room = self._context - len(request.prompt)
+        wanted = room + 1 if request.max_tokens is None else request.max_tokens
+        generation = Generation(
+            sampler=Sampler(request.sampling, request.prompt),
+            text=TextStream(self._text),
+            stops=StopStrings(request.stop),
+            stop_tokens=request.stop_tokens,
+            limit=min(room, wanted),
+            limit_reason="context" if wanted > room else "length",
+            top_count=request.top_count,
+            statistics=Statistics(prompt_tokens=len(request.prompt), cached_tokens=held),
+        )
+        step = self.engine.chunk
+        return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
+
+    def _take(self, prompt: Sequence[int]) -> HeldSequence:
+        """The idle sequence, or a new one when another request has it."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self.new_sequence(len(prompt))
+
+    def _give_back(self, sequence: HeldSequence) -> None:
+        """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
+        with self._lock:
+            if self._engine is not None and not self._idle:
+                self._idle.append(sequence)
+                return
+        sequence.session.close()
+
+
+async def _in_thread(sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+    """feed() in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
+    import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
+
+    feeding = asyncio.ensure_future(asyncio.to_thread(sequence.feed, piece))
+    try:
+        return await asyncio.shield(feeding)
+    except asyncio.CancelledError:
+        if isinstance(sequence.session, Interruptible):
+            sequence.session.interrupt()
+        await asyncio.wait([feeding])
+        feeding.exception()  # Interrupted, as was asked for
+        raise
