@@ -24,7 +24,7 @@ class Device:
     remedy: str = ""  # what to install or do
 
 
-class Interrupted(Exception):  # noqa: N818 - it is news, not a fault: the loop asked for it
+class Interrupted(Exception):
     """A feed was stopped from outside; the session stands where it stood before that feed."""
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from embedllm.backends.base import Device, Engine
@@ -64,7 +63,7 @@ def load(
     """
     from embedllm.backends import registry, select
 
-    package = open_package(_demo() if os.fspath(path) == "demo" and not Path(path).exists() else path)
+    package = open_package(demo_folder() if os.fspath(path) == "demo" and not Path(path).exists() else path)
     if exact:
         _check_exact(package)
     wish = device if device is not None else os.environ.get("EMBEDLLM_DEVICE") or select.AUTO
@@ -268,9 +267,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -309,7 +306,8 @@ def collect(chunks: Iterable[Chunk]) -> Completion:
     )
 
 
-def _demo() -> Path:
+def demo_folder() -> Path:
+    """Where the model that ships with this library lies."""
     folder = Path(__file__).parent / "demo"
     if not folder.is_dir():
         raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
@@ -317,14 +315,10 @@ def _demo() -> Path:
 
 
 def _check_exact(package: Package) -> None:
-    recipe, packings = package.manifest.get("recipe"), package.manifest.get("quantization")
-    was_exact = isinstance(recipe, dict) and recipe.get("exact") is True
-    bits = (
-        {entry.get("bits") for entry in packings.values() if isinstance(entry, dict)}
-        if isinstance(packings, dict)
-        else set()
-    )
-    if 8 in bits and not was_exact:
+    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
+    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
+        return
+    if any(isinstance(entry, dict) and entry.get("bits") == 8 for entry in packings.values()):
         raise PackageError(
             f"'{package.name}' has 8-bit matrices, whose products round their activations unless the graph says "
             "otherwise. Export it again with --exact, or load it without exact=True."

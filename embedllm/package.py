@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +76,7 @@ class Package:
                 )
 
 
-def open_package(folder: str | Path) -> Package:
+def open_package(folder: str | os.PathLike[str]) -> Package:
     """Opens a folder that `embedllm export` wrote.
 
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, or when its manifest names

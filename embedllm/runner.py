@@ -1,4 +1,4 @@
-"""What stands behind a Model's calls: a request with its defaults filled in, sequences that keep their KV, the loops."""
+"""What stands behind a Model's calls: complete requests, sequences that keep their KV, the two loops."""
 
 from __future__ import annotations
 

@@ -219,11 +219,9 @@ class _Graph:
         if packing.quantized:
             zero = "" if packing.symmetric else self.stored([f"{part.name}.zero" for part in parts])
             inputs = [x, self.stored(weights), self.scale(parts), zero, "", "" if added else bias]
-            # there is no 8-bit kernel for float activations (docs/numerics.md)
-            level = 4 if packing.bits == 8 and self.dialect.activations == "float32" else self.dialect.accuracy_level
             self.node("MatMulNBits", inputs, [product], name, MICROSOFT, K=parts[0].columns,
                       N=sum(part.rows for part in parts), bits=packing.bits, block_size=packing.group,
-                      accuracy_level=level)  # fmt: skip
+                      accuracy_level=self.dialect.accuracy_level)  # fmt: skip
         else:
             turned = self.op("Transpose", [self.cast(self.stored(weights))], f"{name}.transposed", perm=[1, 0])
             self.node("MatMul", [x, turned], [product], name)

@@ -1,0 +1,34 @@
+"""What every test may use: telemetry off, tiny packages made once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests'
+
+
+@pytest.fixture(scope="session")
+def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that exports a tiny random model, once for equal arguments.
+
+    tiny_package(family, recipe, **config): see tests/tiny.py.
+    """
+    from embedllm.export import Recipe, convert
+    from tests.tiny import tiny_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def make(family: str = "qwen3", recipe: Recipe | None = None, **config: object) -> Path:
+        key = f"{family} {recipe} {sorted(config.items())}"
+        if key not in made:
+            folder = tmp_path_factory.mktemp("tiny")
+            checkpoint = tiny_checkpoint(folder / "checkpoint", family, **config)  # type: ignore[arg-type]
+            made[key] = convert(checkpoint, folder / "package", recipe)
+        return made[key]
+
+    return make
