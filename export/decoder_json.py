@@ -17,7 +17,7 @@ _KIND = "kind"  # which dataclass of a union an object is
 
 def to_json(decoder: Decoder) -> dict[str, object]:
     """Fields by name; a field that has its default is left out."""
-    return _write(decoder)
+    return typing.cast("dict[str, object]", _write(decoder))  # a dataclass becomes a dict
 
 
 def from_json(data: object) -> Decoder:
@@ -25,7 +25,7 @@ def from_json(data: object) -> Decoder:
     return _read(Decoder, data, "architecture")
 
 
-def _write(value: object) -> typing.Any:
+def _write(value: object) -> object:
     if dataclasses.is_dataclass(value):
         fields = {f.name: f.default for f in dataclasses.fields(value)}
         data = {n: _write(getattr(value, n)) for n, default in fields.items() if getattr(value, n) != default}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm import __version__
@@ -23,19 +21,11 @@ from embedllm.export.dialects import FLOAT16, FLOAT32, Dialect
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import TEXT_FILES, HuggingFaceSource, locate, read_json
 from embedllm.export.plan import Plan, Recipe, plan
+from embedllm.export.progress import Progress, write_json
 from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an export has come."""
-
-    stage: str  # "weights", "graphs", "verify"
-    done: int  # bytes for "weights", steps otherwise
-    total: int
 
 
 def convert(
@@ -105,11 +95,6 @@ def _write(
         for path in sorted(partial.iterdir())
     }
     write_json(partial / MANIFEST, manifest)
-
-
-def write_json(path: Path, data: object) -> None:
-    """Readable JSON, as UTF-8: onnxruntime-genai's parser refuses \\u escapes."""
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _manifest(

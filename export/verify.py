@@ -1,0 +1,89 @@
+"""Compares an exported folder with the NumPy reference; the measured differences go into its manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.errors import DeviceError, ExportError
+from embedllm.export.progress import Progress, write_json
+from embedllm.package import MANIFEST, Graph, Package, open_package
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+_TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
+_SEED = 20261121
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two runs of the same tokens; logits of every position."""
+
+    max_difference: float
+    mean_difference: float
+    max_logit: float  # the largest magnitude in the reference, to see the differences against
+    kl_mean: float  # nats: KL(reference || graph), mean over positions
+    same_top: float  # share of positions with the same most probable token
+
+
+def compare(reference: F32, other: F32) -> Difference:
+    """How far `other` is from `reference`; [T, V] both."""
+    gap = np.abs(reference - other)
+    ours, theirs = (_log_softmax(x.astype(np.float64)) for x in (reference, other))
+    return Difference(
+        max_difference=float(gap.max()),
+        mean_difference=float(gap.mean()),
+        max_logit=float(np.abs(reference).max()),
+        kl_mean=float((np.exp(ours) * (ours - theirs)).sum(axis=-1).mean()),
+        same_top=float((reference.argmax(axis=-1) == other.argmax(axis=-1)).mean()),
+    )
+
+
+def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> dict[str, object]:
+    """Runs every graph of a folder that this machine's CPU can run, compares, and writes the manifest anew.
+
+    Returns what went into it. Raises ExportError when a graph's logits have nothing to do with the reference's.
+    """
+    from embedllm.backends.reference import ReferenceEngine
+
+    package = open_package(folder)
+    tokens = np.random.default_rng(_SEED).integers(0, package.decoder.vocabulary, _TOKENS).tolist()
+    tokens = tokens[: package.context]
+    reference = ReferenceEngine(package).open().feed_all(tokens)
+    on_progress(Progress("verify", 1, 1 + len(package.graphs)))
+    results: dict[str, object] = {"tokens": len(tokens), "seed": _SEED}
+    for index, graph in enumerate(package.graphs):
+        results[graph.file] = _measure(package, graph, tokens, reference)
+        on_progress(Progress("verify", 2 + index, 1 + len(package.graphs)))
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    write_json(folder / MANIFEST, {**manifest, "verification": results})
+    return results
+
+
+def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) -> dict[str, object]:
+    from embedllm.backends.ort import OrtEngine, devices
+
+    cpu = devices()[0]
+    try:
+        engine = OrtEngine(package, graph, cpu)
+        difference = compare(reference, engine.open().feed_all(tokens))
+    except DeviceError as error:
+        # the float16 graph of a model with q and k norms needs a provider that applies them inside the attention
+        return {"not_run": f"on {cpu.backend}, CPU: {error}"}
+    if not difference.same_top or not np.isfinite(difference.max_difference):
+        raise ExportError(
+            f"'{graph.file}' does not compute this model: its logits differ by up to {difference.max_difference:.3g} "
+            f"of {difference.max_logit:.3g} from the reference. Please report this with the model's config.json."
+        )
+    return {"run_on": f"{cpu.backend}, CPU", **asdict(difference)}
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
