@@ -28,7 +28,7 @@ from embedllm.truncation import Shortlist, above_share, listed, nucleus, typical
 from embedllm.types import Logits
 
 # How many of the best tokens are looked at, in turn, until they are seen to hold all that the truncations keep.
-# 256 hold nearly every nucleus of a real model; sorting 4096 costs what all the rest of a step does.
+# 256 are enough for a peaked distribution; sorting 4096 costs what all the rest of a step does.
 _FIRST_LOOK, _SECOND_LOOK = 256, 4096
 
 # Draws from the whole vocabulary that may miss a large kept set. One that holds half the mass is missed by all of

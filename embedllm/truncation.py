@@ -38,8 +38,7 @@ class Shortlist:
     def draw(self, uniform: float) -> int:
         """The token at which the cumulative weight passes this part of it; uniform: in [0, 1)."""
         cumulative = list(accumulate(self.weights))
-        place = bisect_right(cumulative, uniform * cumulative[-1])
-        return self.tokens[min(place, len(cumulative) - 1)]  # the product may round up to the sum
+        return self.tokens[bisect_right(cumulative, uniform * cumulative[-1])]  # a product below the sum, rounded too
 
 
 def listed(best: Candidates, temperature: float, *, logsumexp: float | None = None) -> Shortlist:

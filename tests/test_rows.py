@@ -142,6 +142,12 @@ def test_draw_never_leaves_the_allowed_tokens_at_the_borders(size: int, uniform:
         assert Row(logits).draw(1.0, uniform) == token
 
 
+def test_draw_finds_a_token_where_the_sums_of_blocks_and_tokens_differ_by_rounding() -> None:
+    for seed in range(100):
+        logits = np.random.default_rng(seed).standard_normal(700).astype(np.float32)
+        assert 690 <= Row(logits).draw(1.0, 1 - 2**-53) < 700
+
+
 def test_mass_nearer_sums_the_tokens_that_go_first() -> None:
     row = row_of(*(math.log(share) for share in (0.1, 0.4, 0.2, 0.1, 0.2)))
     before = [row.mass_nearer(token, math.inf, temperature=1.0) for token in range(5)]

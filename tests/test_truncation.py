@@ -44,8 +44,12 @@ def test_the_nucleus_includes_the_token_that_crosses_its_mass() -> None:
     assert tokens(nucleus(shortlist, 0.95)) == [0, 1, 2, 3]
 
 
+def test_the_nucleus_ends_with_the_token_that_just_reaches_its_mass() -> None:
+    assert tokens(nucleus(whole(0.5, 0.5), 0.5)) == [0]
+
+
 def test_every_truncation_keeps_a_token() -> None:
-    shortlist = whole(0.3, 0.3, 0.4 / 2, 0.2)
+    shortlist = whole(0.3, 0.3, 0.2, 0.2)
     assert tokens(nucleus(shortlist, 0.0)) == [0]
     assert tokens(above_share(shortlist, 1.0)) == [0, 1]  # equal to the best
     assert len(tokens(typical(shortlist, 0.0, mean=shortlist.mean()))) == 1

@@ -5,7 +5,7 @@ Run on an idle machine:
     python tests/benchmarks/bench_sampling.py
 
 Every pick sees a row that no question was asked of before, as after a step of a model. `peaked` has 0.9 of the
-probability in some 20 tokens; `flat` is a normal distribution of logits, whose nucleus of 0.9 is 60 % of the
+probability in some 30 tokens; `flat` is a normal distribution of logits, whose nucleus of 0.9 is 60 % of the
 vocabulary: worse than any trained model at a usual temperature.
 """
 
