@@ -1,0 +1,263 @@
+"""What a package folder holds, in numbers: its model, where its bytes go, memory it needs, whether its graphs fit.
+
+Nothing is loaded: all of it follows from the manifest, the header of the weights file and the graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from embedllm.describe_graphs import GraphReport, report_graphs
+from embedllm.export.decoder import Decoder, Linear, Norm, kv_bytes, parameters
+from embedllm.package import FileEntry, Package
+from embedllm.tensorfile import TensorFile, read_header
+
+_CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
+_MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
+_NORMS, _ROTARY, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "gaps", "header", "other"
+_KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _OTHER, _GAPS, _HEADER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionGroup:
+    """Layers whose attention has the same shape."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None  # newest tokens that a query sees; None: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """The model's shape."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    mlp: tuple[int, ...]  # inner sizes that occur, smallest first
+    vocabulary: int
+    tied: bool  # the head is the embedding
+    attention: tuple[AttentionGroup, ...]
+    rope: Mapping[str, object]
+    context: int  # most tokens that the folder holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How many bytes of the weights file one kind of tensor takes, and for what."""
+
+    kind: str
+    values: int = 0
+    scales: int = 0
+    zero_points: int = 0
+    biases: int = 0
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingCount:
+    """How many matrices are packed in one way."""
+
+    matrices: int
+    bits: int
+    group: int | None  # values that share a scale; None for plain floats
+    symmetric: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that one sequence of `context` tokens needs: the weights file, and a KV cache in either type.
+
+    Not counted: the runtime itself, its activations, and what it repacks of the weights when it loads them.
+    """
+
+    context: int
+    kv_float32_bytes: int
+    kv_float16_bytes: int
+    float32_bytes: int  # weights and KV
+    float16_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Special tokens."""
+
+    bos: int | None
+    pad: int | None
+    stop: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """All of a folder."""
+
+    name: str
+    folder: str
+    source: str | None
+    licence: str | None
+    created_by: str | None
+    architecture: Architecture
+    parameters: int
+    weights_bytes: int  # the whole weights file
+    bits_per_weight: float  # of the whole weights file, by parameters
+    matrix_bits_per_weight: float  # of the matrices alone, with scales and zero points
+    storage: tuple[Share, ...]
+    packing: tuple[PackingCount, ...]
+    memory: tuple[Memory, ...]
+    graphs: tuple[GraphReport, ...]
+    tokens: Tokens
+    files: Mapping[str, FileEntry]
+    verification: Mapping[str, object] | None
+
+
+def describe_package(package: Package, contexts: Sequence[int] = ()) -> Description:
+    """What a folder holds.
+
+    contexts: lengths to give the memory for; by default some up to the package's own.
+    Raises PackageError for a damaged folder, ValueError for a context that the package cannot hold.
+    """
+    decoder, manifest = package.decoder, package.manifest
+    header = read_header(package.weights)
+    size = package.weights.stat().st_size
+    storage = shares(header, decoder, size)
+    verification = manifest.get("verification")
+    return Description(
+        name=package.name,
+        folder=str(package.folder),
+        source=_text(manifest, "source"),
+        licence=_text(manifest, "licence"),
+        created_by=_text(manifest, "created_by"),
+        architecture=_architecture(decoder),
+        parameters=parameters(decoder),
+        weights_bytes=size,
+        bits_per_weight=8 * size / parameters(decoder),
+        matrix_bits_per_weight=_matrix_bits(storage, decoder),
+        storage=storage,
+        packing=_packing(manifest.get("quantization")),
+        memory=memory(decoder, size, contexts),
+        graphs=report_graphs(package, header),
+        tokens=_tokens(package),
+        files=package.files,
+        verification=verification if isinstance(verification, dict) else None,
+    )
+
+
+def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share, ...]:
+    """The weights file by kind of tensor; the header is what the tensors leave, so that the totals are the file."""
+    owners = {name: kind for kind, name, _ in _stored(decoder)}
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, tensor in header.tensors.items():
+        owner, _, part = name.rpartition(".")
+        kind = {"rope": _ROTARY, "gap": _GAPS}.get(owner) or owners.get(owner, _OTHER)
+        counts[kind, part if part in ("scale", "zero", "bias") else "value"] += tensor.length
+    counts[_HEADER, "value"] = file_bytes - counts.total()
+    return tuple(
+        Share(
+            kind=kind,
+            values=counts[kind, "value"],
+            scales=counts[kind, "scale"],
+            zero_points=counts[kind, "zero"],
+            biases=counts[kind, "bias"],
+            total=sum(counts[kind, part] for part in ("value", "scale", "zero", "bias")),
+        )
+        for kind in _KINDS
+        if any(counted == kind and count for (counted, _), count in counts.items())
+    )
+
+
+def memory(decoder: Decoder, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
+    """What one sequence needs at several lengths. Raises ValueError for one that the package cannot hold."""
+    lengths = sorted(set(contexts)) or [*(c for c in _CONTEXTS if c < decoder.context), decoder.context]
+    if not 1 <= lengths[0] <= lengths[-1] <= decoder.context:
+        wrong = lengths[0] if lengths[0] < 1 else lengths[-1]
+        raise ValueError(f"context is {wrong} tokens; expected 1 to {decoder.context}, what this package holds.")
+    return tuple(_memory(decoder, weights_bytes, length) for length in lengths)
+
+
+def _memory(decoder: Decoder, weights_bytes: int, context: int) -> Memory:
+    float32, float16 = (kv_bytes(decoder, context, size) for size in (4, 2))
+    return Memory(
+        context=context,
+        kv_float32_bytes=float32,
+        kv_float16_bytes=float16,
+        float32_bytes=weights_bytes + float32,
+        float16_bytes=weights_bytes + float16,
+    )
+
+
+def _stored(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
+    """(kind, name, weights) of everything that a description names, each once; a tied head is the embedding."""
+    seen: set[str] = set()
+
+    def walk(value: object, kind: str) -> Iterator[tuple[str, str, int]]:
+        if isinstance(value, Linear | Norm):
+            if value.name not in seen:
+                seen.add(value.name)
+                is_norm = isinstance(value, Norm)
+                yield (_NORMS, value.name, value.size) if is_norm else (kind, value.name, value.rows * value.columns)
+        elif isinstance(value, tuple):
+            for item in value:
+                yield from walk(item, kind)
+        elif dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                yield from walk(getattr(value, field.name), _MATRICES.get(field.name, kind))
+
+    return walk(decoder, _OTHER)
+
+
+def _matrix_bits(storage: Sequence[Share], decoder: Decoder) -> float:
+    weights = sum(count for kind, _, count in _stored(decoder) if kind != _NORMS)
+    stored = (share for share in storage if share.kind in _MATRICES.values())
+    return 8 * sum(share.total - share.biases for share in stored) / weights
+
+
+def _architecture(decoder: Decoder) -> Architecture:
+    scaling = decoder.rope.scaling
+    rope = {"base": decoder.rope.base, "rotated": decoder.rope.rotated, "scaling": None}
+    if scaling is not None:
+        kind = type(scaling).__name__.removesuffix("Scaling").lower()
+        rope["scaling"] = {"kind": kind, **dataclasses.asdict(scaling)}
+    groups = Counter((a.heads, a.kv_heads, a.head_dim, a.window) for a in (layer.attention for layer in decoder.layers))
+    return Architecture(
+        model_type=decoder.model_type,
+        layers=len(decoder.layers),
+        hidden=decoder.hidden,
+        mlp=tuple(sorted({layer.mlp.down.columns for layer in decoder.layers})),
+        vocabulary=decoder.vocabulary,
+        tied=decoder.tied,
+        attention=tuple(
+            AttentionGroup(layers=count, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window)
+            for (heads, kv_heads, head_dim, window), count in groups.items()
+        ),
+        rope=rope,
+        context=decoder.context,
+    )
+
+
+def _packing(quantization: object) -> tuple[PackingCount, ...]:
+    entries = quantization.values() if isinstance(quantization, dict) else ()
+    ways: Counter[tuple[int, int | None, bool | None]] = Counter()
+    for entry in entries:
+        if isinstance(entry, dict):
+            bits = int(entry.get("bits", 0))
+            ways[(bits, entry.get("group"), entry.get("symmetric")) if bits < 16 else (bits, None, None)] += 1
+    return tuple(
+        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric)
+        for (bits, group, symmetric), count in ways.most_common()
+    )
+
+
+def _tokens(package: Package) -> Tokens:
+    named = package.manifest.get("tokens")
+    assert isinstance(named, dict)  # it was checked when the package was opened
+    return Tokens(bos=named.get("bos"), pad=named.get("pad"), stop=package.stop_tokens)
+
+
+def _text(manifest: Mapping[str, object], key: str) -> str | None:
+    value = manifest.get(key)
+    return value if isinstance(value, str) else None
