@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
 _STEP = 256  # tokens; capacities are multiples of it
 _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
-_QUIET = 3  # log severity "error": a default for an input (logits_from) draws a warning at every load
+_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
 def devices() -> list[Device]:
@@ -103,13 +103,17 @@ class OrtSession:
         self._reserve(max(capacity, 1))
 
     def feed(self, tokens: Sequence[int]) -> Row:
-        self._run(tokens, self._logits, -1)
+        binding = self._prepare(tokens, logits_from=-1)
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+        self._run(binding, len(tokens))
         return Row(self._logits[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
-        logits = np.empty((1, len(tokens), self._vocabulary), self._dtype)
-        self._run(tokens, logits, 0)
-        return logits[0].astype(np.float32, copy=False)
+        binding = self._prepare(tokens, logits_from=0)
+        # without a buffer of ours, which would be checked against the one position that the graph declares
+        binding.bind_output("logits")
+        self._run(binding, len(tokens))
+        return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
 
     def rewind(self, position: int) -> None:
         if not 0 <= position <= self.position:
@@ -125,7 +129,8 @@ class OrtSession:
         self._kv.clear()
         self.capacity = self.position = 0
 
-    def _run(self, tokens: Sequence[int], logits: np.ndarray, logits_from: int) -> None:
+    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+        """Checks the tokens, makes room for them and binds the inputs."""
         if self._binding is None:
             raise ValueError("this session was closed")
         if not tokens:
@@ -143,15 +148,18 @@ class OrtSession:
         binding = self._binding
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
+        # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
         binding.bind_ortvalue_input("logits_from", ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64)))
-        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(logits))
+        return binding
+
+    def _run(self, binding: ort.IOBinding, count: int) -> None:
         try:
             self._session.run_with_iobinding(binding, self._run_options)
         except Exception as error:
             if self._stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {_first_line(error)}") from error
-        self.position = end
+        self.position += count
 
     def _reserve(self, tokens: int) -> None:
         """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""

@@ -144,4 +144,4 @@ def _write_shards(folder: Path, tensors: dict[str, np.ndarray], shards: int) -> 
         part = names[index::shards]
         save_file({name: tensors[name] for name in part}, folder / file)
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

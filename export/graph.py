@@ -1,0 +1,108 @@
+"""Collects the nodes and initializers of an ONNX graph whose large tensors lie in weights.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from embedllm.export.weights import Layout
+from embedllm.package import WEIGHTS
+
+MICROSOFT = "com.microsoft"
+FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+_OPSET = 21
+_IR_VERSION = 10
+_STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
+
+
+class Graph:
+    """A graph in the making. Values are named by their place in the model: `scope` is the present one.
+
+    activations: "float32" or "float16".
+    """
+
+    def __init__(self, layout: Layout, activations: str) -> None:
+        self.scope = ""
+        self.activations = activations
+        self._layout = layout
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+
+    def node(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        name: str,
+        domain: str = "",
+        **attributes: float | Sequence[int],
+    ) -> None:
+        """Adds a node; empty names are inputs left out."""
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        self._nodes.append(helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes))
+
+    def op(
+        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | Sequence[int]
+    ) -> str:
+        """A node of one output, named in the present scope; gives the output."""
+        name = self.named(name)
+        self.node(kind, inputs, [name], name, domain, **attributes)
+        return name
+
+    def named(self, name: str) -> str:
+        """A name inside the present scope, unless it is already."""
+        return name if name.startswith(f"{self.scope}.") else f"{self.scope}.{name}"
+
+    def constant(self, *values: int, scalar: bool = False) -> str:
+        """Small int64 values, one initializer for equal ones."""
+        name = f"constant.{'scalar.' if scalar else ''}{'_'.join(map(str, values))}"
+        if name not in self._initializers:
+            array = np.array(values[0] if scalar else values, np.int64)
+            self._initializers[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
+        """An initializer over neighbouring entries of the weights file, joined along their first axis.
+
+        shape: read the same bytes under another one; then the initializer needs a name of its own.
+        """
+        name = name or entries[0] + (f"+{len(entries) - 1}" if len(entries) > 1 else "")
+        if name in self._initializers:
+            return name
+        first = self._layout.placed[entries[0]].entry
+        offset, length = self._layout.span(entries)
+        rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
+        tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
+        self._initializers[name] = tensor
+        return name
+
+    def cast(self, value: str, *, like: str = "") -> str:
+        """The value in the type of the activations; of an initializer the runtime folds this when it loads.
+
+        like: an initializer of the value's type; left out, the value is an initializer itself.
+        """
+        if self._initializers[like or value].data_type == FLOAT_TYPES[self.activations]:
+            return value
+        name = f"{value}.{self.activations}"
+        if not any(name in node.output for node in self._nodes):
+            self.node("Cast", [value], [name], name, to=FLOAT_TYPES[self.activations])
+        return name
+
+    def default(self, name: str, *values: int) -> None:
+        """An initializer that is an input too, so that a caller may override it."""
+        self._initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
+
+    def model(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The finished model."""
+        graph = helper.make_graph(self._nodes, name, inputs, outputs, list(self._initializers.values()))
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="embedllm")
