@@ -100,6 +100,7 @@ class OrtSession:
         }
         self._ones = np.ones((1, 0), np.int64)
         self._logits = np.empty((1, 1, self._vocabulary), self._dtype)
+        self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
         self._reserve(max(capacity, 1))
 
     def feed(self, tokens: Sequence[int]) -> Row:
