@@ -63,14 +63,14 @@ def quantize(rows: F32, packing: Packing) -> Packed:
     low, high = grouped.min(axis=2), grouped.max(axis=2)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
-    if packing.symmetric:
-        scale = np.where(-low >= high, low, high) / np.float32(-(levels // 2))
-        zeros = None
-    else:
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
-        scale = (high - low) / np.float32(levels - 1)
-        zeros = np.zeros_like(scale)
     with np.errstate(over="ignore"):  # found and named below
+        if packing.symmetric:
+            scale = np.where(-low >= high, low, high) / np.float32(-(levels // 2))
+            zeros = None
+        else:
+            low, high = np.minimum(low, 0), np.maximum(high, 0)
+            scale = (high - low) / np.float32(levels - 1)
+            zeros = np.zeros_like(scale)
         half = scale.astype(np.float16)
     if not np.isfinite(half).all():
         raise ExportError(f"a weight of {np.abs(grouped).max():.3g} needs a scale beyond float16; use 32 bits.")
