@@ -51,7 +51,7 @@ def convert(
         decided = plan(describe(Config(reader.config), (recipe or Recipe()).context), recipe or Recipe())
         check_source(reader, decided)
         with _appears_whole(out, decided.layout.size, replace) as partial:
-            _write(reader, decided, recipe or Recipe(), partial, str(source), out.name, on_progress)
+            _write(reader, decided, recipe or Recipe(), partial, _source_name(source), out.name, on_progress)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -95,6 +95,11 @@ def _write(
         for path in sorted(partial.iterdir())
     }
     write_json(partial / MANIFEST, manifest)
+
+
+def _source_name(source: str | Path) -> str:
+    """A repo id as it is; of a local folder only its name, since the package may be handed on."""
+    return Path(source).expanduser().resolve().name if Path(source).expanduser().exists() else str(source)
 
 
 def _manifest(

@@ -93,7 +93,7 @@ def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject
     tokens = data.draw(st.lists(st.integers(0, 306), min_size=1, max_size=560))
     whole = exact_engine.open().feed(tokens).values(range(307))
     session = exact_engine.open()
-    position = 0
+    position, logits = 0, None
     while position < len(tokens):
         step = data.draw(st.integers(1, len(tokens) - position))
         if data.draw(st.booleans()):  # tokens that are taken back at once must leave no trace
@@ -102,6 +102,7 @@ def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject
         logits = session.feed(tokens[position : position + step])
         position += step
         assert session.position == position <= session.capacity
+    assert logits is not None
     np.testing.assert_allclose(logits.values(range(307)), whole, atol=EXACT_ATOL)
 
 
