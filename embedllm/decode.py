@@ -56,7 +56,7 @@ class Cancel:
     """A switch that ends generations from any thread, in the middle of a prompt too. It cannot be switched back."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may cancel in the thread that has it
         self._cancelled = False
         self._interrupts: list[Callable[[bool], None]] = []
 

@@ -1,0 +1,365 @@
+"""The rule on fake logits, and the two loops on fake feeds: no runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedllm import decode
+from embedllm.backends.base import Interrupted
+from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
+from embedllm.model import Completion, collect
+from embedllm.sampling import Picked, Sampler, Sampling
+from embedllm.text import StopStrings, TextStream
+from tests.fakes import END, Bytes, FakeLogits, peaked
+
+GREEDY = Sampling(temperature=0)
+PIECES = ([1, 2], [3])
+
+
+def rule(
+    *,
+    stop: Sequence[str] = (),
+    stop_tokens: Sequence[int] = (END,),
+    limit: int = 100,
+    limit_reason: str = "length",
+    top_count: int = 0,
+    sampling: Sampling = GREEDY,
+    as_byte_tokens: bool = False,
+) -> Generation:
+    return Generation(
+        sampler=Sampler(sampling),
+        text=TextStream(Bytes(as_byte_tokens=as_byte_tokens)),
+        stops=StopStrings(stop),
+        stop_tokens=stop_tokens,
+        limit=limit,
+        limit_reason=limit_reason,
+        top_count=top_count,
+        statistics=Statistics(prompt_tokens=3, cached_tokens=1),
+    )
+
+
+def accept_all(generation: Generation, reply: bytes | Sequence[int]) -> list[Chunk]:
+    """The chunks of a model that says these tokens, up to the last one that the rule wants."""
+    chunks: list[Chunk] = []
+    for token in reply:
+        chunks.append(generation.accept(peaked(token)))
+        if chunks[-1].finish_reason is not None:
+            break
+    return chunks
+
+
+def texts(chunks: Sequence[Chunk]) -> list[str]:
+    return [chunk.text for chunk in chunks]
+
+
+# --- the end
+
+
+def test_a_stop_token_ends_the_reply_and_is_no_part_of_its_text() -> None:
+    chunks = accept_all(rule(stop_tokens=[END, ord("!")]), b"hi! there")
+    assert texts(chunks) == ["h", "i", ""]
+    assert (chunks[-1].token, chunks[-1].finish_reason, chunks[-1].stopped_by) == (ord("!"), "stop", ord("!"))
+    assert chunks[-1].statistics.tokens == 3
+
+
+def test_without_stop_tokens_nothing_but_the_limit_ends_the_reply() -> None:
+    chunks = accept_all(rule(stop_tokens=(), limit=4), [END, END, ord("a"), END, END])
+    assert texts(chunks) == ["", "", "a", ""]
+    assert (chunks[-1].finish_reason, chunks[-1].stopped_by) == ("length", None)
+
+
+def test_a_stop_string_across_chunks_ends_the_reply_before_it() -> None:
+    chunks = accept_all(rule(stop=["END", "never"]), b"say END now")
+    assert texts(chunks) == ["s", "a", "y", " ", "", "", ""]
+    assert (chunks[-1].token, chunks[-1].finish_reason, chunks[-1].stopped_by) == (ord("D"), "stop", "END")
+
+
+def test_text_held_for_a_stop_string_that_never_came_is_released_at_the_end() -> None:
+    assert texts(accept_all(rule(stop=["END"], limit=4), b"a ENxx")) == ["a", " ", "", "EN"]
+    assert texts(accept_all(rule(stop=["END"]), [*b"a EN", END])) == ["a", " ", "", "", "EN"]
+    assert texts(accept_all(rule(stop=["END"]), b"EaENDx")) == ["", "Ea", "", "", ""]
+
+
+@pytest.mark.parametrize("ended_by", ["limit", "stop token"])
+@pytest.mark.parametrize(
+    ("stop", "as_byte_tokens", "text"),
+    [("\ufffd", False, "a"), ("a\ufffd", False, ""), ("a", True, "")],
+    ids=["a broken character", "begun before it", "a run of byte tokens"],
+)
+def test_a_stop_string_in_what_was_held_back_counts(ended_by: str, stop: str, as_byte_tokens: bool, text: str) -> None:
+    generation = rule(stop=[stop], as_byte_tokens=as_byte_tokens, limit=2 if ended_by == "limit" else 9)
+    chunks = accept_all(generation, [ord("a"), 0xE6, END])
+    assert "".join(texts(chunks)) == text
+    assert (chunks[-1].finish_reason, chunks[-1].stopped_by) == ("stop", stop)
+
+
+def test_a_stop_token_after_a_stop_string_is_never_asked_for() -> None:
+    chunks = accept_all(rule(stop=["b"]), [*b"ab", END])
+    assert len(chunks) == 2
+
+
+@pytest.mark.parametrize("reason", ["length", "context"])
+def test_the_limit_ends_the_reply_with_its_reason(reason: str) -> None:
+    chunks = accept_all(rule(limit=3, limit_reason=reason), b"abcdef")
+    assert texts(chunks) == ["a", "b", "c"]
+    assert (chunks[-1].finish_reason, chunks[-1].stopped_by) == (reason, None)
+
+
+def test_at_the_limit_a_stop_goes_before_the_limit() -> None:
+    assert accept_all(rule(limit=2), [ord("a"), END])[-1].finish_reason == "stop"
+    assert accept_all(rule(limit=2, stop=["ab"]), b"ab")[-1].stopped_by == "ab"
+
+
+def test_bytes_of_an_unfinished_character_are_released_at_the_end() -> None:
+    assert texts(accept_all(rule(limit=4), "aé".encode() + b"\xe6")) == ["a", "", "é", "\ufffd"]
+    assert texts(accept_all(rule(), [ord("a"), 0xC3, END])) == ["a", "", "\ufffd"]
+
+
+def naive(text: str, strings: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first match, and the match."""
+    starts = ((text.find(string), len(string), string) for string in strings if string in text)
+    found = min(starts, default=None)
+    return (text, None) if found is None else (text[: found[0]], found[2])
+
+
+@given(
+    reply=st.lists(st.sampled_from([*b"aab", *"é".encode(), 0xE6, END]), min_size=1, max_size=20),
+    stop=st.lists(st.text("ab\ufffdé", min_size=1, max_size=3), max_size=3),
+    limit=st.integers(1, 20),
+    as_byte_tokens=st.booleans(),
+)
+def test_any_reply_gives_its_text_up_to_the_first_stop(
+    reply: list[int], stop: list[str], limit: int, as_byte_tokens: bool
+) -> None:
+    reply = [*reply, *[END] * limit]  # ends for sure
+    chunks = accept_all(rule(stop=stop, limit=limit, as_byte_tokens=as_byte_tokens), reply)
+    tokens = [chunk.token for chunk in chunks]
+    assert tokens == reply[: len(chunks)]
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert [chunk.statistics.tokens for chunk in chunks] == list(range(1, len(chunks) + 1))
+    last = chunks[-1]
+    said = [token for token in reply[: len(chunks)] if token != END]
+    assert ("".join(texts(chunks)), last.stopped_by if last.stopped_by != END else None) == naive(
+        Bytes().decode(said), stop
+    )
+    if last.stopped_by is None:
+        assert (last.finish_reason, len(chunks)) == ("length", limit)
+    else:
+        assert last.finish_reason == "stop"
+    assert collect(chunks).text == "".join(texts(chunks))
+
+
+# --- what a chunk tells
+
+
+def test_statistics_of_every_chunk_count_and_clock_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([102.0, 102.5, 103.5])
+    monkeypatch.setattr(decode, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    generation = rule()
+    generation._started = 100.0
+    chunks = accept_all(generation, b"abc")
+    known = {"prompt_tokens": 3, "cached_tokens": 1, "prefill_s": 2.0}
+    assert [chunk.statistics for chunk in chunks] == [
+        Statistics(tokens=1, decode_s=0.0, **known),
+        Statistics(tokens=2, decode_s=0.5, **known),
+        Statistics(tokens=3, decode_s=1.5, **known),
+    ]
+    assert chunks[-1].statistics.prefill_tokens_s == 1.0  # (3 - 1) / 2.0
+    assert chunks[-1].statistics.decode_tokens_s == pytest.approx(2 / 1.5)
+    assert chunks[0].statistics.decode_tokens_s == 0.0
+    assert Statistics(prompt_tokens=3, cached_tokens=1).prefill_tokens_s == 0.0
+
+
+def test_logprobs_are_those_of_the_model_whatever_the_sampler_did() -> None:
+    halves = FakeLogits([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)])
+    chunk = rule(top_count=3, sampling=Sampling(temperature=0, logit_bias={2: 5})).accept(halves)
+    assert chunk.token == 2
+    assert chunk.logprob == pytest.approx(math.log(0.125))
+    assert [picked.token for picked in chunk.top_logprobs] == [0, 1, 2]
+    assert [picked.logprob for picked in chunk.top_logprobs] == pytest.approx([math.log(p) for p in (0.5, 0.25, 0.125)])
+    assert rule().accept(halves).top_logprobs == ()
+    assert len(rule(top_count=9).accept(halves).top_logprobs) == 4
+
+
+def test_the_sampler_is_told_of_each_token() -> None:
+    generation = rule(sampling=Sampling(temperature=0, frequency_penalty=1.0))
+    row = FakeLogits([0.0] * 97 + [2.5, 2.0] + [0.0] * (END - 98))
+    assert "".join(texts([generation.accept(row) for _ in range(4)])) == "abab"
+
+
+def test_cancelled_gives_what_was_held_back_and_counts_no_token() -> None:
+    generation = rule(stop=["bc"])
+    accept_all(generation, b"ab")
+    assert generation.cancelled() == Chunk(
+        text="b", token=None, logprob=None, finish_reason="cancelled", statistics=generation.statistics
+    )
+    assert generation.statistics.tokens == 2
+    generation = rule()
+    accept_all(generation, [ord("a"), 0xE6])
+    assert generation.cancelled().text == "\ufffd"
+
+
+def test_collect_joins_chunks_to_a_completion() -> None:
+    statistics = Statistics(prompt_tokens=1, cached_tokens=0)
+    picked = (Picked(7, -0.5),)
+    first = Chunk(text="a", token=7, logprob=-0.5, top_logprobs=picked, statistics=statistics)
+    last = Chunk(text="b", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
+    assert collect([first, last]) == Completion(
+        text="ab", tokens=(7,), logprobs=(-0.5,), top_logprobs=(picked,), finish_reason="cancelled", stopped_by=None,
+        statistics=statistics,
+    )  # fmt: skip
+    assert collect([first, last]).message == {"role": "assistant", "content": "ab"}
+
+
+# --- the loops
+
+
+class Feed:
+    """Feeds for both loops that note what they get; the reply comes token by token."""
+
+    def __init__(self, reply: Sequence[int | Exception]) -> None:
+        self.fed: list[list[int]] = []
+        self._reply = iter(reply)
+
+    def __call__(self, tokens: Sequence[int]) -> FakeLogits:
+        self.fed.append(list(tokens))
+        if tokens in PIECES[:-1]:
+            return peaked(0)  # nobody asks for the logits in the middle of a prompt
+        token = next(self._reply)
+        if isinstance(token, Exception):
+            raise token
+        return peaked(token)
+
+    async def asynchronous(self, tokens: Sequence[int]) -> FakeLogits:
+        await asyncio.sleep(0)
+        return self(tokens)
+
+
+def run_both(make: Callable[[], Generation], reply: Sequence[int | Exception], cancel: Cancel) -> list[Chunk]:
+    """The chunks of run(), after a check that arun() gives and feeds the same."""
+
+    async def collected(feed: Feed) -> list[Chunk]:
+        return [chunk async for chunk in arun(make(), feed.asynchronous, PIECES, cancel)]
+
+    one, two = Feed(reply), Feed(reply)
+    chunks = list(run(make(), one, PIECES, cancel))
+    others = asyncio.run(collected(two))
+    assert one.fed == two.fed
+    assert [(c.text, c.token, c.finish_reason) for c in chunks] == [(c.text, c.token, c.finish_reason) for c in others]
+    return chunks
+
+
+def test_both_loops_feed_the_prompt_in_pieces_then_every_token_but_the_last() -> None:
+    feed = Feed([*b"abc", END])
+    chunks = list(run(rule(), feed, PIECES, Cancel()))
+    assert feed.fed == [*PIECES, [ord("a")], [ord("b")], [ord("c")]]
+    assert texts(chunks) == ["a", "b", "c", ""]
+    assert texts(run_both(rule, [*b"abc", END], Cancel())) == texts(chunks)
+    assert texts(run_both(lambda: rule(limit=1), b"abc", Cancel())) == ["a"]
+
+
+def test_a_switch_that_is_off_before_the_start_feeds_nothing() -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    feed = Feed(b"abc")
+    (only,) = run(rule(), feed, PIECES, cancel)
+    assert feed.fed == []
+    assert (only.text, only.token, only.finish_reason, only.statistics.tokens) == ("", None, "cancelled", 0)
+    assert len(run_both(rule, b"abc", cancel)) == 1
+
+
+def test_cancelling_between_two_chunks_ends_after_the_first() -> None:
+    cancel, feed = Cancel(), Feed(b"abc")
+    chunks = run(rule(), feed, PIECES, cancel)
+    assert next(chunks).text == "a"
+    cancel.cancel()
+    assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("", "cancelled")]
+    assert feed.fed == list(PIECES)
+
+
+def test_cancelling_after_the_last_chunk_changes_nothing() -> None:
+    cancel = Cancel()
+    chunks = run(rule(limit=1), Feed(b"abc"), PIECES, cancel)
+    assert next(chunks).finish_reason == "length"
+    cancel.cancel()
+    assert list(chunks) == []
+
+
+def test_an_interrupted_feed_ends_the_stream_with_the_text_so_far() -> None:
+    chunks = run_both(rule, [ord("a"), 0xE6, Interrupted()], Cancel())
+    assert texts(chunks) == ["a", "", "\ufffd"]
+    assert chunks[-1].finish_reason == "cancelled"
+    assert [chunk.finish_reason for chunk in run_both(rule, [Interrupted()], Cancel())] == ["cancelled"]
+
+
+def test_another_error_of_a_feed_comes_through() -> None:
+    chunks = run(rule(), Feed([ord("a"), OSError("gone")]), PIECES, Cancel())
+    assert next(chunks).text == "a"
+    with pytest.raises(OSError, match="gone"):
+        next(chunks)
+
+
+# --- Cancel
+
+
+def test_a_switch_interrupts_all_that_watch_it_and_releases_them_at_the_end() -> None:
+    cancel = Cancel()
+    calls: list[tuple[str, bool]] = []
+    with cancel.watching(lambda stop: calls.append(("one", stop))):
+        with cancel.watching(lambda stop: calls.append(("two", stop))):
+            assert not cancel.cancelled
+            assert calls == []
+            cancel.cancel()
+            assert cancel.cancelled
+            assert calls == [("one", True), ("two", True)]
+        assert calls[2:] == [("two", False)]
+    assert calls[3:] == [("one", False)]
+    cancel.cancel()
+    assert len(calls) == 4
+
+
+def test_who_watches_a_switch_that_is_off_is_interrupted_at_once() -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    calls: list[bool] = []
+    with cancel.watching(calls.append):
+        assert calls == [True]
+    assert calls == [True, False]
+
+
+def test_a_watcher_is_released_when_its_block_fails() -> None:
+    cancel = Cancel()
+    calls: list[bool] = []
+    with pytest.raises(OSError, match="left"), cancel.watching(calls.append):
+        raise OSError("left")
+    assert calls == [False]
+
+
+def test_a_signal_handler_may_cancel_at_any_moment() -> None:
+    # Python runs it in the main thread between any two steps, inside of watching() too.
+    cancel = Cancel()
+    calls: list[bool] = []
+
+    def interrupt(stop: bool) -> None:
+        calls.append(stop)
+        if not stop:
+            cancel.cancel()  # as the handler would
+
+    def watch() -> None:
+        with cancel.watching(interrupt):
+            pass
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert cancel.cancelled
+    assert calls == [False]
