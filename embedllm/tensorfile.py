@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from embedllm.errors import PackageError
 BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}  # fmt: skip
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors package
+_MOST_DIMENSIONS = 64  # NumPy's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def read_header(path: Path) -> TensorFile:
             header = json.loads(file.read(length))
     except OSError as error:
         raise PackageError(f"cannot read '{path}': {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackageError(f"'{path}' is damaged: its header is no JSON ({error}).") from error
     if not isinstance(header, dict):
         raise PackageError(f"'{path}' is damaged: its header is no JSON object.")
@@ -69,12 +71,14 @@ def read_header(path: Path) -> TensorFile:
 def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tensor:
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
-        whole = [*shape, start, stop]
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in whole):
-            raise ValueError(f"shape {shape}, offsets {start} to {stop}")
+        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 63 for n in [*shape, start, stop]):
+            raise ValueError("sizes are whole numbers")
+        if len(shape) > _MOST_DIMENSIONS:
+            raise ValueError("too many dimensions")
         expected = math.prod(shape) * BYTES[dtype]
     except (TypeError, KeyError, ValueError) as error:
-        raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood ({error}).") from error
+        found = reprlib.repr(entry)  # shortened: a number may have thousands of digits, a list millions of items
+        raise PackageError(f"'{path}' is damaged: the entry of '{name}' is not understood: {found}.") from error
     if stop - start != expected:
         raise PackageError(f"'{path}' is damaged: '{name}' has {stop - start} bytes; {dtype} {shape} needs {expected}.")
     if data + stop > size:
