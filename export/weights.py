@@ -105,14 +105,19 @@ class Writer:
         self._order = list(layout.placed.values())
         self._next = 0  # index of the entry that is being written
         self._left = 0  # bytes that it still lacks
-        self._put(layout.header)
-        self._advance()
+        try:
+            self._put(layout.header)
+            self._advance()
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, name: str, data: Buffer) -> None:
         """The next bytes of entry `name`; ValueError when another entry is due or the entry would overflow."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
         if not view.nbytes:
             return
+        view = view.cast("B")
         due = self._order[self._next].entry.name if self._next < len(self._order) else "the end"
         if due != name or view.nbytes > self._left:
             raise ValueError(f"{view.nbytes} bytes of '{name}' came where {self._left} bytes of '{due}' are due.")
