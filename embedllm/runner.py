@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from embedllm.backends.base import Engine, Interruptible, Session
@@ -166,12 +166,15 @@ async def _in_thread(sequence: HeldSequence, piece: Sequence[int]) -> Logits:
     """feed() in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
-    feeding = asyncio.ensure_future(asyncio.to_thread(sequence.feed, piece))
+    # no task: a closing event loop would cancel that too, and the feed would go on unseen
+    feeding = asyncio.get_running_loop().run_in_executor(None, sequence.feed, piece)
     try:
         return await asyncio.shield(feeding)
     except asyncio.CancelledError:
         if isinstance(sequence.session, Interruptible):
             sequence.session.interrupt()
-        await asyncio.wait([feeding])
+        while not feeding.done():
+            with suppress(asyncio.CancelledError):  # cancelled again; the sequence is of no use before the feed's end
+                await asyncio.wait([feeding])
         feeding.exception()  # Interrupted, as was asked for
         raise

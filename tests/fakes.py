@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from threading import Event
 
 from embedllm.backends.base import Device, Interrupted
 from embedllm.types import Candidates
@@ -87,7 +88,7 @@ class FakeSession:
         self.capacity = engine.context
         self.tokens: list[int] = []
         self.fed: list[list[int]] = []
-        self.stopping = False
+        self.stopping = Event()
         self.closed = False
         self._engine = engine
 
@@ -95,7 +96,7 @@ class FakeSession:
         assert not self.closed
         self.fed.append(list(tokens))
         self._engine.during_feed(self)
-        if self.stopping:
+        if self.stopping.is_set():
             raise Interrupted
         self.tokens += tokens
         self.position = len(self.tokens)
@@ -107,7 +108,10 @@ class FakeSession:
         self.position = position
 
     def interrupt(self, stop: bool = True) -> None:
-        self.stopping = stop
+        if stop:
+            self.stopping.set()
+        else:
+            self.stopping.clear()
 
     def close(self) -> None:
         self.closed = True
