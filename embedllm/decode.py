@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -174,7 +174,7 @@ async def arun(
     feed: Callable[[Sequence[int]], Awaitable[Logits]],
     pieces: Sequence[Sequence[int]],
     cancel: Cancel,
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk, None]:
     """As `run`, over a `feed` that is awaited."""
     try:
         logits = None

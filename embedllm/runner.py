@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from embedllm.backends.base import Engine, Interruptible, Session
@@ -96,25 +96,12 @@ class Runner:
 
     def stream(self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None) -> Iterator[Chunk]:
         """Runs a request on the given sequence, or on one from the pool."""
-        used = sequence or self._take(request.prompt)
-        try:
-            with used.interruptible(cancel):
-                pieces, generation = self._begin(used, request)
-                yield from run(generation, used.feed, pieces, cancel)
-        finally:
-            if sequence is None:
-                self._give_back(used)
+        with self._running(request, cancel, sequence) as (used, pieces, generation):
+            yield from run(generation, used.feed, pieces, cancel)
 
-    async def astream(self, request: Request, cancel: Cancel) -> AsyncIterator[Chunk]:
+    def astream(self, request: Request, cancel: Cancel) -> AsyncStream:
         """As stream(), with every feed in a worker thread."""
-        used = self._take(request.prompt)
-        try:
-            with used.interruptible(cancel):
-                pieces, generation = self._begin(used, request)
-                async for chunk in arun(generation, lambda piece: _in_thread(used, piece), pieces, cancel):
-                    yield chunk
-        finally:
-            self._give_back(used)
+        return AsyncStream(self._running(request, cancel), cancel)
 
     def new_sequence(self, capacity: int = 0) -> HeldSequence:
         return HeldSequence(self.engine.open(capacity))
@@ -127,6 +114,19 @@ class Runner:
             sequence.session.close()
         if engine is not None:
             engine.close()
+
+    @contextmanager
+    def _running(
+        self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
+    ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation]]:
+        """Within the block, a sequence is the request's: it, the pieces to feed, and the rule."""
+        used = sequence or self._take(request.prompt)
+        try:
+            with used.interruptible(cancel):
+                yield used, *self._begin(used, request)
+        finally:
+            if sequence is None:
+                self._give_back(used)
 
     def _begin(self, sequence: HeldSequence, request: Request) -> tuple[list[Sequence[int]], Generation]:
         """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
@@ -160,6 +160,43 @@ class Runner:
                 self._idle.append(sequence)
                 return
         sequence.session.close()
+
+
+class AsyncStream:
+    """The chunks of a request, for `async for`.
+
+    No async generator: of one that is left early, the event loop runs the end some time later, and until then its
+    sequence is taken. This gives it back when it is dropped.
+    """
+
+    def __init__(
+        self,
+        running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation]],
+        cancel: Cancel,
+    ) -> None:
+        self._running = running
+        self._cancel = cancel
+        self._held = ExitStack()
+        self._chunks: AsyncGenerator[Chunk, None] | None = None
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._chunks is None:
+            used, pieces, generation = self._held.enter_context(self._running)
+            self._chunks = arun(generation, lambda piece: _in_thread(used, piece), pieces, self._cancel)
+        try:
+            return await anext(self._chunks)
+        except BaseException:  # its end, too
+            self._held.close()
+            raise
+
+    async def aclose(self) -> None:
+        """Ends it, as leaving the loop does."""
+        if self._chunks is not None:
+            await self._chunks.aclose()
+        self._held.close()
 
 
 async def _in_thread(sequence: HeldSequence, piece: Sequence[int]) -> Logits:

@@ -249,6 +249,42 @@ def test_an_asynchronous_stream_gives_the_same() -> None:
     assert engine.sessions[0].fed == other.sessions[0].fed
 
 
+def test_leaving_an_asynchronous_stream_gives_its_session_back_at_once() -> None:
+    engine = FakeEngine()
+    runner = runner_on(engine)
+
+    async def main() -> list[Chunk]:
+        async for _ in runner.astream(request([1, 2, 3]), Cancel()):
+            break
+        return await read(runner.astream(request([1, 2, 3, 4], 1), Cancel()))
+
+    (last,) = asyncio.run(main())
+    assert len(engine.sessions) == 1
+    assert last.statistics.cached_tokens == 3
+
+
+def test_a_closed_asynchronous_stream_has_no_more_chunks() -> None:
+    engine = FakeEngine()
+    runner = runner_on(engine)
+
+    async def main() -> None:
+        stream = runner.astream(request([1, 2, 3]), Cancel())
+        await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        assert await read(stream) == []
+        await read(runner.astream(request([1]), Cancel()))
+
+    asyncio.run(main())
+    assert len(engine.sessions) == 1
+
+
+def test_an_asynchronous_stream_that_nobody_reads_takes_no_session() -> None:
+    engine = FakeEngine()
+    runner_on(engine).astream(request([1]), Cancel())
+    assert engine.sessions == []
+
+
 class SlowFeed:
     """A feed that waits: until it is interrupted, or until `release` is set when it cannot be interrupted."""
 
