@@ -87,7 +87,7 @@ class OrtSession:
         self.capacity = 0
         self._context = engine.package.context
         self._vocabulary = engine.package.decoder.vocabulary
-        self._session = engine.session
+        self._session: ort.InferenceSession | None = engine.session
         self._binding: ort.IOBinding | None = engine.session.io_binding()
         self._run_options = ort.RunOptions()
         self._stopping = False
@@ -127,6 +127,7 @@ class OrtSession:
 
     def close(self) -> None:
         self._binding = None
+        self._session = None  # the weights go with the last session that holds it
         self._kv.clear()
         self.capacity = self.position = 0
 
@@ -154,6 +155,7 @@ class OrtSession:
         return binding
 
     def _run(self, binding: ort.IOBinding, count: int) -> None:
+        assert self._session is not None  # as long as there is a binding
         try:
             self._session.run_with_iobinding(binding, self._run_options)
         except Exception as error:

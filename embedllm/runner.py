@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from embedllm.backends.base import Engine, Interruptible, Session
 from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
@@ -33,6 +34,7 @@ class HeldSequence:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.tokens: list[int] = []
+        self.is_running = False  # a request has it; closed by nobody else then
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         logits = self.session.feed(tokens)
@@ -67,6 +69,7 @@ class Runner:
         self._text = text
         self._context = context
         self._idle: list[HeldSequence] = []
+        self._all: WeakSet[HeldSequence] = WeakSet()
         self._lock = threading.Lock()
 
     @property
@@ -103,14 +106,20 @@ class Runner:
         """As stream(), with every feed in a worker thread."""
         return AsyncStream(self._running(request, cancel), cancel)
 
-    def new_sequence(self, capacity: int = 0) -> HeldSequence:
-        return HeldSequence(self.engine.open(capacity))
+    def new_sequence(self, capacity: int = 0, *, is_running: bool = False) -> HeldSequence:
+        sequence = HeldSequence(self.engine.open(capacity))
+        sequence.is_running = is_running
+        with self._lock:
+            self._all.add(sequence)
+        return sequence
 
     def close(self) -> None:
+        """Frees the engine and every sequence that waits, whoever keeps it; one that runs is freed when it ends."""
         with self._lock:
-            idle, self._idle = self._idle, []
             engine, self._engine = self._engine, None
-        for sequence in idle:
+            waiting = [sequence for sequence in self._all if not sequence.is_running]
+            self._idle.clear()
+        for sequence in waiting:
             sequence.session.close()
         if engine is not None:
             engine.close()
@@ -120,16 +129,16 @@ class Runner:
         self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
     ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation]]:
         """Within the block, a sequence is the request's: it, the pieces to feed, and the rule."""
-        used = sequence or self._take(request.prompt)
+        used = self._take(sequence) or self.new_sequence(len(request.prompt), is_running=True)
         try:
             with used.interruptible(cancel):
                 yield used, *self._begin(used, request)
         finally:
-            if sequence is None:
-                self._give_back(used)
+            self._give_back(used, to_pool=sequence is None)
 
     def _begin(self, sequence: HeldSequence, request: Request) -> tuple[list[Sequence[int]], Generation]:
         """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
+        step = self.engine.chunk
         held = sequence.keep(request.prompt)
         room = self._context - len(request.prompt)
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
@@ -143,23 +152,25 @@ class Runner:
             top_count=request.top_count,
             statistics=Statistics(prompt_tokens=len(request.prompt), cached_tokens=held),
         )
-        step = self.engine.chunk
         return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
 
-    def _take(self, prompt: Sequence[int]) -> HeldSequence:
-        """The idle sequence, or a new one when another request has it."""
+    def _take(self, sequence: HeldSequence | None) -> HeldSequence | None:
+        """The given sequence or the idle one, running; None when another request has that."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self.new_sequence(len(prompt))
+            used = sequence or (self._idle.pop() if self._idle else None)
+            if used is not None:
+                used.is_running = True
+            return used
 
-    def _give_back(self, sequence: HeldSequence) -> None:
+    def _give_back(self, sequence: HeldSequence, *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
         with self._lock:
-            if self._engine is not None and not self._idle:
+            sequence.is_running = False
+            is_kept = self._engine is not None and not (to_pool and self._idle)
+            if is_kept and to_pool:
                 self._idle.append(sequence)
-                return
-        sequence.session.close()
+        if not is_kept:
+            sequence.session.close()
 
 
 class AsyncStream:

@@ -115,6 +115,7 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+        self.rewind(0)
 
 
 class FakeEngine:

@@ -185,23 +185,35 @@ def test_a_feed_that_fails_leaves_a_sequence_that_works() -> None:
     assert len(engine.sessions) == 1
 
 
-def test_close_frees_idle_sequences_at_once_and_running_ones_when_they_end() -> None:
+def test_close_frees_waiting_sequences_at_once_and_running_ones_when_they_end() -> None:
     engine = FakeEngine()
     runner = runner_on(engine)
-    generate(runner, [1])
-    first, second = (runner.stream(request([1]), Cancel()) for _ in range(2))
-    next(first)
-    next(second)
-    second.close()  # type: ignore[attr-defined]  # it is a generator
+    kept = runner.new_sequence()  # as a conversation does
+    list(runner.stream(request([1]), Cancel(), kept))
+    running = runner.new_sequence()
+    streams = [runner.stream(request([1]), Cancel()) for _ in range(2)]
+    streams.append(runner.stream(request([1]), Cancel(), running))
+    assert [next(stream).token for stream in streams] == [ord("b")] * 3
+    assert len(list(streams.pop(0))) == 2
     runner.close()
     runner.close()
     assert engine.closed
     assert runner.is_closed
-    assert [session.closed for session in engine.sessions] == [False, True]
-    first.close()  # type: ignore[attr-defined]
-    assert engine.sessions[0].closed
+    assert [session.closed for session in engine.sessions] == [True, False, True, False]
+    streams.clear()
+    assert all(session.closed for session in engine.sessions)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_nothing_runs_after_close(is_kept: bool) -> None:
+    runner = runner_on(FakeEngine())
+    kept = runner.new_sequence() if is_kept else None
+    list(runner.stream(request([1, 2]), Cancel(), kept))
+    runner.close()
     with pytest.raises(ValueError, match="this model was closed"):
-        generate(runner, [1])
+        list(runner.stream(request([1, 2]), Cancel(), kept))
+    with pytest.raises(ValueError, match="this model was closed"):
+        runner.new_sequence()
 
 
 # --- interruption
