@@ -1,0 +1,60 @@
+"""Makes docs/reference-cli.md from the help texts of the command line.
+
+python docs/make_reference.py            shows the page
+python docs/make_reference.py --write    writes it; a test holds it to be current
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from embedllm.cli import cli
+
+PAGE = Path(__file__).parent / "reference-cli.md"
+_WIDTH = 100  # columns
+_INTRODUCTION = """\
+# The command line
+
+Made from `embedllm --help` by `python docs/make_reference.py --write`; change the help texts, not this page.
+
+`python -m embedllm` is the same program. The reply, or what was asked for, goes to stdout; notes, progress and errors
+go to stderr.
+
+| exit code | |
+| --- | --- |
+| 0 | done |
+| 1 | failed; the last line on stderr begins with `error:` |
+| 2 | the command line was not understood |
+| 130 | ended by Ctrl-C; `run` has written what there was of the reply |
+| 141 | the reader of stdout went away (`embedllm run ... \\| head`) |
+
+| environment | |
+| --- | --- |
+| `EMBEDLLM_DEVICE` | the device when `--device` is not given |
+| `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |
+| `NO_COLOR` | no colours |
+"""
+
+
+def reference_page() -> str:
+    """The whole page."""
+    root = click.Context(cli, info_name="embedllm", terminal_width=_WIDTH, **cli.context_settings)
+    sections = [_section("embedllm", cli, root)]
+    for name, command in sorted(cli.commands.items()):
+        context = click.Context(command, info_name=name, parent=root, terminal_width=_WIDTH)
+        sections.append(_section(f"embedllm {name}", command, context))
+    return "\n".join([_INTRODUCTION, *sections])
+
+
+def _section(title: str, command: click.Command, context: click.Context) -> str:
+    return f"## {title}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(reference_page(), encoding="utf-8")
+    else:
+        click.echo(reference_page(), nl=False)

@@ -1,0 +1,140 @@
+"""`embedllm export`: a model's checkpoint becomes a package folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli_options import common_options, note
+
+if TYPE_CHECKING:
+    from embedllm.export import Progress
+
+_BITS = click.Choice(["4", "8", "16", "32"])
+_GROUPS = click.Choice(["16", "32", "64", "128", "256"])
+_STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with the reference"}
+
+
+@click.command(short_help="Write a model into a folder.")
+@click.argument("source")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--bits", type=_BITS, default="4", show_default=True, help="Of the layers' matrices.")
+@click.option("--group", type=_GROUPS, default="32", show_default=True, help="Values that share a scale (4, 8 bits).")
+@click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
+@click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
+@click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
+@click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
+@click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
+@click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
+@click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
+@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the folder.")
+@common_options
+def export(
+    source: str,
+    out: Path,
+    *,
+    bits: str,
+    group: str,
+    asymmetric: bool,
+    lm_head_bits: str | None,
+    embedding_bits: str | None,
+    context: int | None,
+    exact: bool,
+    verify: bool,
+    replace: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write the model of SOURCE into the folder OUT.
+
+    SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), or a repo id of the hub, which is
+    downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
+    """
+    if quiet:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
+    from embedllm.export import Recipe, convert
+
+    recipe = Recipe(
+        bits=int(bits),
+        group=int(group),
+        symmetric=not asymmetric,
+        head_bits=int(lm_head_bits) if lm_head_bits else None,
+        embedding_bits=int(embedding_bits) if embedding_bits else None,
+        context=context,
+        exact=exact,
+    )
+    started = time.perf_counter()
+    try:
+        with _progress_bar(is_shown=not quiet) as on_progress:
+            convert(source, out, recipe, replace=replace, verify=verify, on_progress=on_progress)
+    except KeyboardInterrupt:
+        note(f"'{out}' is as it was before.")
+        raise
+    _summarize(out, time.perf_counter() - started, quiet=quiet, as_json=as_json)
+
+
+@contextmanager
+def _progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar a stage on stderr, when that is a terminal; gives what convert() reports to."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    stages: dict[str, tuple[TaskID, float]] = {}  # and when each began
+    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not (is_shown and console.is_terminal)) as bars:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.stage not in stages:
+                task = bars.add_task(_STAGES.get(progress.stage, progress.stage), total=progress.total, amount="")
+                stages[progress.stage] = task, time.perf_counter()
+            task, began = stages[progress.stage]
+            amount = _amount(progress, time.perf_counter() - began)
+            bars.update(task, completed=progress.done, total=progress.total, amount=amount)
+
+        yield on_progress
+
+
+def _amount(progress: Progress, seconds: float) -> str:
+    if progress.stage != "weights":
+        return f"{progress.done} of {progress.total}"
+    rate = f", {progress.done / seconds / 1e6:.0f} MB/s" if seconds > 0 else ""
+    return f"{progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB{rate}"
+
+
+def _summarize(out: Path, seconds: float, *, quiet: bool, as_json: bool) -> None:
+    from embedllm.export.decoder import parameters
+    from embedllm.package import open_package
+
+    package = open_package(out)
+    size, weights = sum(entry.bytes for entry in package.files.values()), package.weights.stat().st_size
+    count = parameters(package.decoder)
+    if not quiet:
+        note(
+            f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits a weight "
+            f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
+        )
+    if as_json:
+        found = {
+            "folder": str(out),
+            "name": package.name,
+            "bytes": size,
+            "weights_bytes": weights,
+            "parameters": count,
+            "bits_per_weight": 8 * weights / count,
+            "context": package.context,
+            "seconds": seconds,
+            "graphs": [graph.file for graph in package.graphs],
+            "verification": package.manifest.get("verification"),
+        }
+        click.echo(json.dumps(found, ensure_ascii=False))

@@ -1,0 +1,245 @@
+"""The commands that only look: `embedllm inspect`, `devices` and `families`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli_options import common_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from embedllm.describe import Architecture, Description
+    from embedllm.package import Package
+
+_WIDE = 200  # columns when nobody's terminal says how many: a table must not be folded for a pipe
+
+
+@click.command(short_help="Say what a folder holds.")
+@click.argument("folder")
+@click.option("--context", "contexts", type=int, multiple=True, metavar="N",
+              help="Give the memory for N tokens. Repeatable.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Compute every file's hash anew; exit code 1 when anything does not fit.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@common_options
+def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: bool) -> None:
+    """Say what a package folder holds; 'demo' is the model that ships with this library.
+
+    Its shape, where its bytes go, the memory that it needs, its graphs and whether they fit its weights.
+    """
+    from embedllm.describe import describe_package
+
+    package = _open(folder)
+    if check:
+        package.check()
+    description = describe_package(package, contexts)
+    if as_json:
+        click.echo(json.dumps({**dataclasses.asdict(description), "checked": check}, ensure_ascii=False))
+    else:
+        _show(description, checked=check)
+    if check and any(graph.problems for graph in description.graphs):
+        raise ValueError("a graph does not fit the weights file; export the folder again.")
+
+
+@click.command(short_help="List what models can run on here.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
+@common_options
+def devices(*, as_json: bool) -> None:
+    """List what this machine can run models on, and why not on the rest."""
+    import embedllm
+
+    found = embedllm.devices()
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(device) for device in found], ensure_ascii=False))
+        return
+    rows = [
+        (
+            device.name,
+            "yes" if device.available else "no",
+            device.backend,
+            device.description,
+            device.reason + (f" ({device.remedy})" if device.remedy else ""),
+        )
+        for device in found
+    ]
+    _console().print(_table(("device", "available", "backend", "description", "why not"), rows))
+
+
+@click.command(short_help="List the model types that can be exported.")
+@common_options
+def families() -> None:
+    """List the model types that can be exported ('model_type' in a config.json)."""
+    from embedllm.export import architectures
+
+    for name in architectures.families():
+        click.echo(name)
+
+
+def _open(folder: str) -> Package:
+    from embedllm.model import demo_folder
+    from embedllm.package import open_package
+
+    return open_package(demo_folder() if folder == "demo" and not Path(folder).exists() else folder)
+
+
+def _show(found: Description, *, checked: bool) -> None:
+    console = _console()
+    for title, table in (
+        ("", _pairs(_facts(found))),
+        ("weights file, bytes", _storage(found)),
+        ("memory of one sequence, MB (without the runtime, its activations, what it repacks at load)", _memory(found)),
+        ("graphs", _graphs(found)),
+        ("files", _files(found, checked=checked)),
+        ("differences from the reference, measured at export", _verification(found.verification)),
+    ):
+        if table is not None:
+            if title:
+                console.print(f"\n[bold]{title}[/bold]")
+            console.print(table)
+    for graph in found.graphs:
+        for problem in graph.problems:
+            console.print(f"problem in {graph.file}: {problem}", style="red", markup=False)
+
+
+def _facts(found: Description) -> Iterable[tuple[str, str]]:
+    tokens = found.tokens
+    stop = ", ".join(map(str, tokens.stop)) or "none"
+    yield "name", found.name
+    yield "folder", found.folder
+    yield "source", found.source or "not recorded"
+    yield "licence", found.licence or "not recorded"
+    yield from _shape(found.architecture)
+    yield "parameters", f"{found.parameters:,}"
+    yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits a weight with scales"
+    yield "weights file", f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits a parameter in all"
+    yield "tokens", f"bos {_or_none(tokens.bos)}, pad {_or_none(tokens.pad)}, stop {stop}"
+    yield "written by", found.created_by or "not recorded"
+
+
+def _shape(model: Architecture) -> Iterable[tuple[str, str]]:
+    head = "the embedding" if model.tied else "a matrix of its own"
+    sizes = " or ".join(f"{size:,}" for size in model.mlp)
+    yield "model type", model.model_type
+    yield "layers", f"{model.layers}, hidden size {model.hidden:,}, mlp {sizes}"
+    for group in model.attention:
+        window = f"window of {group.window:,} tokens" if group.window else "no window"
+        heads = f"{group.heads} heads, {group.kv_heads} key/value heads of {group.head_dim}"
+        yield "attention", f"{group.layers} layers: {heads}, {window}"
+    scaling = model.rope["scaling"]
+    described = "no scaling"
+    if isinstance(scaling, Mapping):
+        described = ", ".join(f"{name} {value}" for name, value in scaling.items())
+    yield "rope", f"base {model.rope['base']}, {model.rope['rotated']} dimensions turn, {described}"
+    yield "vocabulary", f"{model.vocabulary:,}; the head is {head}"
+    yield "context", f"{model.context:,} tokens"
+
+
+def _packing(found: Description) -> str:
+    ways = []
+    for way in found.packing:
+        kind = f"{way.bits}-bit floats"
+        if way.group is not None:
+            kind = f"{way.bits} bits in groups of {way.group}, {'symmetric' if way.symmetric else 'with zero points'}"
+        ways.append(f"{way.matrices} of {kind}")
+    return "; ".join(ways)
+
+
+def _storage(found: Description) -> Table:
+    columns = ("", "values", "scales", "zero points", "biases", "total", "share")
+    rows = [
+        (
+            share.kind,
+            *(f"{n:,}" if n else "" for n in (share.values, share.scales, share.zero_points, share.biases)),
+            f"{share.total:,}",
+            f"{share.total / found.weights_bytes:.1%}",
+        )
+        for share in found.storage
+    ]
+    return _table(columns, rows, numbers_from=1)
+
+
+def _memory(found: Description) -> Table:
+    columns = ("context", "KV float32", "with weights file", "KV float16", "with weights file")
+    rows = [
+        (f"{m.context:,}", *map(_mb, (m.kv_float32_bytes, m.float32_bytes, m.kv_float16_bytes, m.float16_bytes)))
+        for m in found.memory
+    ]
+    return _table(columns, rows, numbers_from=0)
+
+
+def _graphs(found: Description) -> Table:
+    rows = []
+    for graph in found.graphs:
+        fit = "onnx is not installed: not looked at"
+        if graph.problems:
+            fit = f"{len(graph.problems)} problems, see below"
+        elif graph.weights is not None:
+            fit = f"{graph.weights}, all in the weights file, none stored twice"
+        unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
+        rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
+    return _table(("file", "dialect", "bytes", "unused bytes", "weights"), rows)
+
+
+def _files(found: Description, *, checked: bool) -> Table:
+    state = "as exported" if checked else "by the manifest"
+    rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state) for name, entry in found.files.items()]
+    return _table(("file", "bytes", "sha256", ""), rows)
+
+
+def _verification(results: Mapping[str, object] | None) -> Table | None:
+    """Whatever the export measured, by graph."""
+    if results is None:
+        return None
+    rows = []
+    for name, value in results.items():
+        text = str(value)
+        if isinstance(value, dict):
+            text = ", ".join(f"{key} {_number(item)}" for key, item in value.items())
+        rows.append((name, text))
+    return _pairs(rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _or_none(token: int | None) -> str:
+    return "none" if token is None else str(token)
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.1f}"
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    return _table(("", ""), list(rows), header=False)
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None, header: bool = True
+) -> Table:
+    """numbers_from: the first column that is set to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="dim")
+    for index, column in enumerate(columns):
+        is_number = numbers_from is not None and index >= numbers_from
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # as text: a path may look like markup
+    return table
