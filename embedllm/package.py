@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import reprlib
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
 FORMAT = 1  # of the manifest; a folder with a larger one is refused
+_AGAIN = "Copy or export the folder again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +51,18 @@ class Package:
         self.name = _text(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in _section(manifest, "files").items()}
         self.graphs = tuple(_graph(entry) for entry in _list(manifest, "graphs"))
-        tokens = _section(manifest, "tokens")
-        self.stop_tokens = tuple(_integers(tokens, "stop"))
-        self.context = _integer(manifest, "context")
+        self.stop_tokens = tuple(_integers(_section(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
+        self.context = _integer(manifest, "context", least=1)
 
     @cached_property
     def decoder(self) -> Decoder:
         from embedllm.export.decoder_json import from_json
 
-        return from_json(self.manifest.get("architecture"))
+        try:
+            return from_json(self.manifest.get("architecture"))
+        except PackageError as error:
+            remedy = "Export the folder again, or upgrade with: pip install -U embedllm"
+            raise PackageError(f"cannot use '{self.folder / MANIFEST}': {error} {remedy}") from error
 
     @property
     def weights(self) -> Path:
@@ -68,11 +75,16 @@ class Package:
     def check(self) -> None:
         """Reads every file once; PackageError when one differs from what was exported."""
         for name, entry in self.files.items():
-            found = sha256(self.folder / name)
+            try:
+                found = sha256(self.folder / name)
+            except OSError as error:
+                raise PackageError(
+                    f"cannot read '{self.folder / name}' ({error.strerror or error}). {_AGAIN}"
+                ) from error
             if found != entry.sha256:
                 raise PackageError(
                     f"'{self.folder / name}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}. "
-                    "Copy or export the folder again."
+                    f"{_AGAIN}"
                 )
 
 
@@ -82,32 +94,25 @@ def open_package(folder: str | os.PathLike[str]) -> Package:
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, or when its manifest names
     files outside of it.
     """
-    folder = Path(folder).expanduser()
+    folder = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     path = folder / MANIFEST
-    if not path.is_file():
-        raise PackageError(_not_a_package(folder))
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PackageError(f"cannot read '{path}': {error}.") from error
-    if not isinstance(manifest, dict):
-        raise PackageError(f"'{path}' holds a {type(manifest).__name__}; expected a JSON object.")
-    version = _integer(manifest, "format")
+    manifest = _read_manifest(path)
+    with _naming(path):
+        version = _integer(manifest, "format", least=1)
     if version > FORMAT:
         raise PackageError(
             f"'{folder}' has format {version}; this version of embedllm reads up to {FORMAT}. "
             "Upgrade with: pip install -U embedllm"
         )
-    package = Package(folder, manifest)
+    with _naming(path):
+        package = Package(folder, manifest)
+        for graph in package.graphs:
+            if graph.file not in package.files:
+                raise PackageError(f"it names the graph '{graph.file}' but does not list that file.")
+        if WEIGHTS not in package.files:
+            raise PackageError(f"it does not list '{WEIGHTS}'.")
     for name, entry in package.files.items():
         _check_file(folder, name, entry)
-    for graph in package.graphs:
-        if graph.file not in package.files:
-            raise PackageError(
-                f"the manifest of '{folder}' names the graph '{graph.file}' but does not list that file."
-            )
-    if WEIGHTS not in package.files:
-        raise PackageError(f"the manifest of '{folder}' does not list '{WEIGHTS}'.")
     return package
 
 
@@ -118,6 +123,27 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, object]:
+    try:
+        if not path.is_file():
+            raise PackageError(_not_a_package(path.parent))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PackageError(f"cannot read '{path}': {error}. {_AGAIN}") from error
+    if not isinstance(manifest, dict):
+        raise PackageError(f"'{path}' holds a {type(manifest).__name__}; expected a JSON object. {_AGAIN}")
+    return manifest
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds to what is wrong with a manifest which one it is, and what to do."""
+    try:
+        yield
+    except PackageError as error:
+        raise PackageError(f"'{path}' is damaged: {error} {_AGAIN}") from error
 
 
 def _not_a_package(folder: Path) -> str:
@@ -136,66 +162,76 @@ def _not_a_package(folder: Path) -> str:
 def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
     path = folder / name
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except OSError as error:
-        raise PackageError(f"'{folder}' is incomplete: cannot read '{name}' ({error.strerror or error}).") from error
-    if size != entry.bytes:
-        raise PackageError(
-            f"'{path}' has {size} bytes; the manifest says {entry.bytes}. Copy or export the folder again."
-        )
+        reason = error.strerror or str(error)
+        raise PackageError(f"'{folder}' is incomplete: cannot read '{name}' ({reason}). {_AGAIN}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise PackageError(f"'{path}' is no file; the manifest lists one of {entry.bytes} bytes. {_AGAIN}")
+    if status.st_size != entry.bytes:
+        raise PackageError(f"'{path}' has {status.st_size} bytes; the manifest says {entry.bytes}. {_AGAIN}")
 
 
 def _plain(name: str) -> str:
     """A file name that cannot lead out of the folder, on any system."""
-    for path in (PurePosixPath(name), PureWindowsPath(name)):
-        if path.is_absolute() or path.drive or ".." in path.parts or not path.parts:
-            raise PackageError(f"the manifest names the file '{name}', which lies outside its folder.")
+    if not name.isprintable() or set(name) & set("\\:") or set(name.split("/")) & {"", ".", ".."}:
+        raise PackageError(f"it names the file {name!r}; expected one inside its folder, of printable characters.")
     return name
 
 
 def _file_entry(name: str, entry: object) -> FileEntry:
+    _plain(name)
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's entry of '{name}' is {type(entry).__name__}; expected an object.")
-    _plain(name)
-    return FileEntry(bytes=_integer(entry, "bytes"), sha256=_text(entry, "sha256"))
+    where = f"in the manifest's entry of '{name}',"
+    return FileEntry(bytes=_integer(entry, "bytes", where, least=0), sha256=_text(entry, "sha256", where))
 
 
 def _graph(entry: object) -> Graph:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's 'graphs' holds a {type(entry).__name__}; expected objects.")
-    values = {key: _text(entry, key) for key in ("file", "dialect", "activations")}
+    values = {key: _text(entry, key, "in the manifest's 'graphs',") for key in ("file", "dialect", "activations")}
     return Graph(file=_plain(values["file"]), dialect=values["dialect"], activations=values["activations"])
 
 
-def _get(data: Mapping[str, object], key: str, kind: type, expected: str) -> object:
+_TOP = "the manifest's"  # where a key is looked up
+
+
+def _wrong(key: str, value: object, where: str, expected: str) -> PackageError:
+    return PackageError(f"{where} '{key}' is {reprlib.repr(value)}; expected {expected}.")
+
+
+def _text(data: Mapping[str, object], key: str, where: str = _TOP) -> str:
     value = data.get(key)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise PackageError(f"the manifest's '{key}' is {value!r}; expected {expected}.")
+    if not isinstance(value, str):
+        raise _wrong(key, value, where, "a string")
     return value
 
 
-def _text(data: Mapping[str, object], key: str) -> str:
-    return str(_get(data, key, str, "a string"))
-
-
-def _integer(data: Mapping[str, object], key: str) -> int:
-    return int(str(_get(data, key, int, "a whole number")))
+def _integer(data: Mapping[str, object], key: str, where: str = _TOP, *, least: int) -> int:
+    value = data.get(key)
+    if type(value) is not int or value < least:
+        raise _wrong(key, value, where, f"a whole number >= {least}")
+    return value
 
 
 def _section(data: Mapping[str, object], key: str) -> dict[str, object]:
-    value = _get(data, key, dict, "an object")
-    assert isinstance(value, dict)
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise _wrong(key, value, _TOP, "an object")
     return value
 
 
-def _list(data: Mapping[str, object], key: str) -> list[object]:
-    value = _get(data, key, list, "a list")
-    assert isinstance(value, list)
+def _list(data: Mapping[str, object], key: str, where: str = _TOP) -> list[object]:
+    value = data.get(key)
+    if not isinstance(value, list):
+        raise _wrong(key, value, where, "a list")
     return value
 
 
-def _integers(data: Mapping[str, object], key: str) -> list[int]:
-    values = _list(data, key)
-    if not all(type(value) is int for value in values):
-        raise PackageError(f"the manifest's '{key}' is {values!r}; expected whole numbers.")
-    return [int(str(value)) for value in values]
+def _integers(data: Mapping[str, object], key: str, where: str) -> list[int]:
+    values = _list(data, key, where)
+    whole = [value for value in values if type(value) is int and value >= 0]
+    if len(whole) != len(values):
+        raise _wrong(key, values, where, "whole numbers >= 0")
+    return whole
