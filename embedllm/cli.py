@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 import click
 
@@ -78,9 +79,12 @@ for command in (run, chat, export, inspect, devices, families):
 
 def main() -> None:
     """What the programs `embedllm` and `python -m embedllm` do."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - lives as long as we do
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
-            continue  # closed, or replaced by whoever called
+            continue  # replaced by whoever called
         if sys.platform == "win32" and not stream.isatty():
             stream.reconfigure(encoding="utf-8")  # a pipe would get the old code page, which lacks most characters
         stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its number

@@ -107,7 +107,7 @@ def _read(text: str | None) -> str:
     """TEXT, or all of stdin."""
     if text is not None and text != "-":
         return text
-    if sys.stdin is None or (text is None and sys.stdin.isatty()):  # None: started with stdin closed
+    if text is None and sys.stdin.isatty():
         raise click.UsageError("give TEXT, pipe it in, or type it after '-' (Ctrl-D ends it).")
     try:
         read = sys.stdin.buffer.read().decode("utf-8-sig")

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -219,6 +220,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless: str) -> None:
     assert process.wait(timeout=30) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@POSIX
+def test_closed_streams_are_no_crash(tiny: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -m embedllm run --model {shlex.quote(tiny)} --max-tokens 1"
+    for command, code in ((f"{program} hello >&-", 0), (f"{program} <&-", 2), (f"{program} hello 2>&-", 0)):
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), command
 
 
 # --- errors
