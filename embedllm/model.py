@@ -56,7 +56,7 @@ def load(
 
     path: a folder written by `embedllm export`, or "demo", the model that ships with this library.
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
-    variable EMBEDLLM_DEVICE, or else "auto". An explicit device never falls back to another.
+    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". An explicit device never falls back to another.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md).
     Raises PackageError, DeviceUnavailable, DeviceError.
@@ -66,7 +66,7 @@ def load(
     package = open_package(demo_folder() if os.fspath(path) == "demo" and not Path(path).exists() else path)
     if exact:
         _check_exact(package)
-    wish = device if device is not None else os.environ.get("EMBEDLLM_DEVICE") or select.AUTO
+    wish = device if device is not None else _wish_of_the_environment() or select.AUTO
     choice = select.choose(registry.devices(), wish)
     passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
     _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
@@ -304,6 +304,10 @@ def collect(chunks: Iterable[Chunk]) -> Completion:
         stopped_by=kept[-1].stopped_by,
         statistics=kept[-1].statistics,
     )
+
+
+def _wish_of_the_environment() -> list[str]:
+    return [name for part in os.environ.get("EMBEDLLM_DEVICE", "").split(",") if (name := part.strip())]
 
 
 def demo_folder() -> Path:

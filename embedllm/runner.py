@@ -96,6 +96,7 @@ class Runner:
             raise ValueError(f"max_tokens is {request.max_tokens}; expected at least 1.")
         if request.top_count < 0:
             raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
+        StopStrings(request.stop)
 
     def stream(self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None) -> Iterator[Chunk]:
         """Runs a request on the given sequence, or on one from the pool."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from collections.abc import Mapping
 
 from embedllm.errors import ExportError
 
 _MISSING = object()
+_LARGEST = sys.float_info.max
 
 
 class Config:
@@ -25,10 +28,17 @@ class Config:
             raise self._wrong(key, value, f"a whole number >= {least}")
         return value
 
-    def number(self, key: str, default: object = _MISSING) -> float:
+    def integer_or_none(self, key: str, default: int | None) -> int | None:
+        """None where the config says null, the default only where it says nothing."""
+        if self._data.get(key, default) is None:
+            return None
+        return self.integer(key, default)
+
+    def number(self, key: str, default: object = _MISSING, *, above: float = -_LARGEST) -> float:
+        """A finite number."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(key, value, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= _LARGEST:
+            raise self._wrong(key, value, "a number" if above == -_LARGEST else f"a number > {above:g}")
         return float(value)
 
     def flag(self, key: str, default: object = _MISSING) -> bool:
@@ -52,13 +62,11 @@ class Config:
         return value
 
     def section(self, key: str) -> Config | None:
-        """A nested object, or None."""
-        value = self._get(key, None)
-        if value is None:
-            return None
+        """A nested object; None when there is none or nothing in it."""
+        value = self._get(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
-        return Config(value, f"{self._where}: {key}")
+        return Config(value, f"{self._where}: {key}") if value else None
 
     def _get(self, key: str, default: object) -> object:
         value = self._data.get(key)
@@ -69,4 +77,4 @@ class Config:
         return value
 
     def _wrong(self, key: str, value: object, expected: str) -> ExportError:
-        return ExportError(f"{self._where}: '{key}' is {value!r}; expected {expected}.")
+        return ExportError(f"{self._where}: '{key}' is {reprlib.repr(value)}; expected {expected}.")

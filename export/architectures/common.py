@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from embedllm.errors import UnsupportedModel
+from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
 from embedllm.export.decoder import (
     Attention,
@@ -60,8 +60,19 @@ def describe_llama_shaped(config: Config, shape: Shape) -> Decoder:
 
 def describe_rope(config: Config, head_dim: int) -> Rope:
     """The rotary embedding, from 'rope_parameters' (transformers 5) or 'rope_theta' and 'rope_scaling'."""
-    parameters = config.section("rope_parameters") or config.section("rope_scaling") or Config({})
-    base = parameters.number("rope_theta", config.number("rope_theta", 10_000.0))
+    if head_dim % 16:
+        raise UnsupportedModel(
+            f"head_dim is {head_dim}; ONNX Runtime's attention operator rotates heads whose size is a multiple of 16."
+        )
+    sections = [config.section(key) for key in ("rope_parameters", "rope_scaling")]
+    ropes = [_rope(config, section, head_dim) for section in sections if section is not None]
+    if len(ropes) == 2 and ropes[0] != ropes[1]:
+        raise ExportError("'rope_parameters' and 'rope_scaling' of config.json differ; keep one of them.")
+    return ropes[0] if ropes else _rope(config, Config({}), head_dim)
+
+
+def _rope(config: Config, parameters: Config, head_dim: int) -> Rope:
+    base = parameters.number("rope_theta", config.number("rope_theta", 10_000.0, above=1), above=1)
     part = parameters.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     rotated = int(head_dim * part)
     if rotated != head_dim:
@@ -72,28 +83,31 @@ def describe_rope(config: Config, head_dim: int) -> Rope:
 def _scaling(config: Config, parameters: Config) -> RopeScaling | None:
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     own_context = config.integer("max_position_embeddings")
-    trained = parameters.integer("original_max_position_embeddings", own_context)
+    trained_key = "original_max_position_embeddings"
+    trained = config.integer(trained_key, parameters.integer(trained_key, own_context))
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(factor=parameters.number("factor"))
+        return LinearScaling(factor=parameters.number("factor", above=0))
     if kind == "dynamic":
-        return DynamicScaling(factor=parameters.number("factor"), trained=own_context)
+        return DynamicScaling(factor=parameters.number("factor", above=0), trained=own_context)
     if kind == "llama3":
+        low = parameters.number("low_freq_factor", above=0)
         return Llama3Scaling(
-            factor=parameters.number("factor"),
-            low_frequency_factor=parameters.number("low_freq_factor"),
-            high_frequency_factor=parameters.number("high_freq_factor"),
+            factor=parameters.number("factor", above=0),
+            low_frequency_factor=low,
+            high_frequency_factor=parameters.number("high_freq_factor", above=low),
             trained=trained,
         )
     if kind == "yarn":
-        factor = parameters.number("factor", own_context / trained)
+        factor = parameters.number("factor", own_context / trained, above=0)
+        own_factor = _yarn_attention_factor(parameters, factor)
         return YarnScaling(
             factor=factor,
             trained=trained,
-            beta_fast=parameters.number("beta_fast", 32.0),
-            beta_slow=parameters.number("beta_slow", 1.0),
-            attention_factor=parameters.number("attention_factor", _yarn_attention_factor(parameters, factor)),
+            beta_fast=parameters.number("beta_fast", 32.0, above=0),
+            beta_slow=parameters.number("beta_slow", 1.0, above=0),
+            attention_factor=parameters.number("attention_factor", own_factor, above=0),
             truncate=parameters.flag("truncate", True),
         )
     raise UnsupportedModel(f"rope type '{kind}' is not described; known: default, linear, dynamic, llama3, yarn.")
@@ -148,4 +162,4 @@ def _layer(config: Config, shape: Shape, index: int, hidden: int, head_dim: int)
 
 
 def _norm(config: Config, name: str, source: str, size: int) -> Norm:
-    return Norm(name=name, source=f"{source}.weight", size=size, epsilon=config.number("rms_norm_eps", 1e-6))
+    return Norm(name=name, source=f"{source}.weight", size=size, epsilon=config.number("rms_norm_eps", 1e-6, above=0))

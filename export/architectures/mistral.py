@@ -8,5 +8,5 @@ from embedllm.export.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    window = config.integer("sliding_window") if config.has("sliding_window") else None
+    window = config.integer_or_none("sliding_window", 4096)  # transformers' default; newer configs say null
     return describe_llama_shaped(config, Shape(model_type="mistral", window=lambda _: window))
