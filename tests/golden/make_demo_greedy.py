@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -26,7 +27,7 @@ def main() -> None:
     rows = [json.loads(line) for line in options.prompts.read_text(encoding="utf-8").splitlines()]
     plain, tools = [r for r in rows if not r.get("tools")], [r for r in rows if r.get("tools")]
     step = len(plain) // 50
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.checkpoint)
     golden = []
     for row in [*plain[::step][:50], *tools[:10]]:
