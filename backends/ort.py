@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import Device, Interrupted
+from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.package import Graph, Package
@@ -77,6 +78,7 @@ class OrtEngine:
 
     def close(self) -> None:
         self._session = None
+        return_freed_memory()
 
 
 class OrtSession:
