@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from embedllm.backends.base import Device, Engine
 from embedllm.errors import DeviceUnavailable
 from embedllm.export.dialects import FLOAT32
@@ -13,6 +15,19 @@ def devices() -> list[Device]:
     from embedllm.backends import reference
 
     return [*_ort_devices(), reference.DEVICE]
+
+
+def devices_for(package: Package) -> list[Device]:
+    """As devices(); those that the folder has no graph for are not available, with that reason."""
+    if package.graph(FLOAT32.name) is not None:
+        return devices()
+    reason, remedy = _no_graph(package)
+    return [
+        device
+        if device.name == "reference" or not device.available
+        else replace(device, available=False, reason=reason, remedy=remedy)
+        for device in devices()
+    ]
 
 
 def _ort_devices() -> list[Device]:
@@ -39,9 +54,12 @@ def open_engine(package: Package, device: Device, *, threads: int = 0, exact: bo
 
     graph = package.graph(FLOAT32.name)
     if graph is None:
-        has = ", ".join(graph.dialect for graph in package.graphs) or "none"
-        raise DeviceUnavailable(
-            f"'{package.name}' has no '{FLOAT32.name}' graph, which device '{device.name}' needs (it has: {has}).",
-            [(device.name, f"no '{FLOAT32.name}' graph in the folder", "export the model again")],
-        )
+        reason, remedy = _no_graph(package)
+        raise DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
     return OrtEngine(package, graph, device, threads=threads, exact=exact)
+
+
+def _no_graph(package: Package) -> tuple[str, str]:
+    """Why a runtime cannot run the folder, and what helps."""
+    has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
+    return f"'{package.name}' has no '{FLOAT32.name}' graph (it has {has})", "export the model again"

@@ -68,7 +68,7 @@ def load(
     if exact:
         _check_exact(package)
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
-    choice = select.choose(registry.devices(), wish)
+    choice = select.choose(registry.devices_for(package), wish)
     passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
     _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
     return Model(package, registry.open_engine(package, choice.device, threads=threads, exact=exact))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import subprocess
@@ -125,6 +126,19 @@ def test_the_choice_and_its_reasons_are_logged(opened: Callable[..., Model], cap
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("running 'package' on reference (numpy ")
     assert "; not tpu: not found by onnxruntime" in line
+
+
+def test_a_device_that_the_folder_has_no_graph_for_is_passed_over(package: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    shutil.copytree(package, folder)
+    manifest = json.loads((folder / "embedllm.json").read_text())
+    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["dialect"] != "generic-float32"]
+    (folder / "embedllm.json").write_text(json.dumps(manifest))
+    with load(folder, device=["cpu", "reference"]) as model:
+        assert model.device.name == "reference"
+    with pytest.raises(DeviceUnavailable, match="no 'generic-float32' graph") as caught:
+        load(folder)
+    assert [name for name, _, _ in caught.value.tried] == ["cpu"]
 
 
 def test_the_reference_gives_the_tokens_of_the_exact_cpu(opened: Callable[..., Model]) -> None:
