@@ -126,6 +126,10 @@ CASES: dict[str, dict[str, object]] = {
         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512,
                          "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.3},
     },
+    "yarn whose ramp ends beyond the last pair": {
+        "rope_theta": 100.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    },
     "yarn, untruncated": {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024,
                          "truncate": False},
