@@ -48,7 +48,7 @@ class Conversation:
         """Adds the user's message and the model's reply to the history; gives the reply.
 
         text: what the user says, or a whole message (a tool's result, say).
-        When it fails (ContextFull, TemplateError) the history stays as it was.
+        When it fails (ContextFull, TemplateError, DeviceError) the history stays as it was.
         """
         return collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, cancel=cancel))
 
@@ -78,6 +78,9 @@ class Conversation:
                 started = True
                 reply += chunk.text
                 yield chunk
+        except Exception:
+            started = False  # the turn can be said again
+            raise
         finally:
             if started:
                 self.messages += [said, {"role": "assistant", "content": reply}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm import Cancel, ContextFull, Conversation, Model, Sampling, TemplateError, load
+from embedllm import Cancel, ContextFull, Conversation, DeviceError, Model, Sampling, TemplateError, load
 from embedllm.runner import HeldSequence
 from tests.tiny import TEMPLATE
 
@@ -109,6 +109,26 @@ def test_a_template_that_refuses_leaves_all_as_it_was(llm: Model) -> None:
         with pytest.raises((TemplateError, ValueError)):
             conversation.say({"content": "no role"})
         assert conversation.messages == []
+
+
+def test_a_device_that_fails_leaves_the_history_as_it_was(llm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llm.conversation() as conversation:
+        conversation.say("hello", SAMPLING, max_tokens=6)
+        before = list(conversation.messages)
+        feed, calls = HeldSequence.feed, iter(range(100))
+
+        def fail(self: HeldSequence, tokens: list[int]) -> object:
+            if next(calls) == 3:
+                raise DeviceError("gone")
+            return feed(self, tokens)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HeldSequence, "feed", fail)
+            with pytest.raises(DeviceError, match="gone"):
+                conversation.say("and now?", SAMPLING, max_tokens=6)
+        assert conversation.messages == before
+        assert conversation.say("and now?", SAMPLING, max_tokens=6).tokens
+        assert roles(conversation) == "uaua"
 
 
 def test_a_cancelled_turn_keeps_the_part_that_was_said(llm: Model) -> None:
