@@ -153,5 +153,5 @@ def _read_whole(file: BinaryIO, into: bytearray, tensor: Tensor) -> None:
 
 def _to_float32(raw: bytearray, dtype: str) -> F32:
     if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.left_shift(np.frombuffer(raw, "<u2"), 16, dtype=np.uint32).view(np.float32)
     return np.frombuffer(raw, "<f2" if dtype == "F16" else "<f4").astype(np.float32, copy=False)

@@ -60,7 +60,7 @@ def quantize(rows: F32, packing: Packing) -> Packed:
     """
     grouped = _grouped(rows, packing)
     levels = 1 << packing.bits
-    low, high = grouped.min(axis=2), grouped.max(axis=2)
+    low, high = _extremes(grouped)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
     with np.errstate(over="ignore"):  # found and named below
@@ -109,13 +109,24 @@ def _grouped(rows: F32, packing: Packing) -> F32:
     return rows.reshape(count, -1, packing.group)
 
 
+def _extremes(grouped: F32) -> tuple[F32, F32]:
+    """The smallest and the largest value of each group: [n, groups] both.
+
+    Turned first, since NumPy reduces a short last axis one group at a time, six times slower.
+    """
+    count, groups, size = grouped.shape
+    turned = np.ascontiguousarray(grouped.reshape(-1, size).T)
+    return turned.min(axis=0).reshape(count, groups), turned.max(axis=0).reshape(count, groups)
+
+
 def _pack(values: U8, bits: int) -> U8:
     """Two 4-bit values a byte along the last axis, the earlier one in the low nibble."""
     if bits == 8:
         return values
     if values.shape[-1] % 2:
         values = np.concatenate([values, np.zeros((*values.shape[:-1], 1), np.uint8)], axis=-1)
-    return values[..., 0::2] | values[..., 1::2] << 4
+    pairs = values.view("<u2")  # the earlier value is the lower byte
+    return (pairs | pairs >> 4).astype(np.uint8)  # of which the cast keeps the lower byte
 
 
 def _unpack(packed: U8, bits: int) -> U8:
