@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
+import sys
 import types
 import typing
 from typing import TypeVar
@@ -66,10 +68,11 @@ def _read_value(hint: object, data: object, where: str) -> object:
         return _read_union(typing.get_args(hint), data, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, data, where)
-    if hint is float and type(data) is int:
+    if hint is float and type(data) is int and abs(data) <= sys.float_info.max:
         return float(data)
     if not isinstance(hint, type) or type(data) is not hint:
-        raise PackageError(f"the manifest's '{where}' is {data!r}; expected {getattr(hint, '__name__', hint)}.")
+        found = reprlib.repr(data)
+        raise PackageError(f"the manifest's '{where}' is {found}; expected {getattr(hint, '__name__', hint)}.")
     return data
 
 
