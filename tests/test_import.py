@@ -1,0 +1,252 @@
+"""What an import loads and how the parts depend on each other: read from the sources, and seen in fresh processes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import embedllm
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # import name -> folder
+IMPORT_S = 0.060
+
+# Third-party packages, and the only modules that may import them.
+HOMES = {
+    "click": ("embedllm.cli",),
+    "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
+    "huggingface_hub": ("embedllm.export.hf",),
+    "jinja2": ("embedllm.sandbox",),
+    "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
+    "onnx": ("embedllm.export.", "embedllm.describe_graphs"),
+    "onnxruntime": ("embedllm.backends.ort",),
+    "rich": ("embedllm.cli",),
+    "tokenizers": ("embedllm.text",),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement, TYPE_CHECKING aside."""
+
+    of: str  # the module that imports
+    name: str  # the module that is imported
+    at_once: bool  # when the module is loaded, not in a function
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Of a process that knows nothing of this one's settings."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")}
+    return {**kept, "HOME": str(home), "USERPROFILE": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run_fresh(code: str, *arguments: object, home: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=home, env=environment(home))
+
+
+# --- in a fresh process
+
+IMPORT = """
+import sys, time
+before, start = set(sys.modules), time.perf_counter()
+import embedllm
+print(time.perf_counter() - start, *sorted(set(sys.modules) - before))
+"""
+
+
+def test_importing_embedllm_loads_the_standard_library_only(tmp_path: Path) -> None:
+    _, *modules = run_fresh(IMPORT, home=tmp_path).stdout.split()
+    roots = {module.partition(".")[0] for module in modules}
+    assert "embedllm.model" in modules
+    assert roots - sys.stdlib_module_names == {"embedllm"}
+    assert not roots & {"asyncio", "concurrent", "ctypes", "unittest"}  # heavy, and not needed yet
+
+
+def test_importing_embedllm_is_quick(tmp_path: Path) -> None:
+    run = [float(run_fresh(IMPORT, home=tmp_path).stdout.split()[0]) for _ in range(10)]
+    assert min(run) < IMPORT_S
+
+
+GENERATE = """
+import sys
+import embedllm
+
+with embedllm.load(sys.argv[1]) as model:
+    model.generate("hello", max_tokens=3)
+    if "jinja2" in sys.modules:
+        raise SystemExit("a plain prompt needs no template")
+    model.chat([{"role": "user", "content": "hello"}], max_tokens=3)
+found = {module.partition(".")[0] for module in sys.modules}
+if found & set(sys.argv[2:]):
+    raise SystemExit(f"loaded {found & set(sys.argv[2:])}")
+"""
+
+
+def test_generating_loads_no_exporter_prints_nothing_and_writes_nothing(
+    tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    unwanted = ("onnx", "torch", "transformers", "huggingface_hub", "safetensors", "google", "click", "rich", "asyncio")
+    done = run_fresh(GENERATE, tiny_package("llama"), *unwanted, home=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.rglob("*")) == []
+
+
+# --- the public names
+
+
+def test_the_public_names_are_listed_in_order_and_there() -> None:
+    assert embedllm.__all__ == sorted(embedllm.__all__)
+    submodules = {name.rpartition(".")[2] for name in sys.modules if name.startswith("embedllm.")}
+    visible = {name for name in vars(embedllm) if not name.startswith("_")} - submodules - {"annotations"}
+    assert visible == set(embedllm.__all__)
+
+
+def test_each_public_name_says_what_it_is() -> None:
+    assert [name for name in embedllm.__all__ if not getattr(embedllm, name).__doc__] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert embedllm.__version__ == PYPROJECT["project"]["version"]
+
+
+# --- the sources
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module by its import name."""
+    found: dict[str, Path] = {}
+    for package, folder in FOLDERS.items():
+        for at, _, files in os.walk(ROOT / folder):  # does not follow the links from embedllm/ to the other folders
+            for file in files:
+                path = Path(at, file)
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                if path.suffix == ".py":
+                    found[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return found
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for module, path in sources().items() for found in imports_of(module, path))
+
+
+def imports_of(module: str, path: Path) -> Iterator[Import]:
+    def visit(node: ast.AST, *, at_once: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            yield from (Import(module, alias.name, at_once) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (Import(module, name if name in sources() else str(node.module), at_once) for name in names)
+        inner = at_once and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_once=inner)
+
+    return visit(ast.parse(path.read_text(encoding="utf-8")), at_once=True)
+
+
+def is_within(module: str, places: tuple[str, ...]) -> bool:
+    """A place with a dot at its end is all that lies below; others are a beginning of the name."""
+    return module.startswith(places)
+
+
+def test_the_packages_of_pyproject_are_the_folders_with_code() -> None:
+    packages = [name for name, path in sources().items() if path.name == "__init__.py"]
+    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(packages)
+    for name in FOLDERS:
+        link = ROOT / name.replace(".", "/")  # embedllm/backends -> ../backends, for editors and type checkers
+        assert link.resolve() == ROOT / FOLDERS[name]
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_each_third_party_package_has_its_homes(package: str) -> None:
+    users = {found.of for found in imports() if found.name.partition(".")[0] == package}
+    assert users
+    assert {module for module in users if not is_within(module, HOMES[package])} == set()
+
+
+def test_no_other_third_party_package_is_imported() -> None:
+    roots = {found.name.partition(".")[0] for found in imports()}
+    assert roots - sys.stdlib_module_names == {"embedllm", *HOMES}
+
+
+def test_the_rule_imports_no_third_party_package_at_all() -> None:
+    rule = {"types", "errors", "sampling", "penalties", "truncation", "decode", "runner", "model", "conversation"}
+    for found in imports():
+        if found.of in {f"embedllm.{module}" for module in rule}:
+            assert found.name.partition(".")[0] in {"embedllm", *sys.stdlib_module_names}, found
+
+
+def test_what_embedllm_loads_at_once_has_no_third_party_package() -> None:
+    reached, waiting = set(), ["embedllm"]
+    while waiting:
+        module = waiting.pop()
+        reached.add(module)
+        for found in imports():
+            if found.of == module and found.at_once:
+                assert found.name.partition(".")[0] not in HOMES, found
+                waiting += {found.name} & (sources().keys() - reached)
+    assert {"embedllm.decode", "embedllm.text", "embedllm.chat", "embedllm.backends.base"} <= reached
+
+
+def level(module: str) -> int:
+    """How high a module stands; each may import its own level and what is below. DESIGN: layers point one way."""
+    name = module.removeprefix("embedllm.")
+    levels = [
+        ("types", "errors", "backends.base"),
+        ("penalties", "truncation", "sampling"),
+        ("tokenizer_config", "tool_schema", "tensorfile", "text", "chat", "sandbox", "settings", "package", "rows"),
+        ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
+        ("backends", "export", "describe", "describe_graphs"),
+        ("runner", "model", "conversation", "embedllm"),
+    ]
+    for place, names in enumerate(levels):
+        if name in names or (place == 4 and name.startswith(("backends.", "export."))):
+            return place
+    return len(levels)
+
+
+def test_layers_point_one_way() -> None:
+    data = ("embedllm.export.decoder", "embedllm.export.decoder_json")  # what a package describes; loaded when asked
+    wrong = [
+        found
+        for found in imports()
+        if found.name.startswith("embedllm")
+        and level(found.name) > level(found.of)
+        and not (found.of == "embedllm.package" and found.name in data and not found.at_once)
+        and not (found.of.startswith("embedllm.export.") and found.name == "embedllm")  # __version__
+    ]
+    assert wrong == []
+
+
+def test_backends_import_little() -> None:
+    shared = {"types", "errors", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
+              "export.quantize", "backends.base", "backends.memory", "backends.threads"}  # fmt: skip
+    allowed = {f"embedllm.{module}" for module in shared}
+    for found in imports():
+        if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
+            is_chooser = found.of in ("embedllm.backends.registry", "embedllm.backends.select")
+            assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
+
+
+def test_only_verify_brings_a_backend_into_the_exporter() -> None:
+    users = {
+        found.of
+        for found in imports()
+        if found.of.startswith("embedllm.export") and found.name.startswith("embedllm.backends")
+    }
+    assert users == {"embedllm.export.verify"}
