@@ -19,7 +19,7 @@ import embedllm
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # import name -> folder
-IMPORT_S = 0.060
+IMPORT_S = 0.060  # of processor time, which a busy machine hardly changes; measured: 0.040
 
 # Third-party packages, and the only modules that may import them.
 HOMES = {
@@ -59,9 +59,9 @@ def run_fresh(code: str, *arguments: object, home: Path) -> subprocess.Completed
 
 IMPORT = """
 import sys, time
-before, start = set(sys.modules), time.perf_counter()
+before, start = set(sys.modules), time.process_time()
 import embedllm
-print(time.perf_counter() - start, *sorted(set(sys.modules) - before))
+print(time.process_time() - start, *sorted(set(sys.modules) - before))
 """
 
 
@@ -74,8 +74,7 @@ def test_importing_embedllm_loads_the_standard_library_only(tmp_path: Path) -> N
 
 
 def test_importing_embedllm_is_quick(tmp_path: Path) -> None:
-    run = [float(run_fresh(IMPORT, home=tmp_path).stdout.split()[0]) for _ in range(10)]
-    assert min(run) < IMPORT_S
+    assert min(float(run_fresh(IMPORT, home=tmp_path).stdout.split()[0]) for _ in range(10)) < IMPORT_S
 
 
 GENERATE = """

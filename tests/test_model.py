@@ -1,4 +1,4 @@
-"""Generating on tiny random packages with the real runtime; loading and closing is in test_load.py."""
+"""Generating on tiny random packages with the real runtime; loading and closing is in test_model_load.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from embedllm import Chunk, Completion, ContextFull, Model, Sampling, TemplateError, load
+from embedllm.export import convert
+from tests.tiny import tiny_checkpoint
 
 WAIT_S = 30  # a test that waits this long has failed
 TEXT = "List all files that were changed today, and sort them by size."
@@ -101,6 +105,20 @@ def test_messages_are_their_template_s_text_as_tokens(llm: Model) -> None:
     expected = llm.generate(tokens, greedy, max_tokens=5).tokens
     assert llm.generate(messages, greedy, max_tokens=5).tokens == expected
     assert llm.chat(messages, greedy, max_tokens=5).tokens == expected
+
+
+def test_a_text_gets_the_tokenizer_s_bos_and_messages_bring_their_own(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    file = str(checkpoint / "tokenizer.json")
+    engine = tokenizers.Tokenizer.from_file(file)
+    engine.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    engine.save(file)
+    with load(convert(checkpoint, tmp_path / "package")) as model:
+        plain = model.tokenizer.encode("hi", special=False)
+        assert model.request("hi").prompt == [0, *plain]
+        assert model.request([{"role": "user", "content": "hi"}]).prompt[0] == model.tokenizer.token_id("<|im_start|>")
 
 
 def test_each_step_reports_the_best_tokens(llm: Model) -> None:

@@ -173,7 +173,7 @@ def megabytes():
 
 embedllm.load(sys.argv[1]).close()  # all modules are there now
 before = megabytes()
-for _ in range(3):
+for _ in range(2):  # glibc treats the second one differently
     model = embedllm.load(sys.argv[2])
     conversation = model.conversation()
     conversation.say("hello", max_tokens=2)
@@ -192,7 +192,7 @@ def test_close_returns_the_memory_of_weights_and_caches(package: Path, tiny_pack
     assert weights > 60
     done = subprocess.run([sys.executable, "-c", MEMORY, package, large], capture_output=True, text=True, check=True)
     rounds = [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
-    assert len(rounds) == 3
+    assert len(rounds) == 2
     for loaded, closed in rounds:
         assert loaded > 0.8 * weights
         assert closed < 0.3 * loaded, rounds
