@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 _log = logging.getLogger("embedllm")
+_MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ def load(
     """
     from embedllm.backends import registry, select
 
+    if not 0 <= threads <= _MOST_THREADS:
+        raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
     package = open_package(demo_folder() if os.fspath(path) == "demo" and not Path(path).exists() else path)
     if exact:
         _check_exact(package)

@@ -149,6 +149,12 @@ def test_the_reference_gives_the_tokens_of_the_exact_cpu(opened: Callable[..., M
         assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)  # docs/numerics.md
 
 
+@pytest.mark.parametrize("threads", [-1, 1025])
+def test_a_number_of_threads_that_cannot_be_meant_is_refused(package: Path, threads: int) -> None:
+    with pytest.raises(ValueError, match=f"threads is {threads}; expected 0"):
+        load(package, threads=threads)
+
+
 # --- the end
 
 
