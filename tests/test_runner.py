@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from embedllm.runner import Request, Runner
 from embedllm.sampling import Sampling
 from tests.fakes import END, Bytes, FakeEngine, FakeSession
 
-T = TypeVar("T")
 WAIT_S = 30  # a test that waits this long has failed
 
 
@@ -154,9 +154,24 @@ def test_each_running_request_has_a_session_and_one_is_kept_afterwards() -> None
     assert sorted(session.closed for session in engine.sessions) == [False, True]
 
 
+def test_threads_that_call_at_once_get_the_replies_of_calls_one_by_one() -> None:
+    runner = runner_on(FakeEngine(whole_history, chunk=3))
+    prompts = [[start % 3, start % 5, *range(start % 7)] for start in range(60)]
+    expected = [tokens(generate(runner_on(FakeEngine(whole_history)), prompt)) for prompt in prompts]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns within every step
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda prompt: tokens(generate(runner, prompt)), prompts))
+    finally:
+        sys.setswitchinterval(before)
+    assert replies == expected
+
+
 def test_a_stream_that_nobody_reads_takes_no_session() -> None:
     engine = FakeEngine()
     runner_on(engine).stream(request([1]), Cancel())
+    runner_on(engine).astream(request([1]), Cancel())
     assert engine.sessions == []
 
 
@@ -289,12 +304,6 @@ def test_a_closed_asynchronous_stream_has_no_more_chunks() -> None:
 
     asyncio.run(main())
     assert len(engine.sessions) == 1
-
-
-def test_an_asynchronous_stream_that_nobody_reads_takes_no_session() -> None:
-    engine = FakeEngine()
-    runner_on(engine).astream(request([1]), Cancel())
-    assert engine.sessions == []
 
 
 class SlowFeed:
