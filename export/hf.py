@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -32,11 +35,12 @@ def locate(source: str | Path) -> Path:
 
     Raises ExportError when it is neither.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ExportError(f"'{source}' is a file; expected a folder with config.json and safetensors, or a repo id.")
+    path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    with suppress(OSError):  # a name that is too long, say, is none of a folder
+        if path.is_dir():
+            return path
+        if path.exists():
+            raise ExportError(f"'{path}' is a file; expected a folder with config.json and safetensors, or a repo id.")
     if not _REPOSITORY.fullmatch(str(source)):
         raise ExportError(f"there is no folder '{source}', and it is no repo id like 'Qwen/Qwen3-0.6B'.")
     return _download(str(source))
@@ -44,14 +48,15 @@ def locate(source: str | Path) -> Path:
 
 def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", "LICENSE*", "README.md", *TEXT_FILES]
     try:
         return Path(snapshot_download(repository, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ExportError(f"cannot download '{repository}' from the Hugging Face hub: {first}") from error
+    except Exception as error:  # the client's own, ValueError for the name, or those of whichever HTTP package it uses
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ExportError(
+            f"there is no folder '{repository}', and it cannot be downloaded from the Hugging Face hub: {reason}"
+        ) from error
 
 
 class HuggingFaceSource:
@@ -86,7 +91,7 @@ class HuggingFaceSource:
         row_values = math.prod(tensor.shape[1:])
         row_bytes = row_values * BYTES[tensor.dtype]
         raw = bytearray((stop - start) * row_bytes)
-        with self._lock:
+        with self._lock, reading(tensor.file):
             file = self._files.get(tensor.file)
             if file is None:
                 file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
@@ -101,13 +106,22 @@ class HuggingFaceSource:
             self._files.clear()
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what the system says into an ExportError that names the source's file."""
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"cannot read '{path}': {error.strerror or error}.") from error
+
+
 def read_json(path: Path, what: str) -> dict[str, object]:
     """A JSON object from a file; ExportError says what is wrong with it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ExportError(f"there is no '{path.name}' in '{path.parent}'; expected {what} there.") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ExportError(f"cannot read '{path}': {error}.") from error
     if not isinstance(data, dict):
         raise ExportError(f"'{path}' holds a {type(data).__name__}; expected a JSON object.")
@@ -122,11 +136,10 @@ def _find_tensors(folder: Path) -> dict[str, Tensor]:
         weight_map = read_json(index, "the list of shards").get("weight_map")
         if not isinstance(weight_map, dict):
             raise ExportError(f"'{index}' has no 'weight_map' object.")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
-            if Path(name).name != name:
-                raise ExportError(f"'{index}' names the shard '{name}'; expected a plain file name.")
-        files = [folder / name for name in names]
+        for name in weight_map.values():
+            if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+                raise ExportError(f"'{index}' names the shard {name!r}; expected a plain file name.")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
