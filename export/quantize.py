@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from embedllm.types import F16, F32, U8
 
 
+NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """How the values of one matrix are stored."""
@@ -62,7 +65,7 @@ def quantize(rows: F32, packing: Packing) -> Packed:
     levels = 1 << packing.bits
     low, high = _extremes(grouped)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
+        raise ExportError(NOT_FINITE)
     with np.errstate(over="ignore"):  # found and named below
         if packing.symmetric:
             scale = np.where(-low >= high, low, high) / np.float32(-(levels // 2))

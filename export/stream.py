@@ -18,7 +18,7 @@ from embedllm.errors import ExportError
 from embedllm.export import rope
 from embedllm.export.decoder import Linear, norms
 from embedllm.export.plan import Plan
-from embedllm.export.quantize import Packed, Packing, quantize
+from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize
 from embedllm.export.weights import Writer
 
 if TYPE_CHECKING:
@@ -70,12 +70,18 @@ def write_weights(source: Source, plan: Plan, path: Path, on_bytes: Callable[[in
 
 
 def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], None]) -> None:
+    def copy(name: str, origin: str, size: int) -> None:
+        values = source.rows(origin, 0, size)
+        if not np.isfinite(values).all():
+            raise ExportError(f"'{origin}': {NOT_FINITE}")
+        write(name, values)
+
     for norm in norms(plan.decoder):
-        write(f"{norm.name}.weight", source.rows(norm.source, 0, norm.size))
+        copy(f"{norm.name}.weight", norm.source, norm.size)
     for run in plan.runs:
         for linear in run:
             if linear.bias:
-                write(f"{linear.name}.bias", source.rows(f"{linear.source}.bias", 0, linear.rows))
+                copy(f"{linear.name}.bias", f"{linear.source}.bias", linear.rows)
     for part, table in zip(("cos", "sin"), rope.tables(plan.decoder.rope, plan.decoder.context), strict=True):
         write(f"rope.{part}", table)
 
@@ -125,7 +131,7 @@ def _pack(rows: F32, packing: Packing) -> Packed | F16 | F32:
     if packing.quantized:
         return quantize(rows, packing)
     if not np.isfinite(rows).all():
-        raise ExportError("the weights hold values that are not finite (NaN or infinity); expected finite numbers.")
+        raise ExportError(NOT_FINITE)
     if packing.bits == 32:
         return rows
     with np.errstate(over="ignore"):  # found and named below
