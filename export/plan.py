@@ -43,8 +43,8 @@ def plan(decoder: Decoder, recipe: Recipe) -> Plan:
 
 
 def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
-    head_bits = recipe.head_bits or recipe.bits
-    embedding_bits = recipe.embedding_bits or head_bits
+    head_bits = recipe.bits if recipe.head_bits is None else recipe.head_bits
+    embedding_bits = head_bits if recipe.embedding_bits is None else recipe.embedding_bits
     if decoder.tied and embedding_bits != head_bits:
         raise ExportError(
             f"embedding bits {embedding_bits} and head bits {head_bits} differ, but this model's head is tied to its "
