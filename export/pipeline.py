@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -19,13 +20,18 @@ from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT16, FLOAT32, Dialect
 from embedllm.export.genai import genai_config
-from embedllm.export.hf import TEXT_FILES, HuggingFaceSource, locate, read_json
+from embedllm.export.hf import TEXT_FILES, HuggingFaceSource, locate, read_json, reading
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file system, or a limit of this process, takes no file that large",
+}
 
 
 def convert(
@@ -44,7 +50,9 @@ def convert(
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
-    out = Path(out).expanduser()
+    out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if out.name in ("", ".."):  # such as ".", which is to be replaced
+        out = out.resolve()
     folder = locate(source)
     reader = HuggingFaceSource(folder)
     try:
@@ -70,6 +78,9 @@ def _write(
     name: str,
     on_progress: Callable[[Progress], None],
 ) -> None:
+    _copy_texts(reader.folder, partial)
+    tokens = _special_tokens(reader, decided.decoder.vocabulary)
+    write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -84,10 +95,6 @@ def _write(
         graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
         (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))
         on_progress(Progress("graphs", index + 1, len(dialects)))
-    _copy_texts(reader.folder, partial)
-    tokens = _special_tokens(reader)
-    genai = genai_config(decided.decoder, tokens, FLOAT32.file)
-    write_json(partial / "genai_config.json", genai)
     manifest = _manifest(decided, recipe, dialects, tokens, source, name)
     manifest["licence"] = _licence(reader.folder)
     manifest["files"] = {
@@ -119,8 +126,12 @@ def _manifest(
     }
 
 
-def _special_tokens(reader: HuggingFaceSource) -> dict[str, object]:
-    """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json."""
+def _special_tokens(reader: HuggingFaceSource, vocabulary: int) -> dict[str, object]:
+    """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json.
+
+    Raises ExportError for a stop token that the model cannot give: it would not stop. A bos or pad token outside of
+    the vocabulary means that there is none (some configs say -1, or one more than there are).
+    """
     path = reader.folder / "generation_config.json"
     generation = read_json(path, "generation settings") if path.exists() else {}
 
@@ -128,13 +139,16 @@ def _special_tokens(reader: HuggingFaceSource) -> dict[str, object]:
         value = generation.get(key)
         return reader.config.get(key) if value is None else value
 
-    stop = token("eos_token_id")
+    stop, bos, pad = (token(f"{name}_token_id") for name in ("eos", "bos", "pad"))
     stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
-    tokens: dict[str, object] = {"bos": token("bos_token_id"), "pad": token("pad_token_id"), "stop": stops}
-    for value in [*stops, tokens["bos"], tokens["pad"]]:
-        if value is not None and type(value) is not int:
+    for value in [*stops, *(value for value in (bos, pad) if value is not None)]:
+        if type(value) is not int:
             raise ExportError(f"a special token id is {value!r}; expected a whole number.")
-    return tokens
+    for value in stops:
+        if not 0 <= value < vocabulary:
+            raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
+    bos, pad = (value if value in range(vocabulary) else None for value in (bos, pad))
+    return {"bos": bos, "pad": pad, "stop": stops}
 
 
 def _copy_texts(folder: Path, partial: Path) -> None:
@@ -146,7 +160,9 @@ def _copy_texts(folder: Path, partial: Path) -> None:
     for path in sorted(folder.iterdir()):
         licence = path.is_file() and path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
         if path.name in TEXT_FILES or licence:
-            shutil.copyfile(path, partial / path.name)
+            with reading(path):
+                data = path.read_bytes()
+            (partial / path.name).write_bytes(data)
 
 
 def _licence(folder: Path) -> str | None:
@@ -154,7 +170,9 @@ def _licence(folder: Path) -> str | None:
     card = folder / "README.md"
     if not card.exists():
         return None
-    head = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    with reading(card):
+        text = card.read_text(encoding="utf-8", errors="replace")
+    head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
     line = re.search(r"^licen[sc]e:\s*(\S.*)$", head[1], re.MULTILINE) if head else None
     return line[1].strip().strip("'\"") if line else None
 
@@ -162,12 +180,12 @@ def _licence(folder: Path) -> str | None:
 @contextmanager
 def _appears_whole(out: Path, size: int, replace: bool) -> Iterator[Path]:
     """A folder beside `out` that takes its name when the block ends well, and is removed when it does not."""
-    if out.exists() and not replace:
-        raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
-    if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
     partial: Path | None = None
     try:
+        if out.exists() and not replace:
+            raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
+        if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < size + _SPARE:
@@ -177,8 +195,7 @@ def _appears_whole(out: Path, size: int, replace: bool) -> Iterator[Path]:
         yield partial
         _take_name(partial, out)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else error.strerror or str(error)
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise ExportError(f"cannot write '{out}': {reason}. Nothing was left there.") from error
     finally:
         if partial is not None:
@@ -190,11 +207,14 @@ def _take_name(partial: Path, out: Path) -> None:
         partial.rename(out)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-    out.rename(old / out.name)
+    kept = old / out.name
     try:
+        out.rename(kept)
         partial.rename(out)
-    except OSError:
-        (old / out.name).rename(out)
+    except BaseException:  # Ctrl-C among them: what was to be replaced must not vanish with the folder it waits in
+        if os.path.lexists(kept) and not os.path.lexists(out):
+            kept.rename(out)
         raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if os.path.lexists(out):
+            shutil.rmtree(old, ignore_errors=True)
