@@ -158,6 +158,8 @@ class Runner:
     def _take(self, sequence: HeldSequence | None) -> HeldSequence | None:
         """The given sequence or the idle one, running; None when another request has that."""
         with self._lock:
+            if sequence is not None and sequence.is_running:
+                raise ValueError("this conversation has a reply under way; finish, close or cancel it first")
             used = sequence or (self._idle.pop() if self._idle else None)
             if used is not None:
                 used.is_running = True

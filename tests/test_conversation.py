@@ -160,6 +160,17 @@ def test_a_stream_that_is_left_keeps_the_part_that_was_said(llm: Model) -> None:
         assert conversation.messages[1:] == [{"role": "assistant", "content": text}]
 
 
+def test_a_second_turn_waits_for_the_first_to_end(llm: Model) -> None:
+    with llm.conversation() as conversation, llm.conversation() as other:
+        first = conversation.stream("hello", SAMPLING, max_tokens=6)
+        next(first)
+        with pytest.raises(ValueError, match="this conversation has a reply under way"):
+            conversation.say("and now?", SAMPLING, max_tokens=6)
+        list(first)
+        other.say("hello", SAMPLING, max_tokens=6)
+        assert conversation.messages == other.messages
+
+
 def test_a_stream_that_nobody_reads_says_nothing(llm: Model) -> None:
     with llm.conversation() as conversation:
         conversation.stream("hello")

@@ -185,6 +185,19 @@ def test_leaving_a_stream_gives_its_session_back_at_once() -> None:
     assert last.statistics.cached_tokens == 3
 
 
+def test_a_sequence_runs_one_request_at_a_time() -> None:
+    engine = FakeEngine()
+    runner = runner_on(engine)
+    kept = runner.new_sequence()
+    first = runner.stream(request([1, 2, 3]), Cancel(), kept)
+    chunks = [next(first)]
+    with pytest.raises(ValueError, match="has a reply under way; finish, close or cancel it first"):
+        next(runner.stream(request([9, 9]), Cancel(), kept))
+    chunks += first
+    assert tokens(chunks) == tokens(generate(runner_on(FakeEngine()), [1, 2, 3]))
+    assert len(list(runner.stream(request([9, 9]), Cancel(), kept))) == 3
+
+
 def test_a_feed_that_fails_leaves_a_sequence_that_works() -> None:
     def fail(session: FakeSession) -> None:
         if len(session.fed) == 2:
