@@ -113,6 +113,11 @@ def open_package(folder: str | os.PathLike[str]) -> Package:
             raise PackageError(f"it does not list '{WEIGHTS}'.")
     for name, entry in package.files.items():
         _check_file(folder, name, entry)
+    if package.decoder.context != package.context:  # read now: an application guards load(), not its first reply
+        raise PackageError(
+            f"the manifest of '{folder}' gives two contexts, {package.context} and, in its architecture, "
+            f"{package.decoder.context}. {_AGAIN}"
+        )
     return package
 
 

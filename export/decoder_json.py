@@ -7,6 +7,7 @@ import reprlib
 import sys
 import types
 import typing
+from functools import cache
 from typing import TypeVar
 
 from embedllm.errors import PackageError
@@ -44,7 +45,7 @@ def _in_unions() -> tuple[type, ...]:
 def _read(kind: type[T], data: object, where: str) -> T:
     if not isinstance(data, dict):
         raise PackageError(f"the manifest's '{where}' is {type(data).__name__}; expected an object.")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass always
     unknown = data.keys() - fields.keys() - {_KIND}
     if unknown:
@@ -56,6 +57,11 @@ def _read(kind: type[T], data: object, where: str) -> T:
         elif field.default is dataclasses.MISSING:
             raise PackageError(f"the manifest's '{where}' lacks '{name}'.")
     return kind(**values)
+
+
+@cache
+def _hints(kind: type) -> dict[str, object]:
+    return typing.get_type_hints(kind)
 
 
 def _read_value(hint: object, data: object, where: str) -> object:
@@ -82,6 +88,8 @@ def _read_union(members: tuple[object, ...], data: object, where: str) -> object
     kinds = [m for m in members if m is not types.NoneType]
     if isinstance(data, dict) and _KIND in data:
         kinds = [m for m in kinds if getattr(m, "__name__", "") == data[_KIND]]
+    elif isinstance(data, dict):
+        kinds = kinds[:1]  # written when there was only this one: a union keeps its oldest member first
     if len(kinds) != 1:
         raise PackageError(f"the manifest's '{where}' is of a kind that this version does not know.")
     return _read_value(kinds[0], data, where)

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from embedllm.errors import PackageError
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.export.decoder_json import to_json
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, FileEntry, Graph, open_package, sha256
+from tests.tiny import tiny_config
 
 CONTENTS = {WEIGHTS: b"weights", "model.onnx": b"graph", "tokenizer.json": b"{}"}
 AGAIN = "Copy or export the folder again"
@@ -27,6 +31,7 @@ def manifest_of(contents: dict[str, bytes]) -> dict[str, object]:
         "tokens": {"bos": None, "pad": 0, "stop": [2, 5]},
         "graphs": [{"file": "model.onnx", "dialect": "generic-float32", "activations": "float32"}],
         "files": files,
+        "architecture": to_json(describe(Config(tiny_config("llama")))),
     }
 
 
@@ -233,13 +238,15 @@ def test_weights_that_are_not_listed_are_named(folder: Path) -> None:
 
 
 def test_an_architecture_that_is_not_understood_is_named_with_its_file(folder: Path) -> None:
-    package = open_package(changed(folder, "architecture", {"model_type": 3}))
-    with pytest.raises(PackageError) as caught:
-        _ = package.decoder
-    assert str(caught.value) == (
+    assert refusal(changed(folder, "architecture", {"model_type": 3})) == (
         f"cannot use '{folder / MANIFEST}': the manifest's 'architecture.model_type' is 3; expected str. "
         "Export the folder again, or upgrade with: pip install -U embedllm"
     )
+
+
+def test_two_contexts_are_refused(folder: Path) -> None:
+    message = refusal(changed(folder, "context", 4096))
+    assert "gives two contexts, 4096 and, in its architecture, 128" in message
 
 
 # Damaged files
