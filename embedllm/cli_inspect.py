@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -84,10 +83,10 @@ def families() -> None:
 
 
 def _open(folder: str) -> Package:
-    from embedllm.model import demo_folder
+    from embedllm.model import package_folder
     from embedllm.package import open_package
 
-    return open_package(demo_folder() if folder == "demo" and not Path(folder).exists() else folder)
+    return open_package(package_folder(folder))
 
 
 def _show(found: Description, *, checked: bool) -> None:

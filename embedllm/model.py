@@ -67,7 +67,7 @@ def load(
 
     if not 0 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
-    package = open_package(demo_folder() if os.fspath(path) == "demo" and not Path(path).exists() else path)
+    package = open_package(package_folder(path))
     if exact:
         _check_exact(package)
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
@@ -314,8 +314,14 @@ def _wish_of_the_environment() -> list[str]:
     return [name for part in os.environ.get("EMBEDLLM_DEVICE", "").split(",") if (name := part.strip())]
 
 
-def demo_folder() -> Path:
-    """Where the model that ships with this library lies."""
+def package_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
+
+    Raises PackageError when the demo is meant and not installed.
+    """
+    given = Path(path)
+    if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
+        return given
     folder = Path(__file__).parent / "demo"
     if not folder.is_dir():
         raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")

@@ -11,7 +11,7 @@ import pytest
 
 import embedllm
 from embedllm.export import Recipe, convert
-from embedllm.model import demo_folder
+from embedllm.model import package_folder
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "demo_greedy.json").read_text("utf-8"))
 GREEDY = embedllm.Sampling(temperature=0)
@@ -29,7 +29,7 @@ def differing(folder: Path) -> list[str]:
 
 
 def test_the_demo_answers_as_its_checkpoint_does() -> None:
-    wrong = differing(demo_folder())
+    wrong = differing(package_folder("demo"))
     assert len(GOLDEN) - len(wrong) >= LEAST_EQUAL, "\n".join(wrong)
 
 
@@ -43,7 +43,7 @@ def test_prompts_are_the_tokens_that_transformers_makes() -> None:
 def test_the_demo_is_whole_and_small() -> None:
     with embedllm.load("demo") as llm:
         llm.package.check()
-    files = list(demo_folder().iterdir())
+    files = list(package_folder("demo").iterdir())
     assert sum(file.stat().st_size for file in files) < 30_000_000
     assert {"README.md", "SOURCES.md"} <= {file.name for file in files}  # the credits that its sources ask for
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from embedllm import DeviceUnavailable, Model, PackageError, Sampling, load
-from embedllm.model import demo_folder
+from embedllm.model import package_folder
 
 GREEDY = Sampling(temperature=0)
 
@@ -42,7 +42,7 @@ def opened(package: Path) -> Iterator[Callable[..., Model]]:
 
 def test_demo_is_the_model_of_this_library() -> None:
     with load() as one, load("demo") as two:
-        assert one.package.folder == two.package.folder == demo_folder()
+        assert one.package.folder == two.package.folder == package_folder("demo")
         assert one.can_chat
 
 
@@ -51,6 +51,16 @@ def test_a_folder_named_demo_goes_before_it(package: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     with load("demo") as model:
         assert model.package.folder.resolve() == tmp_path / "demo"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_another_thing_named_demo_does_not_hide_it(
+    is_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir() if is_folder else (tmp_path / "demo").touch()
+    monkeypatch.chdir(tmp_path)
+    with load("demo") as model:
+        assert model.name == "demo"
 
 
 def test_a_demo_that_was_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
