@@ -1,62 +1,24 @@
-"""A Hugging Face folder or repository as a source: config.json and safetensors, in one file or in shards."""
+"""A Hugging Face checkpoint as a source: config.json and safetensors, in one file or in shards."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from embedllm.errors import ExportError, PackageError
+from embedllm.export.hub import Location
 from embedllm.tensorfile import BYTES, Tensor, read_header
 
 if TYPE_CHECKING:
     from embedllm.types import F32
-
-TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-def locate(source: str | Path) -> Path:
-    """The folder of a source: itself, or a repository of the Hugging Face hub, downloaded into its cache.
-
-    Raises ExportError when it is neither.
-    """
-    path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
-    with suppress(OSError):  # a name that is too long, say, is none of a folder
-        if path.is_dir():
-            return path
-        if path.exists():
-            raise ExportError(f"'{path}' is a file; expected a folder with config.json and safetensors, or a repo id.")
-    if not _REPOSITORY.fullmatch(str(source)):
-        raise ExportError(f"there is no folder '{source}', and it is no repo id like 'Qwen/Qwen3-0.6B'.")
-    return _download(str(source))
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", "*.safetensors", "*.safetensors.index.json", "LICENSE*", "README.md", *TEXT_FILES]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
-    except Exception as error:  # the client's own, ValueError for the name, or those of whichever HTTP package it uses
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ExportError(
-            f"there is no folder '{repository}', and it cannot be downloaded from the Hugging Face hub: {reason}"
-        ) from error
 
 
 class HuggingFaceSource:
@@ -65,15 +27,19 @@ class HuggingFaceSource:
     May be read from several threads.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config = read_json(folder / "config.json", "a model's configuration")
-        self._tensors = _find_tensors(folder)
+    def __init__(self, location: Location) -> None:
+        self.folder = location.folder
+        self.config = read_json(self.folder / "config.json", "a model's configuration")
+        self._location = location
         self._files: dict[Path, BinaryIO] = {}
         self._lock = threading.Lock()
 
-    def has(self, name: str) -> bool:
-        return name in self._tensors
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """Where the tensors lie; asked for first when the rest of the model is known to be in order."""
+        named = _weight_files(self.folder)
+        self._location.fetch(["model.safetensors"] if named is None else named)
+        return _find_tensors(self.folder)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ExportError unless the tensor is here with this shape and a float type."""
@@ -129,19 +95,8 @@ def read_json(path: Path, what: str) -> dict[str, object]:
 
 
 def _find_tensors(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists():
-        files = [folder / "model.safetensors"]
-    elif index.exists():
-        weight_map = read_json(index, "the list of shards").get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ExportError(f"'{index}' has no 'weight_map' object.")
-        for name in weight_map.values():
-            if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
-                raise ExportError(f"'{index}' names the shard {name!r}; expected a plain file name.")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    named = _weight_files(folder)
+    files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in named]
     if not files:
         others = [p.name for p in sorted(folder.iterdir()) if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".onnx")]
         found = f"found {', '.join(others)}; " if others else ""
@@ -153,6 +108,22 @@ def _find_tensors(folder: Path) -> dict[str, Tensor]:
         except PackageError as error:
             raise ExportError(str(error)) from error
     return tensors
+
+
+def _weight_files(folder: Path) -> list[str] | None:
+    """The files that hold the weights, if the folder says so; repositories often have others beside them."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        return ["model.safetensors"]
+    if not index.exists():
+        return None
+    weight_map = read_json(index, "the list of shards").get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ExportError(f"'{index}' has no 'weight_map' object.")
+    for name in weight_map.values():
+        if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+            raise ExportError(f"'{index}' names the shard {name!r}; expected a plain file name.")
+    return sorted(set(weight_map.values()))
 
 
 def _read_whole(file: BinaryIO, into: bytearray, tensor: Tensor) -> None:

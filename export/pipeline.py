@@ -6,10 +6,12 @@ import dataclasses
 import errno
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from embedllm import __version__
@@ -18,9 +20,10 @@ from embedllm.export import onnx_graph
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
-from embedllm.export.dialects import FLOAT16, FLOAT32, Dialect
+from embedllm.export.dialects import FLOAT16, FLOAT32
 from embedllm.export.genai import genai_config
-from embedllm.export.hf import TEXT_FILES, HuggingFaceSource, locate, read_json, reading
+from embedllm.export.hf import HuggingFaceSource, read_json, reading
+from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.stream import check_source, write_weights
@@ -39,6 +42,7 @@ def convert(
     out: str | Path,
     recipe: Recipe | None = None,
     *,
+    revision: str | None = None,
     replace: bool = False,
     verify: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -46,6 +50,7 @@ def convert(
     """Exports a model into a package folder and returns that folder.
 
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
+    revision: branch, tag or commit of a repository.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
@@ -53,13 +58,20 @@ def convert(
     out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     if out.name in ("", ".."):  # such as ".", which is to be replaced
         out = out.resolve()
-    folder = locate(source)
-    reader = HuggingFaceSource(folder)
+    recipe = recipe or Recipe()
+    _check_place(out, replace)
+    location = locate(source, revision)
+    reader = HuggingFaceSource(location)
     try:
-        decided = plan(describe(Config(reader.config), (recipe or Recipe()).context), recipe or Recipe())
+        decoder = describe(Config(reader.config), recipe.context)
+        texts = _texts(location.folder)
+        tokens = _special_tokens(reader, decoder.vocabulary)
+        decided = plan(decoder, recipe)
         check_source(reader, decided)
-        with _appears_whole(out, decided.layout.size, replace) as partial:
-            _write(reader, decided, recipe or Recipe(), partial, _source_name(source), out.name, on_progress)
+        with _appears_whole(out, decided.layout.size) as partial:
+            facts = _facts(location, recipe, tokens, out.name)
+            _copy(texts, partial)
+            _write(reader, decided, recipe, partial, facts, on_progress)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -74,12 +86,12 @@ def _write(
     decided: Plan,
     recipe: Recipe,
     partial: Path,
-    source: str,
-    name: str,
+    facts: dict[str, object],
     on_progress: Callable[[Progress], None],
 ) -> None:
-    _copy_texts(reader.folder, partial)
-    tokens = _special_tokens(reader, decided.decoder.vocabulary)
+    """Weights, graphs and what describes them; `facts` begin the manifest."""
+    tokens = facts["tokens"]
+    assert isinstance(tokens, dict)
     write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
     done = 0
 
@@ -95,34 +107,32 @@ def _write(
         graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
         (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))
         on_progress(Progress("graphs", index + 1, len(dialects)))
-    manifest = _manifest(decided, recipe, dialects, tokens, source, name)
-    manifest["licence"] = _licence(reader.folder)
-    manifest["files"] = {
-        path.name: {"bytes": path.stat().st_size, "sha256": hashes.get(path.name) or sha256(path)}
-        for path in sorted(partial.iterdir())
+    files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
+    manifest = {
+        **facts,
+        "context": decided.decoder.context,
+        "graphs": [{"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects],
+        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
+        "architecture": to_json(decided.decoder),
+        "files": {
+            name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}
+            for name, path in files.items()
+        },
     }
     write_json(partial / MANIFEST, manifest)
 
 
-def _source_name(source: str | Path) -> str:
-    """A repo id as it is; of a local folder only its name, since the package may be handed on."""
-    return Path(source).expanduser().resolve().name if Path(source).expanduser().exists() else str(source)
-
-
-def _manifest(
-    decided: Plan, recipe: Recipe, dialects: list[Dialect], tokens: dict[str, object], source: str, name: str
-) -> dict[str, object]:
+def _facts(location: Location, recipe: Recipe, tokens: dict[str, object], name: str) -> dict[str, object]:
+    """What a manifest says of where the package comes from."""
     return {
         "format": FORMAT,
         "created_by": f"embedllm {__version__}",
         "name": name,
-        "source": source,
-        "context": decided.decoder.context,
+        "source": location.name,
+        "revision": location.revision or None,
+        "licence": _licence(location.folder),
         "tokens": tokens,
         "recipe": dataclasses.asdict(recipe),
-        "graphs": [{"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects],
-        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
-        "architecture": to_json(decided.decoder),
     }
 
 
@@ -151,18 +161,29 @@ def _special_tokens(reader: HuggingFaceSource, vocabulary: int) -> dict[str, obj
     return {"bos": bos, "pad": pad, "stop": stops}
 
 
-def _copy_texts(folder: Path, partial: Path) -> None:
+def _texts(folder: Path) -> dict[str, Path]:
+    """The files that go into the package as they are, by their names in it."""
     if not (folder / "tokenizer.json").exists():
         raise ExportError(
             f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    for path in sorted(folder.iterdir()):
-        licence = path.is_file() and path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
-        if path.name in TEXT_FILES or licence:
-            with reading(path):
-                data = path.read_bytes()
-            (partial / path.name).write_bytes(data)
+    paths = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+    # a link that leads nowhere is among them: reading it says so, leaving it out would not
+    return {name: path for name, path in names.items() if _is_text(name) and not (name.isupper() and path.is_dir())}
+
+
+def _is_text(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in TEXTS)
+
+
+def _copy(texts: dict[str, Path], partial: Path) -> None:
+    for name, path in texts.items():
+        with reading(path):
+            data = path.read_bytes()
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_bytes(data)
 
 
 def _licence(folder: Path) -> str | None:
@@ -177,26 +198,39 @@ def _licence(folder: Path) -> str | None:
     return line[1].strip().strip("'\"") if line else None
 
 
-@contextmanager
-def _appears_whole(out: Path, size: int, replace: bool) -> Iterator[Path]:
-    """A folder beside `out` that takes its name when the block ends well, and is removed when it does not."""
-    partial: Path | None = None
+def _check_place(out: Path, replace: bool) -> None:
+    """Raises ExportError when the package cannot go there."""
     try:
         if out.exists() and not replace:
             raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
         if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
             raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> ExportError:
+    reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    return ExportError(f"cannot write '{out}': {reason}. Nothing was left there.")
+
+
+@contextmanager
+def _appears_whole(out: Path, size: int) -> Iterator[Path]:
+    """A folder beside `out` that takes its name when the block ends well, and is removed when it does not."""
+    partial: Path | None = None
+    try:
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < size + _SPARE:
             raise ExportError(f"the export needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-        partial.chmod(0o755)
+        # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
+        fresh = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
+        fresh.mkdir()
+        partial = fresh
         yield partial
         _take_name(partial, out)
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
-        raise ExportError(f"cannot write '{out}': {reason}. Nothing was left there.") from error
+        raise _unwritable(out, error) from error
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 
-def tables(rope: Rope, context: int) -> tuple[F32, F32]:
-    """cos and sin, [context, rotated / 2] each: row p turns the token at position p.
+def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
+    """cos and sin for the positions from `start` to before `stop`, [stop - start, rotated / 2] each.
 
     float32 throughout, in the order of operations of transformers, whose values they equal to the last bit or two.
     Source: transformers' modeling_rope_utils.py (5.23) and the papers that export/decoder.py names.
     """
-    positions = np.arange(context, dtype=np.float32)[:, None]
+    positions = np.arange(start, stop, dtype=np.float32)[:, None]
     attention_factor = 1.0
     if isinstance(rope.scaling, DynamicScaling):
-        angles = positions * _dynamic_frequencies(rope, rope.scaling, context)
+        angles = positions * _dynamic_frequencies(rope, rope.scaling, start, stop)
     else:
         frequencies = _frequencies(rope)
         if isinstance(rope.scaling, YarnScaling):
@@ -49,9 +49,9 @@ def _frequencies(rope: Rope) -> F32:
     return frequencies
 
 
-def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, context: int) -> F32:
-    """[context, rotated / 2]: row p for a sequence that has just reached p + 1 tokens."""
-    lengths = np.maximum(np.arange(1, context + 1, dtype=np.float64), scaling.trained)
+def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, start: int, stop: int) -> F32:
+    """[stop - start, rotated / 2]: for position p, of a sequence that has just reached p + 1 tokens."""
+    lengths = np.maximum(np.arange(start + 1, stop + 1, dtype=np.float64), scaling.trained)
     stretch = scaling.factor * lengths / scaling.trained - (scaling.factor - 1)
     bases = rope.base * stretch ** (rope.rotated / (rope.rotated - 2))
     return _plain(bases.astype(np.float32)[:, None], rope.rotated)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
+from embedllm.backends.threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export import rope
 from embedllm.export.decoder import Linear, norms
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from embedllm.types import F16, F32
 
 _PIECE = 1 << 18  # values: 1 MB of float32, so that a piece and its intermediates stay in the cache of a core
+_MOST_WORKERS = 16
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,7 +56,7 @@ def write_weights(source: Source, plan: Plan, path: Path, on_bytes: Callable[[in
 
     on_bytes: called with the number of bytes as they are written.
     """
-    with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_cores(), "export") as pool:
+    with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
 
         def write(name: str, data: np.ndarray) -> None:
             writer.write(name, np.ascontiguousarray(data))
@@ -82,8 +84,11 @@ def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], 
         for linear in run:
             if linear.bias:
                 copy(f"{linear.name}.bias", f"{linear.source}.bias", linear.rows)
-    for part, table in zip(("cos", "sin"), rope.tables(plan.decoder.rope, plan.decoder.context), strict=True):
-        write(f"rope.{part}", table)
+    decoder = plan.decoder
+    step = max(1, _PIECE // decoder.rope.rotated)
+    for index, part in enumerate(("cos", "sin")):
+        for start in range(0, decoder.context, step):
+            write(f"rope.{part}", rope.tables(decoder.rope, min(start + step, decoder.context), start)[index])
 
 
 def _write_matrices(
@@ -101,7 +106,7 @@ def _write_matrices(
 
     last = {run[-1].name: run for run in plan.runs}
     left = {linear.name: linear.rows for run in plan.runs for linear in run}
-    for linear, packed in _ordered(pool, work, _pieces(plan), ahead=2 * _cores()):
+    for linear, packed in _ordered(pool, work, _pieces(plan), ahead=2 * _workers()):
         if isinstance(packed, Packed):
             write(f"{linear.name}.weight", packed.weight)
             tails.append((f"{linear.name}.scale", packed.scale))
@@ -152,7 +157,6 @@ def _ordered(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T
         yield waiting.popleft().result()
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+def _workers() -> int:
+    """Threads for reading and quantizing; more than a few wait for the disk, and each holds pieces in memory."""
+    return min(compute_threads() or os.cpu_count() or 1, _MOST_WORKERS)

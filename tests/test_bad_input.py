@@ -334,20 +334,36 @@ def test_a_repository_that_cannot_be_downloaded_is_refused_with_the_reason(
 def test_a_repository_is_downloaded_without_what_is_not_needed(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, object] = {}
+    asked: list[list[str]] = []
 
-    def download(repository: str, **options: object) -> str:
-        asked.update(options, repository=repository)
+    def download(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (repository, revision) == ("org/model", None if not asked else checkpoint.name)
+        asked.append(allow_patterns)
         return str(checkpoint)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     package = convert("org/model", tmp_path / "package")
-    assert asked["repository"] == "org/model"
-    patterns = asked["allow_patterns"]
-    assert isinstance(patterns, list)
-    assert {"config.json", "*.safetensors", "tokenizer.json"} <= set(patterns)
-    assert "*.bin" not in patterns
-    assert json.loads((package / "embedllm.json").read_text())["source"] == "org/model"
+    small, weights = asked
+    assert {"config.json", "tokenizer.json", "additional_chat_templates/*.jinja"} <= set(small)
+    assert not any("*.safetensors" in pattern and "index" not in pattern for pattern in small)
+    assert weights == ["model.safetensors"]  # not what lies beside it under other names
+    manifest = json.loads((package / "embedllm.json").read_text())
+    assert (manifest["source"], manifest["revision"]) == ("org/model", checkpoint.name)
+
+
+def test_a_repository_that_cannot_be_exported_is_refused_before_its_weights_are_downloaded(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text("config.json", b'{"model_type": "unheard-of"}')(checkpoint)
+    asked: list[list[str]] = []
+
+    def download(_: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(checkpoint)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert "model_type 'unheard-of' is not described here" in refusal("org/model", tmp_path)
+    assert len(asked) == 1
 
 
 # Places that cannot be written
@@ -385,7 +401,7 @@ def test_an_output_folder_without_permission_is_refused(checkpoint: Path, tmp_pa
     assert message == f"cannot write '{tmp_path / 'locked' / 'package'}': Permission denied. Nothing was left there."
 
 
-@pytest.mark.parametrize("step", ["tempfile.mkdtemp", "write_weights", "write_json", "_take_name"])
+@pytest.mark.parametrize("step", ["Path.mkdir", "write_weights", "write_json", "_take_name"])
 def test_a_refusal_of_the_system_is_passed_on(
     step: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
