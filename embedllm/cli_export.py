@@ -32,6 +32,7 @@ _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with t
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of a repository.")
 @click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
@@ -48,6 +49,7 @@ def export(
     lm_head_bits: str | None,
     embedding_bits: str | None,
     context: int | None,
+    revision: str | None,
     exact: bool,
     verify: bool,
     replace: bool,
@@ -75,7 +77,9 @@ def export(
     started = time.perf_counter()
     try:
         with _progress_bar(is_shown=not quiet) as on_progress:
-            convert(source, out, recipe, replace=replace, verify=verify, on_progress=on_progress)
+            convert(
+                source, out, recipe, revision=revision, replace=replace, verify=verify, on_progress=on_progress
+            )
     except KeyboardInterrupt:
         note(f"'{out}' is as it was before.")
         raise

@@ -1,4 +1,4 @@
-"""One file per family, named by its model_type; each has describe(config, context) -> Decoder."""
+"""One file per family, named by its model_type; each has describe(config) -> Decoder."""
 
 from __future__ import annotations
 
