@@ -76,6 +76,7 @@ def convert(
                 from embedllm.export.verify import verify_folder
 
                 verify_folder(partial, on_progress)
+            _check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
     finally:
         reader.close()
     return out

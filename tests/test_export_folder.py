@@ -156,6 +156,21 @@ def test_a_package_survives_being_replaced_whatever_happens_meanwhile(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_appears_under_the_name_meanwhile_is_left_alone(replace: bool, checkpoint: Path, tmp_path: Path) -> None:
+    """An export of a large model takes minutes, in which somebody may make a folder of that name."""
+    out = tmp_path / "package"
+
+    def work(_: Progress) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(ExportError, match="is no package folder; it is not replaced" if replace else "exists already"):
+        convert(checkpoint, out, replace=replace, on_progress=work)
+    assert contents(out) == {"thesis.txt": b"years of work"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
 def test_a_copied_package_opens_without_its_source(checkpoint: Path, tmp_path: Path) -> None:
     package = convert(checkpoint, tmp_path / "package")
     shutil.rmtree(checkpoint)
