@@ -195,3 +195,13 @@ def test_the_peak_of_memory_does_not_grow_with_the_model(tmp_path: Path) -> None
         os.remove(checkpoint / "model.safetensors")  # noqa: PTH107
     assert max(peaks) < 150, peaks
     assert abs(peaks[1] - peaks[0]) < 20, peaks
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+def test_the_peak_of_memory_does_not_grow_with_the_context(tmp_path: Path) -> None:
+    """The rotary tables of 300,000 tokens are 154 MB."""
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama", head_dim=128, max_position_embeddings=300_000)
+    result = run(f"{TWO_CORES}; {EXPORT}; {PEAK}", checkpoint, tmp_path / "package")
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) / 1000 < 150
