@@ -101,6 +101,7 @@ def test_a_shorter_context_has_the_first_rows_of_a_longer_one(
     short, long = np.stack(tables(rope, context)), np.stack(tables(rope, context + more))
     assert short.shape == (2, context, rotated // 2)
     assert np.array_equal(long[:, :context], short)
+    assert np.array_equal(np.stack(tables(rope, context + more, context)), long[:, context:])  # the rest, by itself
     assert np.abs(np.hypot(*long) - np.hypot(*long)[0, 0]).max() <= 1e-6
     if isinstance(scaling, YarnScaling):
         assert long[0, 0, 0] == np.float32(scaling.attention_factor)
