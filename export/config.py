@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import reprlib
-import sys
 from collections.abc import Mapping
 
 from embedllm.errors import ExportError
 
 _MISSING = object()
-_LARGEST = sys.float_info.max
+_LARGEST = 3.4e38  # numbers end in float32
 
 
 class Config:
@@ -35,7 +34,7 @@ class Config:
         return self.integer(key, default)
 
     def number(self, key: str, default: object = _MISSING, *, above: float = -_LARGEST) -> float:
-        """A finite number."""
+        """A number within float32's range."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= _LARGEST:
             raise self._wrong(key, value, "a number" if above == -_LARGEST else f"a number > {above:g}")
