@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import describe, families
@@ -23,6 +25,7 @@ from embedllm.export.decoder import (
     norms,
     parameters,
 )
+from embedllm.export.rope import tables
 from tests.tiny import tiny_config, tiny_tensors
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -364,6 +367,37 @@ def test_a_head_that_the_attention_operator_cannot_rotate_is_refused(head_dim: i
     """Such a folder could be exported, but no runtime would run it."""
     with pytest.raises(UnsupportedModel, match=f"head_dim is {head_dim}; .* multiple of 16"):
         described(head_dim=head_dim)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=4), st.floats(1e-3, 1e6), st.lists(st.integers(), max_size=2),
+    st.sampled_from((0, 1, 2, 3, 16, 32, 64, -1, 1.0, -2.5, 1e300, math.nan, math.inf)),
+    st.sampled_from(("silu", "qwen2", "yarn", "dynamic", "linear")),
+)  # fmt: skip
+ROPE_KEYS = ["type", "rope_type", "factor", "rope_theta", "original_max_position_embeddings", "low_freq_factor",
+             "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate",
+             "partial_rotary_factor"]  # fmt: skip
+KEYS = [*tiny_config(), "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_bias",
+        "mlp_bias", "rope_scaling", "rope_parameters", "partial_rotary_factor", "quantization_config"]  # fmt: skip
+SECTIONS = st.dictionaries(st.sampled_from(ROPE_KEYS), JUNK, max_size=4)
+
+
+@given(
+    st.sampled_from(FAMILIES),
+    st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=2),
+    st.one_of(st.none(), st.tuples(st.sampled_from(list(ROPES.values())), SECTIONS)),
+)
+def test_any_config_is_described_and_its_tables_computed_or_it_is_refused(
+    family: str, changes: dict[str, object], scaling: tuple[tuple[dict[str, object], object], dict[str, object]] | None
+) -> None:
+    """Whatever its values: an ExportError or a decoder, no other error and no warning."""
+    if scaling is not None:
+        changes = {"rope_scaling": {**scaling[0][0], **scaling[1]}, **changes}
+    try:
+        decoder = describe(Config({**tiny_config(family), **changes}))
+    except ExportError:
+        return
+    assert [len(table) for table in tables(decoder.rope, 8)] == [8, 8]
 
 
 # The context
