@@ -127,7 +127,7 @@ class Talk:
                 self._reply(turn.text)
         except ContextFull as error:
             self._fail(f"{error} Or begin anew: /reset")
-        except (EmbedError, OSError) as error:
+        except (EmbedError, OSError, ValueError) as error:
             self._fail(str(error))
 
     def _fail(self, message: str) -> None:

@@ -42,7 +42,7 @@ class Conversation:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         cancel: Cancel | None = None,
     ) -> Completion:
         """Adds the user's message and the model's reply to the history; gives the reply.
@@ -58,7 +58,7 @@ class Conversation:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]:
         """As say(), token by token. Of a reply that is cancelled or left early, the history gets what there was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from embedllm.chat import JSON
     from embedllm.conversation import Conversation
 
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Message]"
 _log = logging.getLogger("embedllm")
 _MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
@@ -140,7 +144,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
@@ -165,12 +169,16 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
         cancel: Cancel | None = None,
     ) -> Completion:
-        """The reply to a conversation; generate() with messages."""
+        """The reply to a conversation; generate() with messages.
+
+        Raises ValueError for anything else; for text there is generate().
+        """
+        _check_messages(messages)
         return self.generate(messages, sampling, max_tokens=max_tokens, stop=stop, tools=tools, variables=variables,
                              cancel=cancel)  # fmt: skip
 
@@ -180,7 +188,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
@@ -198,7 +206,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
@@ -216,7 +224,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
@@ -246,7 +254,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
@@ -257,7 +265,7 @@ class Model:
             prompt=self._tokens(prompt, tools, variables),
             sampling=sampling or self.sampling,
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             stop_tokens=frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens),
             top_count=logprobs,
         )
@@ -285,14 +293,36 @@ class Model:
 
     def _tokens(self, prompt: Prompt, tools: Sequence[Tool] | None, variables: Mapping[str, JSON] | None) -> list[int]:
         """The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's."""
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Mapping) or _are_messages(prompt):
+            _check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
             return self.tokenizer.encode(self.prompt(messages, tools=tools, variables=variables), special=False)
         if tools is not None or variables is not None:
             raise ValueError("tools and variables go through the chat template; give the prompt as messages.")
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True)
-        return [int(token) for token in cast("Sequence[int]", prompt)]
+        return _token_ids(prompt)
+
+
+def _are_messages(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _check_messages(messages: object) -> None:
+    if isinstance(messages, str):
+        raise ValueError("chat takes a list of messages, found a text; give messages, or use generate to continue it.")
+    if not _are_messages(messages):
+        raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Token ids out of anything that holds whole numbers, an array too."""
+    try:
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise TypeError(f"found {type(prompt).__name__}")
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise ValueError(f"the prompt must be a text, a list of messages or a list of token ids: {error}.") from error
 
 
 def collect(chunks: Iterable[Chunk]) -> Completion:

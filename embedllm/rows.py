@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.errors import DeviceError
 from embedllm.types import Candidates
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class Row:
     The array is viewed, not copied, and must stay as it is while the row is in use: the last softmax is kept, since
     drawing asks for it several times. A token whose logit is -inf is forbidden.
 
-    Raises ValueError when the array is not float32 [V], and, at the first question about its values, when they hold a
-    NaN or +inf or forbid every token.
+    Raises ValueError when the array is not float32 [V]. At the first question about its values: DeviceError when they
+    hold a NaN or +inf, ValueError when they forbid every token.
     """
 
     __slots__ = ("_best", "_row", "_softmax")
@@ -140,7 +141,7 @@ class Row:
             best = float(self._row.max())  # NaN if there is one
             if np.isnan(best) or best == np.inf:
                 odd = int(np.argmax(~(self._row < np.inf)))
-                raise ValueError(
+                raise DeviceError(
                     f"logits of the model are not finite numbers: token {odd} has {self._row[odd]}. A model run in "
                     "float16 may have overflowed, or its file is damaged; try another device or a wider type."
                 )

@@ -32,7 +32,7 @@ class SandboxedTemplate:
     """A template, compiled once.
 
     clock: the time that strftime_now formats.
-    Raises TemplateError when the text is not a template.
+    Raises TemplateError when the text is not a template, or too deeply nested for one.
     """
 
     def __init__(self, source: str, *, clock: Callable[[], datetime]) -> None:
@@ -52,6 +52,9 @@ class SandboxedTemplate:
             raise TemplateError(
                 f"the chat template is not valid Jinja, line {error.lineno}: {error.message}"
             ) from error
+        except Exception as error:  # Jinja's parser and Python's compiler have limits of their own, such as nesting
+            reason = f"{type(error).__name__}: {error}"
+            raise TemplateError(f"the chat template cannot be compiled ({reason}); is it nested too deeply?") from error
 
     def render(self, variables: Mapping[str, JSON]) -> str:
         """The text that the template makes of its variables.

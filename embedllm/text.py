@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 _WINDOW = 12  # tokens decoded at most for each new one, outside of a run of byte tokens
 _CONTEXT = 4  # tokens kept when the window is cut: the last character lies in them, it has at most four bytes
@@ -104,7 +105,12 @@ class Tokenizer:
         return cls(engine, named=named, split_special=config.split_special)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text; see TextCodec."""
+        """The tokens of a text; see TextCodec. Raises ValueError for half a surrogate pair, which is no text."""
+        if not text.isascii() and (odd := _LONE_SURROGATE.search(text)):
+            raise ValueError(
+                f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
+                "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
+            )
         return self._engine.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:

@@ -36,7 +36,7 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     if not docstring:
         raise ValueError(f"the tool '{name}' has no docstring. Say what it does, and describe its arguments.")
     description, arguments, returns = _sections(docstring)
-    hints = typing.get_type_hints(function)
+    hints = _hints(function, name)
     properties: dict[str, Schema] = {}
     required: list[JSON] = []
     for parameter in _parameters(function):
@@ -58,10 +58,23 @@ def tool_schema(function: Callable[..., object]) -> Schema:
     return {"type": "function", "function": result}
 
 
+def _hints(function: Callable[..., object], name: str) -> dict[str, object]:
+    """The type hints, those written as text resolved."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception as error:  # a hint is an expression, which can raise anything that Python does
+        raise ValueError(
+            f"the tool '{name}' has a type hint that cannot be resolved ({type(error).__name__}: {error}). Import what "
+            "it names where the function is defined, not under TYPE_CHECKING only."
+        ) from error
+
+
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters that a caller gives."""
     parameters = list(inspect.signature(function).parameters.values())
-    implicit = parameters and parameters[0].name in ("self", "cls") and parameters[0].annotation is inspect._empty
+    implicit = (
+        parameters and parameters[0].name in ("self", "cls") and parameters[0].annotation is inspect.Parameter.empty
+    )
     return parameters[1:] if implicit else parameters
 
 

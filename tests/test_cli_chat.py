@@ -10,15 +10,19 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 import embedllm
 from embedllm.cli import cli
 from embedllm.cli_chat import Turn, read_turn
+from embedllm.rows import Row
+from embedllm.runner import HeldSequence
+from embedllm.types import Logits
 
 MakePackage = Callable[..., Path]
 LONG = 30000  # tokens: seconds of replying
@@ -168,6 +172,39 @@ def test_a_full_context_is_said_and_the_conversation_goes_on(tiny_package: MakeP
     assert "error: the prompt has" in result.stderr
     assert "Or begin anew: /reset" in result.stderr
     assert result.stdout == lines_of(replies(model, "hello") * 2)
+
+
+def test_what_is_no_text_is_said_and_the_conversation_goes_on(tiny: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "embedllm", "chat", "--model", tiny, "--max-tokens", "6"],
+        input=b"a \x80 byte\nhello\n/save ~nobody-of-this-name/x/y\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"},
+        check=False,
+    )
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.decode().splitlines() if line.startswith("error:")]
+    assert len(errors) == 2
+    assert "lone surrogate U+DC80" in errors[0]
+    assert "cannot write" in errors[1]
+    assert done.stdout.decode().replace("\r\n", "\n") == lines_of(replies(tiny, "hello"))
+
+
+def test_a_device_that_gives_no_numbers_is_said_and_the_conversation_goes_on(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, calls = HeldSequence.feed, iter(range(100))
+
+    def broken(sequence: HeldSequence, tokens: Sequence[int]) -> Logits:
+        logits = feed(sequence, tokens)
+        return logits if next(calls) else Row(np.full(logits.size, np.nan, np.float32))
+
+    monkeypatch.setattr(HeldSequence, "feed", broken)
+    result = chat(tiny, "hello", "hello")
+    assert result.exit_code == 1
+    assert "error: logits of the model are not finite numbers" in result.stderr
+    monkeypatch.undo()
+    assert result.stdout == lines_of(replies(tiny, "hello"))
 
 
 def test_a_reply_that_fills_the_context_is_said(tiny_package: MakePackage) -> None:

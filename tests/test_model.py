@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -260,14 +261,40 @@ def test_a_stop_token_and_a_stop_string_end_a_real_reply(llm: Model) -> None:
         ("hi", {"stop": ["a", ""]}, "stop strings are a list of texts that are not empty"),
         ("hi", {"tools": []}, "give the prompt as messages"),
         ([1, 2], {"variables": {}}, "give the prompt as messages"),
+        ("a\udc80", {}, r"the lone surrogate U\+DC80 at character 1"),
+        (b"hi", {}, "a list of token ids: found bytes"),
+        ([1.7], {}, "a list of token ids: 'float' object"),
+        (None, {}, "a list of token ids: found NoneType"),
+        ({"role": "user", "content": "hi"}, {}, "messages must be a list"),
     ],
 )
 def test_a_call_that_makes_no_sense_is_refused_before_anything_runs(
-    llm: Model, prompt: str | list[int], options: dict[str, int], message: str
+    llm: Model, prompt: object, options: dict[str, int], message: str
 ) -> None:
     for call in (llm.generate, llm.stream, llm.astream, llm.request):
         with pytest.raises(ValueError, match=message):
             call(prompt, **options)  # type: ignore[arg-type]  # what a caller without a type checker may pass
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "give messages, or use generate"),
+        ({"role": "user", "content": "hi"}, "messages must be a list"),
+        ([], "messages must be a list"),
+        ([1, 2], "messages must be a list"),
+    ],
+)
+def test_chat_takes_messages_and_nothing_else(llm: Model, messages: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.chat(messages)  # type: ignore[arg-type]  # as above
+
+
+def test_arrays_are_token_ids_and_no_stop_is_none(llm: Model) -> None:
+    greedy = Sampling(temperature=0)
+    expected = llm.generate([5, 6, 7], greedy, max_tokens=4)
+    for kind in (np.int32, np.int64, np.uint16):
+        assert llm.generate(np.array([5, 6, 7], kind), greedy, max_tokens=4, stop=None).tokens == expected.tokens
 
 
 @pytest.mark.parametrize("wrong", [307, -1])

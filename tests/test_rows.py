@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.errors import DeviceError
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def test_top_of_no_tokens_is_refused() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused_with_their_token(bad: float) -> None:
     for ask in (lambda row: row.top(1), lambda row: row.logsumexp(), lambda row: row.draw(1.0, 0.5)):
-        with pytest.raises(ValueError, match=r"not finite numbers: token 2 has (nan|inf)"):
+        with pytest.raises(DeviceError, match=r"not finite numbers: token 2 has (nan|inf)"):
             ask(row_of(1, -math.inf, bad, 4))
 
 

@@ -21,6 +21,16 @@ def test_a_refusal_has_the_words_of_the_template_and_its_line() -> None:
         render("\n{% if true %}\n{{ raise_exception('Only two turns!') }}\n{% endif %}")
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["{% for a in x %}" * 25 + "{% endfor %}" * 25, "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"],
+    ids=["loops", "parentheses"],
+)
+def test_a_template_that_is_nested_too_deeply_is_refused(source: str) -> None:
+    with pytest.raises(TemplateError, match="cannot be compiled"):
+        render(source, x=[])
+
+
 def test_a_failure_has_its_kind_and_its_line() -> None:
     with pytest.raises(TemplateError, match=r"fails on these messages, line 2: UndefinedError: .*'x'"):
         render("\n{{ x.y }}")

@@ -178,3 +178,16 @@ def test_a_function_that_cannot_be_a_tool_is_refused_by_name(function: Callable[
 def test_callables_that_are_not_functions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"tools\[0\] is a type"):
         ChatTemplate("").render(USER, tools=[Tools])
+
+
+def test_a_hint_that_cannot_be_resolved_is_refused() -> None:
+    def look(place: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821  # the slip
+        """Looks.
+
+        Args:
+            place: Where.
+        """
+        raise NotImplementedError
+
+    with pytest.raises(ValueError, match=r"the tool 'look' has a type hint that cannot be resolved .*'Nowhere'"):
+        tool_schema(look)
