@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 class Penalties:
     """The bias and penalties of one sequence: an entry for every token that is biased or was seen.
 
-    Kept as parallel lists and brought up to date token by token: a step over thousands of seen tokens counts none anew.
+    Kept as parallel arrays and brought up to date token by token: a step counts none anew, and the logits, which apply
+    them, read the arrays as they lie.
     """
 
-    __slots__ = ("_biases", "_counts", "_divisors", "_places", "_sampling", "_subtracted", "_tokens")
+    __slots__ = ("_biases", "_counts", "_divisors", "_highest", "_places", "_sampling", "_subtracted", "_tokens")
 
     def __init__(self, sampling: Sampling, prompt_tokens: Sequence[int] = ()) -> None:
         self._sampling = sampling
         self._counts: Counter[int] = Counter()
         self._places: dict[int, int] = {}
-        self._tokens = array("q")  # which numpy reads without a loop in Python
-        self._biases: list[float] = []
-        self._divisors: list[float] = []
-        self._subtracted: list[float] = []
+        self._highest = -1  # of the tokens
+        self._tokens = array("q")
+        self._biases = array("f")
+        self._divisors = array("f")
+        self._subtracted = array("f")
         for token, bias in dict(sampling.logit_bias).items():
             self._biases[self._place(token)] = bias
         if sampling.repetition_penalty != 1:
@@ -52,34 +54,19 @@ class Penalties:
         """The changed logits; the same ones when there is nothing to change."""
         if not self._tokens:
             return logits
-        if max(self._tokens) >= logits.size:
+        if self._highest >= logits.size:
             raise ValueError(
-                f"token {max(self._tokens)} is biased or was seen, but the model's vocabulary has {logits.size}. "
+                f"token {self._highest} is biased or was seen, but the model's vocabulary has {logits.size}. "
                 "Check logit_bias, and that prompt and model have the same tokenizer."
             )
-        values = penalized(
-            logits.values(self._tokens), biases=self._biases, divisors=self._divisors, subtracted=self._subtracted
-        )
-        return logits.replaced(self._tokens, values)
+        return logits.penalized(self._tokens, biases=self._biases, divisors=self._divisors, subtracted=self._subtracted)
 
     def _place(self, token: int) -> int:
         place = self._places.setdefault(token, len(self._tokens))
         if place == len(self._tokens):
+            self._highest = max(self._highest, token)
             self._tokens.append(token)
             self._biases.append(0.0)
             self._divisors.append(1.0)
             self._subtracted.append(0.0)
         return place
-
-
-def penalized(
-    logits: Sequence[float], *, biases: Sequence[float], divisors: Sequence[float], subtracted: Sequence[float]
-) -> list[float]:
-    """logit + bias, over the divisor if positive and times it if not, less what is subtracted; for each token.
-
-    Source of the middle step: Keskar et al. 2019, "CTRL", as transformers has it for negative logits.
-    """
-    return [
-        (biased / divisor if (biased := logit + bias) > 0 else biased * divisor) - less
-        for logit, bias, divisor, less in zip(logits, biases, divisors, subtracted, strict=True)
-    ]

@@ -69,10 +69,25 @@ class Row:
         """The logits of these tokens."""
         return self._row[np.asarray(tokens, dtype=np.int64)].tolist()
 
-    def replaced(self, tokens: Sequence[int], values: Sequence[float]) -> Row:
-        """A copy in which these tokens have these logits."""
+    def penalized(
+        self,
+        tokens: Sequence[int],
+        *,
+        biases: Sequence[float],
+        divisors: Sequence[float],
+        subtracted: Sequence[float],
+    ) -> Row:
+        """A copy in which these tokens have changed logits; see Logits. Arrays are read without a loop in Python."""
+        places = np.asarray(tokens, dtype=np.int64)
+        divisor = np.asarray(divisors, dtype=np.float32)
+        biased = self._row[places] + np.asarray(biases, dtype=np.float32)
+        # one of the two is 0; a choice by sign (np.where) takes three times as long, its branches are not foreseen
+        changed = np.maximum(biased, 0)
+        changed /= divisor
+        changed += np.minimum(biased, 0) * divisor
+        changed -= np.asarray(subtracted, dtype=np.float32)
         row = self._row.copy()
-        row[np.asarray(tokens, dtype=np.int64)] = values
+        row[places] = changed
         return Row(row)
 
     def top(self, count: int) -> Candidates:

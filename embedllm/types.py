@@ -40,8 +40,19 @@ class Logits(Protocol):
         """The logits of these tokens."""
         ...
 
-    def replaced(self, tokens: Sequence[int], values: Sequence[float]) -> Logits:
-        """A copy in which these tokens have these logits."""
+    def penalized(
+        self,
+        tokens: Sequence[int],
+        *,
+        biases: Sequence[float],
+        divisors: Sequence[float],
+        subtracted: Sequence[float],
+    ) -> Logits:
+        """A copy in which these tokens, each named once, have changed logits.
+
+        logit + bias; that over the divisor if positive and times it if not; less what is subtracted.
+        Source of the middle step: Keskar et al. 2019, "CTRL", as transformers has it for negative logits.
+        """
         ...
 
     def top(self, count: int) -> Candidates:

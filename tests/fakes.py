@@ -27,9 +27,19 @@ class FakeLogits:
     def values(self, tokens: Sequence[int]) -> list[float]:
         return [self.row[token] for token in tokens]
 
-    def replaced(self, tokens: Sequence[int], values: Sequence[float]) -> FakeLogits:
-        changed = dict(zip(tokens, values, strict=True))
-        return FakeLogits([changed.get(token, logit) for token, logit in enumerate(self.row)])
+    def penalized(
+        self,
+        tokens: Sequence[int],
+        *,
+        biases: Sequence[float],
+        divisors: Sequence[float],
+        subtracted: Sequence[float],
+    ) -> FakeLogits:
+        row = list(self.row)
+        for token, bias, divisor, less in zip(tokens, biases, divisors, subtracted, strict=True):
+            biased = row[token] + bias
+            row[token] = (biased / divisor if biased > 0 else biased * divisor) - less
+        return FakeLogits(row)
 
     def top(self, count: int) -> Candidates:
         tokens = sorted(range(self.size), key=lambda token: -self.row[token])[:count]

@@ -172,12 +172,12 @@ def test_mass_nearer_equals_a_sort_by_distance(logits: F32, temperature: float, 
     assert Row(logits).mass_nearer(token, centre, temperature=temperature) == pytest.approx(before, abs=1e-5)
 
 
-def test_replaced_leaves_the_row_as_it_was() -> None:
-    row = row_of(1, 2, 3)
-    other = row.replaced([0, 2], [9.0, -math.inf])
-    assert row.values([0, 1, 2]) == [1, 2, 3]
-    assert other.values([2, 1, 0]) == [-math.inf, 2, 9]
-    assert (row.size, other.size) == (3, 3)
+def test_penalized_changes_these_tokens_of_a_copy() -> None:
+    row = row_of(1, 2, 3, -4)
+    other = row.penalized([0, 3, 2], biases=[7.0, 0.0, -math.inf], divisors=[2.0, 2.0, 0.5], subtracted=[1.0, 0.5, -2])
+    assert row.values([0, 1, 2, 3]) == [1, 2, 3, -4]
+    assert other.values([0, 1, 2, 3]) == [3, 2, -math.inf, -8.5]
+    assert (row.size, other.size) == (4, 4)
 
 
 def test_one_row_answers_for_several_temperatures_in_turn() -> None:

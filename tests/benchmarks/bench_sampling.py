@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 VOCABULARIES = (16384, 151936)
 STEPS = 300
-SEEN = 1000
+
+PENALTIES = Sampling(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1)
+SEEN = {"penalties, 8000 seen": 8000, "penalties, 30000 seen": 30000}  # tokens of prompt and reply, where not 1000
 
 OPTIONS = {
     "greedy": Sampling(temperature=0),
@@ -36,7 +38,9 @@ OPTIONS = {
     "min_p 0.05": Sampling(min_p=0.05),
     "typical_p 0.9": Sampling(typical_p=0.9),
     "typical_p 0.9, top_p 0.9": Sampling(typical_p=0.9, top_p=0.9),
-    "penalties, 1000 seen": Sampling(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+    "penalties, 1000 seen": PENALTIES,
+    "penalties, 8000 seen": PENALTIES,
+    "penalties, 30000 seen": PENALTIES,
     "top_k, top_p, min_p, temperature": Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
     "everything, 1000 seen": Sampling(
         temperature=0.8,
@@ -60,12 +64,12 @@ def logits_of(shape: str, size: int) -> F32:
     return logits.astype(np.float32)
 
 
-def microseconds(sampling: Sampling, logits: F32) -> float:
-    """Median time of a pick and its note."""
+def microseconds(sampling: Sampling, logits: F32, count: int) -> float:
+    """Median time of a pick and its note, with that many different tokens in prompt and reply."""
     rng = np.random.default_rng(8)
-    seen = rng.permutation(logits.size)[:SEEN].tolist()
-    sampler = Sampler(sampling, seen[: SEEN // 2])
-    for token in seen[SEEN // 2 :]:
+    seen = rng.permutation(logits.size)[:count].tolist()
+    sampler = Sampler(sampling, seen[: count // 2])
+    for token in seen[count // 2 :]:
         sampler.note(token)
     times: list[float] = []
     for _ in range(STEPS):
@@ -80,7 +84,7 @@ def main() -> None:
     columns = [(size, shape) for size in VOCABULARIES for shape in ("peaked", "flat")]
     print(f"{'':34}" + "".join(f"{size:>10} {shape:6}" for size, shape in columns))
     for name, sampling in OPTIONS.items():
-        times = [microseconds(sampling, logits_of(shape, size)) for size, shape in columns]
+        times = [microseconds(sampling, logits_of(shape, size), SEEN.get(name, 1000)) for size, shape in columns]
         print(f"{name:34}" + "".join(f"{each:>10.0f} {'':6}" for each in times))
 
 
