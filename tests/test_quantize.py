@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -141,6 +141,7 @@ def matrices(draw: st.DrawFn) -> F32:
     return single.astype(np.float16 if kind == "F16" else np.float32).astype(np.float32)
 
 
+@settings(deadline=None)
 @given(matrices(), st.sampled_from(FORMATS))
 def test_no_value_moves_further_than_half_a_step(weights: F32, packing: Packing) -> None:
     """But for what the integers do not reach.
@@ -162,6 +163,7 @@ def test_no_value_moves_further_than_half_a_step(weights: F32, packing: Packing)
     assert packed.weight.shape == (count, packing.groups(columns), packing.group * packing.bits // 8)
 
 
+@settings(deadline=None)
 @given(matrices(), st.sampled_from([packing for packing in FORMATS if packing.symmetric]))
 def test_quantizing_symmetrically_twice_changes_nothing(weights: F32, packing: Packing) -> None:
     """The extreme of each group lies on the end of the range, so the same scale is found again."""
@@ -172,6 +174,7 @@ def test_quantizing_symmetrically_twice_changes_nothing(weights: F32, packing: P
     assert np.array_equal(once, dequantize(quantize(once, packing), packing, columns))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(FORMATS), st.integers(1, 5))
 def test_what_is_packed_is_unpacked_bit_for_bit(seed: int, packing: Packing, groups: int) -> None:
     """Every stored value comes back, in its place: with a scale of 1 the weights are value - zero point."""
