@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import Device, Interrupted
-from embedllm.backends.memory import return_freed_memory
+from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.package import Graph, Package
@@ -60,9 +60,10 @@ class OrtEngine:
             options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
         path = package.folder / graph.file
         try:
-            self._session = ort.InferenceSession(
-                os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
+            with on_huge_pages():
+                self._session = ort.InferenceSession(
+                    os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+                )
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {_first_line(error)}") from error
         self.half = graph.activations == "float16"
