@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Interrupted
 from embedllm.sampling import Picked, Sampler, top_logprobs
@@ -20,13 +20,18 @@ from embedllm.types import Logits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a generation has cost so far. Times are seconds of a monotonic clock."""
+    """What a generation has cost so far. Times are seconds of a monotonic clock, without any pause between two chunks.
+
+    prefill_s: feeding the prompt and choosing the first token. decode_s: feeding and choosing each later one. Neither
+    has what a consumer does with a chunk, nor the template, the tokenizer and the making of a KV cache before the
+    first feed; with asyncio they have the time until the event loop came back to a feed that was done.
+    """
 
     prompt_tokens: int
     cached_tokens: int  # of the prompt's: held already from an earlier call, not computed again
     tokens: int = 0  # generated, the stop token among them
-    prefill_s: float = 0.0  # from the call to the first logits
-    decode_s: float = 0.0  # from then on
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
     @property
     def prefill_tokens_s(self) -> float:
@@ -98,23 +103,39 @@ class Generation:
     limit_reason: str  # what reaching it is called: "length" or "context"
     top_count: int  # of the most probable tokens to report
     statistics: Statistics
-    _started: float = field(default_factory=time.perf_counter)
-    _first: float = 0.0
 
     def accept(self, logits: Logits) -> Chunk:
         """Decides one step; the last one has a finish_reason, and must not be followed by another."""
+        with self.clocked():
+            chunk = self._decide(logits)
+        self.statistics = replace(self.statistics, tokens=self.statistics.tokens + 1)
+        return replace(chunk, statistics=self.statistics)
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """Counts the time of the block, which is one feed or one decision."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent, so_far = time.perf_counter() - started, self.statistics
+            if so_far.tokens:
+                self.statistics = replace(so_far, decode_s=so_far.decode_s + spent)
+            else:
+                self.statistics = replace(so_far, prefill_s=so_far.prefill_s + spent)
+
+    def _decide(self, logits: Logits) -> Chunk:
         top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
         picked = self.sampler.pick(logits)
         self.sampler.note(picked.token)
-        statistics = self._count()
         is_stop = picked.token in self.stop_tokens
         text = "" if is_stop else self.stops.push(self.text.push(picked.token))
-        is_last = is_stop or self.stops.matched is not None or statistics.tokens >= self.limit
+        is_last = is_stop or self.stops.matched is not None or self.statistics.tokens + 1 >= self.limit
         if is_last and self.stops.matched is None:
             text += self._rest()
         reason, by = self._finish(is_stop, picked.token, is_last)
         return Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
-                     stopped_by=by, statistics=statistics)  # fmt: skip
+                     stopped_by=by, statistics=self.statistics)  # fmt: skip
 
     def cancelled(self) -> Chunk:
         """The last chunk of a generation that was ended from outside."""
@@ -133,14 +154,6 @@ class Generation:
         held = self.stops.push(self.text.flush())
         return held + self.stops.flush()
 
-    def _count(self) -> Statistics:
-        now = time.perf_counter()
-        if not self.statistics.tokens:
-            self._first = now
-        self.statistics = replace(self.statistics, tokens=self.statistics.tokens + 1,
-                                  prefill_s=self._first - self._started, decode_s=now - self._first)  # fmt: skip
-        return self.statistics
-
 
 def run(
     generation: Generation,
@@ -156,7 +169,8 @@ def run(
         logits = None
         for piece in pieces:
             _check(cancel)
-            logits = feed(piece)
+            with generation.clocked():
+                logits = feed(piece)
         assert logits is not None, "a prompt has at least one token"
         while True:
             chunk = generation.accept(logits)
@@ -164,7 +178,8 @@ def run(
             if chunk.finish_reason is not None or chunk.token is None:
                 return
             _check(cancel)
-            logits = feed([chunk.token])
+            with generation.clocked():
+                logits = feed([chunk.token])
     except Interrupted:
         yield generation.cancelled()
 
@@ -180,7 +195,8 @@ async def arun(
         logits = None
         for piece in pieces:
             _check(cancel)
-            logits = await feed(piece)
+            with generation.clocked():
+                logits = await feed(piece)
         assert logits is not None, "a prompt has at least one token"
         while True:
             chunk = generation.accept(logits)
@@ -188,7 +204,8 @@ async def arun(
             if chunk.finish_reason is not None or chunk.token is None:
                 return
             _check(cancel)
-            logits = await feed([chunk.token])
+            with generation.clocked():
+                logits = await feed([chunk.token])
     except Interrupted:
         yield generation.cancelled()
 

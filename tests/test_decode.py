@@ -161,19 +161,31 @@ def test_any_reply_gives_its_text_up_to_the_first_stop(
 
 
 def test_statistics_of_every_chunk_count_and_clock_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([102.0, 102.5, 103.5])
-    monkeypatch.setattr(decode, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    generation = rule()
-    generation._started = 100.0
-    chunks = accept_all(generation, b"abc")
+    now = 100.0
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(decode, "time", SimpleNamespace(perf_counter=lambda: now))
+    reply = iter(b"abc")
+
+    def feed(tokens: Sequence[int]) -> FakeLogits:
+        passes(1.0 if tokens in PIECES else 0.5 * len(tokens))
+        return peaked(0 if tokens == PIECES[0] else next(reply))
+
+    chunks: list[Chunk] = []
+    for chunk in run(rule(limit=3), feed, PIECES, Cancel()):
+        chunks.append(chunk)
+        passes(60.0)  # a consumer who takes his time
     known = {"prompt_tokens": 3, "cached_tokens": 1, "prefill_s": 2.0}
     assert [chunk.statistics for chunk in chunks] == [
         Statistics(tokens=1, decode_s=0.0, **known),
         Statistics(tokens=2, decode_s=0.5, **known),
-        Statistics(tokens=3, decode_s=1.5, **known),
+        Statistics(tokens=3, decode_s=1.0, **known),
     ]
     assert chunks[-1].statistics.prefill_tokens_s == 1.0  # (3 - 1) / 2.0
-    assert chunks[-1].statistics.decode_tokens_s == pytest.approx(2 / 1.5)
+    assert chunks[-1].statistics.decode_tokens_s == pytest.approx(2 / 1.0)
     assert chunks[0].statistics.decode_tokens_s == 0.0
     assert Statistics(prompt_tokens=3, cached_tokens=1).prefill_tokens_s == 0.0
 
