@@ -19,7 +19,7 @@ MORE_TEMPLATES = "additional_chat_templates"  # a folder
 TEXTS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
     "chat_template.jinja", "chat_template.json", f"{MORE_TEMPLATES}/*.jinja",
-    "LICENSE*", "LICENCE*", "NOTICE*",
+    "LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "[Nn]otice*",
 )  # fmt: skip
 _SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -169,14 +169,14 @@ def _texts(folder: Path) -> dict[str, Path]:
             f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    paths = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
-    names = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
-    # a link that leads nowhere is among them: reading it says so, leaving it out would not
-    return {name: path for name, path in names.items() if _is_text(name) and not (name.isupper() and path.is_dir())}
-
-
-def _is_text(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in TEXTS)
+    found: dict[str, Path] = {}
+    for path in sorted([*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]):
+        name = path.relative_to(folder).as_posix()
+        matches = [pattern for pattern in TEXTS if fnmatchcase(name, pattern)]
+        # a folder LICENSES is none of them, but a link that leads nowhere is: reading it says so
+        if name in matches or (matches and not path.is_dir()):
+            found[name] = path
+    return found
 
 
 def _copy(texts: dict[str, Path], partial: Path) -> None:

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests'
+
+settings.register_profile("embedllm", deadline=None)  # machines are shared: a slow example is no failure
+settings.load_profile("embedllm")
 
 
 @pytest.fixture(scope="session")

@@ -339,3 +339,23 @@ def test_a_verified_package_is_whole_and_says_what_was_measured(checkpoint: Path
     assert isinstance(verification, dict)
     assert set(verification) == {"tokens", "seed", *GRAPHS}
     assert 0 < verification["model.onnx"]["max_difference"] < 0.2
+
+
+def test_templates_licences_and_notices_go_along(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
+    texts = {
+        "License.txt": "free",
+        "NOTICE": "thanks",
+        "chat_template.json": "{}",
+        "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+    }
+    for name, content in texts.items():
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        (checkpoint / name).write_text(content)
+    (checkpoint / "LICENSES").mkdir()
+    (checkpoint / "notes.txt").write_text("not for others")
+    package = convert(checkpoint, tmp_path / "package")
+    assert {name: (package / name).read_text() for name in texts} == texts
+    assert not (package / "LICENSES").exists()
+    assert not (package / "notes.txt").exists()
+    assert texts.keys() <= open_package(package).files.keys()
