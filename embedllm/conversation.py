@@ -61,7 +61,10 @@ class Conversation:
         stop: str | Sequence[str] | None = (),
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]:
-        """As say(), token by token. Of a reply that is cancelled or left early, the history gets what there was."""
+        """As say(), token by token.
+
+        Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
+        """
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
         request = self.model.request([*self.messages, said], sampling, max_tokens=max_tokens, stop=stop,
                                      tools=self._tools, variables=self._variables)  # fmt: skip
@@ -72,17 +75,17 @@ class Conversation:
         if self._sequence is None:
             self._sequence = runner.new_sequence(len(request.prompt))
         reply = ""
-        started = False
+        is_said = False
         try:
             for chunk in runner.stream(request, cancel, self._sequence):
-                started = True
                 reply += chunk.text
+                is_said = bool(reply) or chunk.finish_reason not in (None, "cancelled")
                 yield chunk
         except Exception:
-            started = False  # the turn can be said again
+            is_said = False  # the turn can be said again
             raise
         finally:
-            if started:
+            if is_said:
                 self.messages += [said, {"role": "assistant", "content": reply}]
 
     def close(self) -> None:

@@ -150,6 +150,14 @@ def test_a_cancelled_turn_keeps_the_part_that_was_said(llm: Model) -> None:
         assert goes_on.tokens == llm.chat(conversation.messages[:3], SAMPLING, max_tokens=6).tokens
 
 
+def test_a_turn_that_is_cancelled_before_any_text_says_nothing(llm: Model) -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    with llm.conversation() as conversation:
+        assert conversation.say("hello", SAMPLING, cancel=cancel).finish_reason == "cancelled"
+        assert conversation.messages == []
+
+
 def test_a_stream_that_is_left_keeps_the_part_that_was_said(llm: Model) -> None:
     with llm.conversation() as conversation:
         text = ""
