@@ -147,7 +147,9 @@ class OrtSession:
         if end > self._context:
             raise ContextFull(
                 f"{self.position} tokens are held and {len(tokens)} more were given; this package holds "
-                f"{self._context}. Shorten the prompt, or export with a larger --context."
+                f"{self._context}. Shorten the prompt, or export with a larger --context.",
+                tokens=end,
+                limit=self._context,
             )
         self._reserve(end)
         binding = self._binding

@@ -114,7 +114,9 @@ class ReferenceSession:
         if self.position + len(tokens) > decoder.context:
             raise ContextFull(
                 f"{self.position} tokens are held and {len(tokens)} more were given; "
-                f"this package holds {decoder.context}."
+                f"this package holds {decoder.context}.",
+                tokens=self.position + len(tokens),
+                limit=decoder.context,
             )
         x = engine.rows(decoder.embedding, tokens)  # [T, hidden]
         for index, layer in enumerate(decoder.layers):

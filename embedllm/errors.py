@@ -5,18 +5,21 @@ EmbedError
   TemplateError           the model has no chat template, or its template refuses the messages
   DeviceError
     DeviceUnavailable     nothing can run it; .tried says what was tried and why not
-  ContextFull             more tokens than the folder holds
+  ContextFull             more tokens than the folder holds; .tokens and .limit
   ExportError
-    UnsupportedModel      a model_type that has no description here
+    UnsupportedModel      a .model_type that has no description here
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class EmbedError(Exception):
-    """Base of all errors of this library."""
+    """Base of all errors of this library. Each can be pickled, as a process pool does to hand it over."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remade, (type(self), self.args, self.__dict__)  # Exception's own would leave out keyword arguments
 
 
 class PackageError(EmbedError):
@@ -43,7 +46,15 @@ class DeviceUnavailable(DeviceError):
 
 
 class ContextFull(EmbedError):
-    """The sequence does not fit into the context; nothing was cut off."""
+    """The sequence does not fit into the context; nothing was cut off.
+
+    tokens: how many there are, or would be. limit: how many the folder holds.
+    """
+
+    def __init__(self, message: str, *, tokens: int, limit: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class ExportError(EmbedError):
@@ -51,4 +62,17 @@ class ExportError(EmbedError):
 
 
 class UnsupportedModel(ExportError):
-    """No description for this model_type."""
+    """No description for this model_type, or for this variant of it.
+
+    model_type: as config.json has it; empty where that was not read yet.
+    """
+
+    def __init__(self, message: str, *, model_type: str = "") -> None:
+        super().__init__(message)
+        self.model_type = model_type
+
+
+def _remade(kind: type[EmbedError], arguments: tuple[object, ...], values: Mapping[str, object]) -> EmbedError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(values)
+    return error

@@ -90,7 +90,9 @@ class Runner:
         if len(request.prompt) >= self._context:
             raise ContextFull(
                 f"the prompt has {len(request.prompt)} tokens; this package holds {self._context} together with the "
-                "reply. Shorten the prompt, or export with a larger --context."
+                "reply. Shorten the prompt, or export with a larger --context.",
+                tokens=len(request.prompt),
+                limit=self._context,
             )
         if request.max_tokens is not None and request.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.max_tokens}; expected at least 1.")

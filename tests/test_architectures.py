@@ -285,6 +285,7 @@ def test_an_unknown_model_type_names_the_nearest(model_type: str, hint: str) -> 
         describe(Config({"model_type": model_type}))
     known = "Known: llama, mistral, qwen2, qwen3."
     assert str(caught.value) == f"model_type '{model_type}' is not described here. {known} The nearest is '{hint}'."
+    assert caught.value.model_type == model_type
 
 
 def test_a_model_type_like_no_other_gets_no_hint() -> None:

@@ -120,8 +120,9 @@ def test_a_reply_ends_where_prompt_and_reply_fill_the_context(
 @pytest.mark.parametrize("count", [8, 9, 1000])
 def test_a_prompt_without_room_for_a_token_is_refused_with_both_numbers(count: int) -> None:
     message = rf"the prompt has {count} tokens; this package holds 8 .*Shorten the prompt, or export"
-    with pytest.raises(ContextFull, match=message):
+    with pytest.raises(ContextFull, match=message) as caught:
         runner_on(FakeEngine(context=8)).check(request([1] * count))
+    assert (caught.value.tokens, caught.value.limit) == (count, 8)
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:

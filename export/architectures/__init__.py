@@ -30,14 +30,21 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     if model_type not in known:
         near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.5)
         hint = f" The nearest is '{near[0]}'." if near else ""
-        raise UnsupportedModel(f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{hint}")
+        raise UnsupportedModel(
+            f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{hint}", model_type=model_type
+        )
     if config.has("quantization_config"):
         raise UnsupportedModel(
             "this checkpoint is already quantized ('quantization_config' in config.json); "
-            "expected float weights (bf16, f16 or f32). Export from the original checkpoint."
+            "expected float weights (bf16, f16 or f32). Export from the original checkpoint.",
+            model_type=model_type,
         )
     module = importlib.import_module(f"{__name__}.{model_type}")
-    decoder: Decoder = module.describe(config)
+    try:
+        decoder: Decoder = module.describe(config)
+    except UnsupportedModel as error:
+        error.model_type = model_type  # the shared parts of a description do not know whose they are
+        raise
     if context is None:
         return decoder
     return _with_context(decoder, context)
