@@ -23,15 +23,15 @@ def _physical_cores() -> int:
     """Cores of the usable processors, by Linux' topology files; 0 where there are none."""
     if not hasattr(os, "sched_getaffinity"):
         return 0
-    siblings = set()
+    cores = set()
     for cpu in os.sched_getaffinity(0):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        # not core_id, which begins anew in each cluster of an ARM machine that is described by a device tree
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            names = [(topology / name).read_text().strip() for name in ("physical_package_id", "core_id")]
+            cores.add(siblings.read_text().strip())
         except OSError:
             return 0
-        siblings.add(tuple(names))
-    return len(siblings)
+    return len(cores)
 
 
 def _quota() -> int:

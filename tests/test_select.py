@@ -123,18 +123,20 @@ def test_without_onnxruntime_the_cpu_says_what_to_install(monkeypatch: pytest.Mo
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that makes up a machine.
 
-    cores: (package, core) of each processor, in the order of their numbers. usable: the processors that this process
-    may use, all if None. quota: the content of cpu.max.
+    cores: the core of each processor, by any name, in the order of their numbers. usable: the processors that this
+    process may use, all if None. quota: the content of cpu.max.
     """
 
     def make(
-        cores: Sequence[tuple[int, int]], *, usable: Sequence[int] | None = None, quota: str | None = None
+        cores: Sequence[tuple[int, ...]], *, usable: Sequence[int] | None = None, quota: str | None = None
     ) -> None:
-        for cpu, (package, core) in enumerate(cores):
+        for cpu, core in enumerate(cores):
             topology = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
             topology.mkdir(parents=True)
-            (topology / "physical_package_id").write_text(f"{package}\n")
-            (topology / "core_id").write_text(f"{core}\n")
+            siblings = [str(other) for other, its in enumerate(cores) if its == core]
+            (topology / "thread_siblings_list").write_text(",".join(siblings) + "\n")
+            (topology / "physical_package_id").write_text(f"{core[0]}\n")
+            (topology / "core_id").write_text(f"{core[-1]}\n")
         if quota is not None:
             (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
             (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota)
@@ -165,11 +167,13 @@ FOUR_CORES = [(0, core) for core in range(4)]
         (FOUR_CORES * 2, [1], "200000 100000\n", 1),
         (FOUR_CORES, None, "", 4),
         ([(0, core // 2) for core in range(8)] + [(0, 4 + core) for core in range(4)], None, None, 8),  # P and E cores
+        # ARM by a device tree: package, cluster, core; core_id begins anew in each cluster
+        ([(0, cluster, core) for cluster in range(2) for core in range(4)], None, None, 8),
     ],
 )
 def test_threads_are_the_physical_cores_that_may_be_used(
     machine: Callable[..., None],
-    cores: Sequence[tuple[int, int]],
+    cores: Sequence[tuple[int, ...]],
     usable: Sequence[int] | None,
     quota: str | None,
     expected: int,
