@@ -64,7 +64,7 @@ def load(
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". A device that was asked for never falls
     back to another.
     threads: for the CPU; 0 takes one a physical core.
-    exact: float activations in every product; slower to decode (docs/numerics.md).
+    exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     Raises PackageError, DeviceUnavailable, DeviceError.
     """
     from embedllm.backends import registry, select
@@ -72,10 +72,10 @@ def load(
     if not 0 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
     package = open_package(package_folder(path))
-    if exact:
-        _check_exact(package)
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
     choice = select.choose(registry.devices_for(package), wish)
+    if exact and registry.runs_graphs(choice.device):
+        _check_exact(package)
     passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
     _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
     return Model(package, registry.open_engine(package, choice.device, threads=threads, exact=exact))
@@ -359,11 +359,17 @@ def package_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_exact(package: Package) -> None:
+    """Raises PackageError when the graph has products of 8-bit matrices, which round their activations."""
     recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
     if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
         return
-    if any(isinstance(entry, dict) and entry.get("bits") == 8 for entry in packings.values()):
+    decoder = package.decoder
+    looked_up = {decoder.embedding.name} - {decoder.head.name}  # an embedding alone is no product
+    if any(
+        isinstance(entry, dict) and entry.get("bits") == 8 for name, entry in packings.items() if name not in looked_up
+    ):
         raise PackageError(
-            f"'{package.name}' has 8-bit matrices, whose products round their activations unless the graph says "
-            "otherwise. Export it again with --exact, or load it without exact=True."
+            f"'{package.name}' cannot be loaded with exact=True: it has 8-bit matrices, whose products round their "
+            "activations unless the folder was exported with --exact. Load it without exact; or on the device "
+            "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
         )

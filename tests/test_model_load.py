@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from embedllm import DeviceUnavailable, Model, PackageError, Sampling, load
+from embedllm.export import Recipe
 from embedllm.model import package_folder
 
 GREEDY = Sampling(temperature=0)
@@ -157,6 +158,21 @@ def test_the_reference_gives_the_tokens_of_the_exact_cpu(opened: Callable[..., M
         one, two = (model.generate(prompt, GREEDY, max_tokens=20, stop_tokens=()) for model in (cpu, reference))
         assert one.tokens == two.tokens
         assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)  # docs/numerics.md
+
+
+def test_rounded_products_are_refused_where_exact_ones_were_asked_for() -> None:
+    with pytest.raises(PackageError, match=r"'demo' cannot be loaded with exact=True: .* or on the device 'reference'"):
+        load("demo", exact=True)
+    with load("demo", device="reference", exact=True) as model:
+        assert model.device.name == "reference"
+
+
+def test_an_embedding_of_8_bits_is_no_product_unless_it_is_the_head_too(tiny_package: Callable[..., Path]) -> None:
+    recipe = Recipe(bits=4, head_bits=4, embedding_bits=8)
+    with load(tiny_package("llama", recipe), exact=True) as model:
+        assert model.generate("hi", max_tokens=2).tokens
+    with pytest.raises(PackageError, match="8-bit matrices"):
+        load(tiny_package("qwen3", Recipe(bits=4, head_bits=8)), exact=True)
 
 
 @pytest.mark.parametrize("threads", [-1, 1025])
