@@ -27,21 +27,6 @@ class TextCodec(Protocol):
     """What the engine asks of a tokenizer; `Tokenizer` is one, in a browser another object can be."""
 
     @property
-    def size(self) -> int:
-        """One more than the highest token."""
-        ...
-
-    @property
-    def bos(self) -> int | None:
-        """The token that begins a sequence, if the tokenizer names one."""
-        ...
-
-    @property
-    def eos(self) -> int | None:
-        """The token that ends a sequence, if the tokenizer names one."""
-        ...
-
-    @property
     def special_tokens(self) -> frozenset[int]:
         """Tokens that stand for no text, such as the marks of a turn."""
         ...

@@ -70,9 +70,6 @@ class Bytes:
     as_byte_tokens: spells them "<0x41>", as byte-fallback vocabularies do.
     """
 
-    size = VOCABULARY
-    bos = None
-    eos = END
     special_tokens = frozenset({END})
 
     def __init__(self, *, as_byte_tokens: bool = False) -> None:
@@ -82,7 +79,8 @@ class Bytes:
         return [*text.encode(), *([END] if special else [])]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return bytes(token for token in tokens if token != END).decode(errors="replace")
+        end = b"<end>" if special else b""
+        return b"".join(end if token == END else bytes([token]) for token in tokens).decode(errors="replace")
 
     def token_text(self, token: int) -> str | None:
         if not 0 <= token < END:
