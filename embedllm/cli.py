@@ -82,6 +82,10 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - lives as long as we do
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        # UTF-8 like what we write, and not the old code page of Windows; a byte that is none is one turn's error
+        encoding = "utf-8" if sys.platform == "win32" else None
+        sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
             continue  # replaced by whoever called

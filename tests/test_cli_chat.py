@@ -179,7 +179,7 @@ def test_what_is_no_text_is_said_and_the_conversation_goes_on(tiny: str) -> None
         [sys.executable, "-m", "embedllm", "chat", "--model", tiny, "--max-tokens", "6"],
         input=b"a \x80 byte\nhello\n/save ~nobody-of-this-name/x/y\n",
         capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"},
+        env={**os.environ, "PYTHONUTF8": "1"},
         check=False,
     )
     assert done.returncode == 1
