@@ -85,7 +85,7 @@ class ReferenceSession:
 
     def __init__(self, engine: ReferenceEngine) -> None:
         self.position = 0
-        self.capacity = engine.package.context
+        self.capacity = 0  # it takes memory with each token
         self._engine = engine
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros((a.kv_heads, 0, a.head_dim), np.float32),) * 2
@@ -101,7 +101,7 @@ class ReferenceSession:
     def rewind(self, position: int) -> None:
         if not 0 <= position <= self.position:
             raise ValueError(f"cannot rewind to {position}; the session holds {self.position} tokens.")
-        self.position = position
+        self.position = self.capacity = position
         self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
 
     def close(self) -> None:
@@ -123,6 +123,7 @@ class ReferenceSession:
             x = x + self._attention(index, layer.attention, self._norm(x, layer.attention_norm))
             x = x + self._mlp(layer.mlp, self._norm(x, layer.mlp_norm))
         self.position += len(tokens)
+        self.capacity = self.position
         return self._linear(self._norm(x[-1:] if only_last else x, decoder.norm), decoder.head)
 
     def _attention(self, index: int, attention: Attention, x: F32) -> F32:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from embedllm.backends.base import Engine, Interruptible, Session
+from embedllm.backends.base import Engine, Interrupted, Interruptible, Session
 from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
 from embedllm.errors import ContextFull
 from embedllm.sampling import Sampler, Sampling
 from embedllm.text import StopStrings, TextCodec, TextStream
 from embedllm.types import Logits
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+_LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,7 @@ class Request:
     stop: tuple[str, ...]
     stop_tokens: frozenset[int]
     top_count: int  # of the most probable tokens to report for each step
+    special: bool = False  # special tokens are part of the text
 
 
 class HeldSequence:
@@ -35,11 +42,20 @@ class HeldSequence:
         self.session = session
         self.tokens: list[int] = []
         self.is_running = False  # a request has it; closed by nobody else then
+        self.is_ended = False  # by the end of the model
 
     def feed(self, tokens: Sequence[int]) -> Logits:
+        if self.is_ended:
+            raise Interrupted
         logits = self.session.feed(tokens)
         self.tokens += tokens
         return logits
+
+    def end(self) -> None:
+        """Stops the feed that is running, and every later one; from any thread."""
+        self.is_ended = True
+        if isinstance(self.session, Interruptible):
+            self.session.interrupt()
 
     def shared(self, prompt: Sequence[int]) -> int:
         """How many tokens the sequence and the prompt have in common at their start."""
@@ -71,6 +87,7 @@ class Runner:
         self._idle: list[HeldSequence] = []
         self._all: WeakSet[HeldSequence] = WeakSet()
         self._lock = threading.Lock()
+        self._worker: Executor | None = None  # for asynchronous callers; more would only compete for the same cores
 
     @property
     def engine(self) -> Engine:
@@ -100,14 +117,26 @@ class Runner:
             raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
         StopStrings(request.stop)
 
-    def stream(self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
+    ) -> Generator[Chunk, None, None]:
         """Runs a request on the given sequence, or on one from the pool."""
         with self._running(request, cancel, sequence) as (used, pieces, generation):
             yield from run(generation, used.feed, pieces, cancel)
 
-    def astream(self, request: Request, cancel: Cancel) -> AsyncStream:
-        """As stream(), with every feed in a worker thread."""
-        return AsyncStream(self._running(request, cancel), cancel)
+    def astream(
+        self,
+        request: Request,
+        cancel: Cancel,
+        sequence: HeldSequence | None = None,
+        *,
+        noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
+    ) -> AsyncStream:
+        """As stream(), with every feed in a worker thread.
+
+        noting: entered at the start, gives what is told of each chunk, and learns how it ended.
+        """
+        return AsyncStream(self._running(request, cancel, sequence), cancel, self._feed_in_worker, noting)
 
     def new_sequence(self, capacity: int = 0, *, is_running: bool = False) -> HeldSequence:
         sequence = HeldSequence(self.engine.open(capacity))
@@ -116,14 +145,31 @@ class Runner:
             self._all.add(sequence)
         return sequence
 
+    def release(self) -> None:
+        """Frees the sequence that waits in the pool."""
+        with self._lock:
+            idle = list(self._idle)
+            self._idle.clear()
+        for sequence in idle:
+            sequence.session.close()
+
     def close(self) -> None:
-        """Frees the engine and every sequence that waits, whoever keeps it; one that runs is freed when it ends."""
+        """Frees the engine and every sequence that waits, whoever keeps it.
+
+        A request that runs ends as cancelled at its next step, and its sequence with it.
+        """
         with self._lock:
             engine, self._engine = self._engine, None
+            worker, self._worker = self._worker, None
+            running = [sequence for sequence in self._all if sequence.is_running]
             waiting = [sequence for sequence in self._all if not sequence.is_running]
             self._idle.clear()
+            for sequence in running:
+                sequence.end()
         for sequence in waiting:
             sequence.session.close()
+        if worker is not None:
+            worker.shutdown(wait=False)
         if engine is not None:
             engine.close()
 
@@ -132,7 +178,7 @@ class Runner:
         self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
     ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation]]:
         """Within the block, a sequence is the request's: it, the pieces to feed, and the rule."""
-        used = self._take(sequence) or self.new_sequence(len(request.prompt), is_running=True)
+        used = self._take(request, sequence) or self.new_sequence(len(request.prompt), is_running=True)
         try:
             with used.interruptible(cancel):
                 yield used, *self._begin(used, request)
@@ -147,7 +193,7 @@ class Runner:
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
         generation = Generation(
             sampler=Sampler(request.sampling, request.prompt),
-            text=TextStream(self._text),
+            text=TextStream(self._text, special=request.special),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
             limit=min(room, wanted),
@@ -157,15 +203,32 @@ class Runner:
         )
         return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
 
-    def _take(self, sequence: HeldSequence | None) -> HeldSequence | None:
-        """The given sequence or the idle one, running; None when another request has that."""
+    def _take(self, request: Request, sequence: HeldSequence | None) -> HeldSequence | None:
+        """The given sequence or the idle one, running; None when another request has that, or it is far too large."""
+        needed = len(request.prompt) + (request.max_tokens or 0)
+        surplus: HeldSequence | None = None
         with self._lock:
             if sequence is not None and sequence.is_running:
                 raise ValueError("this conversation has a reply under way; finish, close or cancel it first")
             used = sequence or (self._idle.pop() if self._idle else None)
+            if sequence is None and used is not None and used.session.capacity > max(_LARGE, 4 * needed):
+                used, surplus = None, used
             if used is not None:
                 used.is_running = True
-            return used
+        if surplus is not None:
+            surplus.session.close()
+        return used
+
+    async def _feed_in_worker(self, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+        with self._lock:
+            if sequence.is_ended or self._engine is None:
+                raise Interrupted
+            if self._worker is None:
+                from concurrent.futures import ThreadPoolExecutor  # only asynchronous callers need it
+
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedllm")
+            worker = self._worker
+        return await _in_thread(worker, sequence, piece)
 
     def _give_back(self, sequence: HeldSequence, *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
@@ -189,9 +252,14 @@ class AsyncStream:
         self,
         running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation]],
         cancel: Cancel,
+        feed: Callable[[HeldSequence, Sequence[int]], Awaitable[Logits]],
+        noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
         self._running = running
         self._cancel = cancel
+        self._feed = feed
+        self._noting = noting or nullcontext(lambda chunk: None)
+        self._note: Callable[[Chunk], None] = lambda chunk: None
         self._held = ExitStack()
         self._chunks: AsyncGenerator[Chunk, None] | None = None
 
@@ -201,12 +269,19 @@ class AsyncStream:
     async def __anext__(self) -> Chunk:
         if self._chunks is None:
             used, pieces, generation = self._held.enter_context(self._running)
-            self._chunks = arun(generation, lambda piece: _in_thread(used, piece), pieces, self._cancel)
+            self._note = self._held.enter_context(self._noting)
+            feed = self._feed  # not self in the closure: in a circle it would not end when it is dropped
+            self._chunks = arun(generation, lambda piece: feed(used, piece), pieces, self._cancel)
         try:
-            return await anext(self._chunks)
-        except BaseException:  # its end, too
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
             self._held.close()
             raise
+        except BaseException as error:
+            self._held.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._note(chunk)
+        return chunk
 
     async def aclose(self) -> None:
         """Ends it, as leaving the loop does."""
@@ -215,12 +290,12 @@ class AsyncStream:
         self._held.close()
 
 
-async def _in_thread(sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+async def _in_thread(worker: Executor, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
     """feed() in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
     # no task: a closing event loop would cancel that too, and the feed would go on unseen
-    feeding = asyncio.get_running_loop().run_in_executor(None, sequence.feed, piece)
+    feeding = asyncio.get_running_loop().run_in_executor(worker, sequence.feed, piece)
     try:
         return await asyncio.shield(feeding)
     except asyncio.CancelledError:

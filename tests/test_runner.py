@@ -229,8 +229,53 @@ def test_close_frees_waiting_sequences_at_once_and_running_ones_when_they_end() 
     assert engine.closed
     assert runner.is_closed
     assert [session.closed for session in engine.sessions] == [True, False, True, False]
+    assert [chunk.finish_reason for chunk in streams.pop()] == ["cancelled"]
+    assert [session.closed for session in engine.sessions] == [True, True, True, False]
     streams.clear()
     assert all(session.closed for session in engine.sessions)
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_close_ends_what_runs_in_other_threads_and_tasks(interruptible: bool) -> None:
+    feed = SlowFeed(interruptible=interruptible)
+    runner = runner_on(FakeEngine(during_feed=feed))
+
+    async def main() -> list[Chunk]:
+        task = asyncio.create_task(read(runner.astream(request([1, 2, 3], 9), Cancel())))
+        await feed.until_entered()
+        runner.close()
+        feed.release.set()
+        return await task
+
+    assert [chunk.finish_reason for chunk in asyncio.run(main())] == ["cancelled"]
+
+
+def test_asynchronous_feeds_have_one_thread_of_their_own() -> None:
+    names: list[str] = []
+    engine = FakeEngine(during_feed=lambda session: names.append(threading.current_thread().name))
+    runner = runner_on(engine)
+
+    async def main() -> None:
+        await asyncio.gather(*(read(runner.astream(request([1, place]), Cancel())) for place in range(3)))
+
+    asyncio.run(main())
+    runner.close()
+    assert set(names) == {"embedllm_0"}
+
+
+def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
+    engine = FakeEngine(context=10000)
+    runner = runner_on(engine)
+    generate(runner, range(3000))
+    generate(runner, range(2600))  # needs more than a quarter
+    assert len(engine.sessions) == 1
+    generate(runner, range(100))
+    assert [session.closed for session in engine.sessions] == [True, False]
+    runner.release()
+    runner.release()
+    assert [session.closed for session in engine.sessions] == [True, True]
+    generate(runner, range(100))
+    assert len(engine.sessions) == 3
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
