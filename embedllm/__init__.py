@@ -11,6 +11,8 @@ Importing this loads the standard library only; a runtime is loaded with the fir
 
 from __future__ import annotations
 
+from embedllm.backends.base import Device
+from embedllm.chat import Message, Tool
 from embedllm.conversation import Conversation
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import (
@@ -34,16 +36,19 @@ __all__ = [
     "Completion",
     "ContextFull",
     "Conversation",
+    "Device",
     "DeviceError",
     "DeviceUnavailable",
     "EmbedError",
     "ExportError",
+    "Message",
     "Model",
     "PackageError",
     "Picked",
     "Sampling",
     "Statistics",
     "TemplateError",
+    "Tool",
     "UnsupportedModel",
     "devices",
     "load",

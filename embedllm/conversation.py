@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from embedllm.chat import Message, Tool
 from embedllm.decode import Cancel, Chunk
 from embedllm.model import Completion, Model, collect
-from embedllm.runner import HeldSequence, Request
+from embedllm.runner import AsyncStream, HeldSequence, Request
 from embedllm.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Conversation:
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
         cancel: Cancel | None = None,
     ) -> Completion:
         """Adds the user's message and the model's reply to the history; gives the reply.
@@ -50,7 +53,8 @@ class Conversation:
         text: what the user says, or a whole message (a tool's result, say).
         When it fails (ContextFull, TemplateError, DeviceError) the history stays as it was.
         """
-        return collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, cancel=cancel))
+        return collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
+                                   logprobs=logprobs, cancel=cancel))  # fmt: skip
 
     def stream(
         self,
@@ -59,28 +63,92 @@ class Conversation:
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
         cancel: Cancel | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """As say(), token by token.
 
         Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
         """
-        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
-        request = self.model.request([*self.messages, said], sampling, max_tokens=max_tokens, stop=stop,
-                                     tools=self._tools, variables=self._variables)  # fmt: skip
+        said, request = self._request(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
+                                      logprobs=logprobs)  # fmt: skip
         return self._stream(said, request, cancel or Cancel())
 
-    def _stream(self, said: Message, request: Request, cancel: Cancel) -> Iterator[Chunk]:
-        runner = self.model.runner
+    async def asay(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
+        cancel: Cancel | None = None,
+    ) -> Completion:
+        """As say(), without blocking the event loop."""
+        chunks = self.astream(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
+                              logprobs=logprobs, cancel=cancel)  # fmt: skip
+        return collect([chunk async for chunk in chunks])
+
+    def astream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
+        cancel: Cancel | None = None,
+    ) -> AsyncStream:
+        """As stream(), for `async for`."""
+        said, request = self._request(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
+                                      logprobs=logprobs)  # fmt: skip
+        sequence = self._held(request)
+        return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=self._turn(said))
+
+    def _request(
+        self,
+        text: str | Message,
+        sampling: Sampling | None,
+        *,
+        max_tokens: int | None,
+        stop: str | Sequence[str] | None,
+        stop_tokens: Sequence[int] | None,
+        logprobs: int,
+    ) -> tuple[Message, Request]:
+        """The message that is said, and what the model shall run."""
+        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        request = self.model.request([*self.messages, said], sampling, max_tokens=max_tokens, stop=stop,
+                                     stop_tokens=stop_tokens, logprobs=logprobs, tools=self._tools,
+                                     variables=self._variables)  # fmt: skip
+        return said, request
+
+    def _held(self, request: Request) -> HeldSequence:
         if self._sequence is None:
-            self._sequence = runner.new_sequence(len(request.prompt))
+            self._sequence = self.model.runner.new_sequence(len(request.prompt))
+        return self._sequence
+
+    def _stream(self, said: Message, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
+        with self._turn(said) as note:
+            for chunk in self.model.runner.stream(request, cancel, self._held(request)):
+                note(chunk)
+                yield chunk
+
+    @contextmanager
+    def _turn(self, said: Message) -> Iterator[Callable[[Chunk], None]]:
+        """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
         reply = ""
         is_said = False
+
+        def note(chunk: Chunk) -> None:
+            nonlocal reply, is_said
+            reply += chunk.text
+            is_said = bool(reply) or chunk.finish_reason not in (None, "cancelled")
+
         try:
-            for chunk in runner.stream(request, cancel, self._sequence):
-                reply += chunk.text
-                is_said = bool(reply) or chunk.finish_reason not in (None, "cancelled")
-                yield chunk
+            yield note
         except Exception:
             is_said = False  # the turn can be said again
             raise

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import PackageError, TemplateError
 from embedllm.package import Package, open_package
-from embedllm.runner import Request, Runner
+from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
+from embedllm.runner import AsyncStream, Request, Runner
 from embedllm.sampling import Picked, Sampling
-from embedllm.settings import read_defaults
+from embedllm.settings import Defaults, read_defaults
 from embedllm.text import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from embedllm.chat import JSON
     from embedllm.conversation import Conversation
 
-Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Message]"
 _log = logging.getLogger("embedllm")
 _MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
@@ -56,6 +52,7 @@ def load(
     device: str | Sequence[str] | None = None,
     threads: int = 0,
     exact: bool = False,
+    chat_template: str | None = None,
 ) -> Model:
     """Opens a package folder on a device.
 
@@ -65,6 +62,7 @@ def load(
     back to another.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
+    chat_template: Jinja text, in place of the folder's own template or for a model without one.
     Raises PackageError, DeviceUnavailable, DeviceError.
     """
     from embedllm.backends import registry, select
@@ -78,7 +76,10 @@ def load(
         _check_exact(package)
     passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
     _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
-    return Model(package, registry.open_engine(package, choice.device, threads=threads, exact=exact))
+    defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
+    engine = registry.open_engine(package, choice.device, threads=threads, exact=exact)
+    template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
+    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
 
 
 def devices() -> list[Device]:
@@ -94,14 +95,21 @@ class Model:
     A context manager; close() frees the memory.
     """
 
-    def __init__(self, package: Package, engine: Engine) -> None:
-        defaults = read_defaults(package.folder)
+    def __init__(
+        self,
+        package: Package,
+        engine: Engine,
+        *,
+        tokenizer: Tokenizer,
+        defaults: Defaults,
+        template: ChatTemplate | None = None,  # None: the folder's own
+    ) -> None:
         self.package = package
-        self.tokenizer = Tokenizer.open(package.folder)
+        self.tokenizer = tokenizer
         self.sampling = defaults.sampling
         self.runner = Runner(engine, self.tokenizer, package.context)
         self._max_tokens = defaults.max_tokens
-        self._template: ChatTemplate | None = None
+        self._template = template
 
     @property
     def name(self) -> str:
@@ -130,13 +138,18 @@ class Model:
         *,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The text that the model's own chat template makes of a conversation.
 
         tools: functions, or JSON schemas as they are. variables: for the template, such as {"enable_thinking": False}.
+        documents: each with a "text", for templates that know them.
+        continue_final_message: leave the last message open, so that the model goes on with it.
         Raises TemplateError when the model has no template or its template refuses.
         """
-        return self._chat_template().render(messages, tools=tools, variables=variables)
+        return self._chat_template().render(messages, tools=tools, documents=documents, variables=variables,
+                                            continue_final_message=continue_final_message)  # fmt: skip
 
     def generate(
         self,
@@ -149,6 +162,9 @@ class Model:
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Completion:
         """The model's continuation of a prompt.
@@ -157,11 +173,16 @@ class Model:
         sampling: None takes the model's own defaults (`self.sampling`).
         max_tokens: None takes the model's default, or what is left of the context.
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
+        A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
+        tools, variables, documents, continue_final_message: for the chat template; see prompt().
+        special: write special tokens, such as the marks of a tool call, into the text.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off.
         """
         return collect(self.stream(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                                    logprobs=logprobs, tools=tools, variables=variables, cancel=cancel))  # fmt: skip
+                                    logprobs=logprobs, tools=tools, variables=variables, documents=documents,
+                                    continue_final_message=continue_final_message, special=special,
+                                    cancel=cancel))  # fmt: skip
 
     def chat(
         self,
@@ -170,17 +191,23 @@ class Model:
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Completion:
         """The reply to a conversation; generate() with messages.
 
         Raises ValueError for anything else; for text there is generate().
         """
-        _check_messages(messages)
-        return self.generate(messages, sampling, max_tokens=max_tokens, stop=stop, tools=tools, variables=variables,
-                             cancel=cancel)  # fmt: skip
+        check_messages(messages)
+        return self.generate(messages, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
+                             logprobs=logprobs, tools=tools, variables=variables, documents=documents,
+                             continue_final_message=continue_final_message, special=special, cancel=cancel)  # fmt: skip
 
     def stream(
         self,
@@ -193,11 +220,15 @@ class Model:
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
         cancel: Cancel | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """As generate(), token by token. Leaving the loop early frees what it used."""
         request = self.request(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                               logprobs=logprobs, tools=tools, variables=variables)  # fmt: skip
+                               logprobs=logprobs, tools=tools, variables=variables, documents=documents,
+                               continue_final_message=continue_final_message, special=special)  # fmt: skip
         return self.runner.stream(request, cancel or Cancel())
 
     async def agenerate(
@@ -211,11 +242,16 @@ class Model:
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Completion:
         """As generate(), without blocking the event loop."""
         chunks = self.astream(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                              logprobs=logprobs, tools=tools, variables=variables, cancel=cancel)  # fmt: skip
+                              logprobs=logprobs, tools=tools, variables=variables, documents=documents,
+                              continue_final_message=continue_final_message, special=special,
+                              cancel=cancel)  # fmt: skip
         return collect([chunk async for chunk in chunks])
 
     def astream(
@@ -229,11 +265,15 @@ class Model:
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
         cancel: Cancel | None = None,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncStream:
         """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
         request = self.request(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                               logprobs=logprobs, tools=tools, variables=variables)  # fmt: skip
+                               logprobs=logprobs, tools=tools, variables=variables, documents=documents,
+                               continue_final_message=continue_final_message, special=special)  # fmt: skip
         return self.runner.astream(request, cancel or Cancel())
 
     def conversation(
@@ -259,21 +299,35 @@ class Model:
         logprobs: int = 0,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
     ) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
+        template = ForTemplate(tools, variables, documents, continue_final_message)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         request = Request(
-            prompt=self._tokens(prompt, tools, variables),
+            prompt=self._tokens(prompt, template),
             sampling=sampling or self.sampling,
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-            stop_tokens=frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens),
+            stop=stops,
+            stop_tokens=frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens)
+            | self._special_tokens(stops),
             top_count=logprobs,
+            special=special,
         )
         self.runner.check(request)
         return request
 
+    def release(self) -> None:
+        """Frees the KV cache that waits for the next call; that one computes its whole prompt again."""
+        self.runner.release()
+
     def close(self) -> None:
-        """Frees weights and KV caches. Generations that still run must be cancelled before. Twice is fine."""
+        """Frees weights and KV caches. A generation that still runs ends as cancelled, at its next step.
+
+        Twice is fine.
+        """
         self.runner.close()
 
     def __enter__(self) -> Model:
@@ -291,38 +345,28 @@ class Model:
             self._template = ChatTemplate.open(self.package.folder)
         return self._template
 
-    def _tokens(self, prompt: Prompt, tools: Sequence[Tool] | None, variables: Mapping[str, JSON] | None) -> list[int]:
+    def _special_tokens(self, stops: Sequence[str]) -> set[int]:
+        """The special tokens among the stop strings: their text never comes."""
+        found = {self.tokenizer.token_id(string) for string in stops if isinstance(string, str)}
+        return {token for token in found if token in self.tokenizer.special_tokens and token is not None}
+
+    def _tokens(self, prompt: Prompt, template: ForTemplate) -> list[int]:
         """The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's."""
-        if isinstance(prompt, Mapping) or _are_messages(prompt):
-            _check_messages(prompt)
+        if isinstance(prompt, Mapping) or are_messages(prompt):
+            check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            return self.tokenizer.encode(self.prompt(messages, tools=tools, variables=variables), special=False)
-        if tools is not None or variables is not None:
-            raise ValueError("tools and variables go through the chat template; give the prompt as messages.")
+            text = self.prompt(messages, tools=template.tools, variables=template.variables,
+                               documents=template.documents,
+                               continue_final_message=template.continue_final_message)  # fmt: skip
+            return self.tokenizer.encode(text, special=False)
+        if template != ForTemplate():
+            raise ValueError(
+                "tools, variables, documents and continue_final_message go through the chat template; give the prompt "
+                "as messages."
+            )
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True)
-        return _token_ids(prompt)
-
-
-def _are_messages(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _check_messages(messages: object) -> None:
-    if isinstance(messages, str):
-        raise ValueError("chat takes a list of messages, found a text; give messages, or use generate to continue it.")
-    if not _are_messages(messages):
-        raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
-
-
-def _token_ids(prompt: object) -> list[int]:
-    """Token ids out of anything that holds whole numbers, an array too."""
-    try:
-        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
-            raise TypeError(f"found {type(prompt).__name__}")
-        return [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise ValueError(f"the prompt must be a text, a list of messages or a list of token ids: {error}.") from error
+        return token_ids(prompt)
 
 
 def collect(chunks: Iterable[Chunk]) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -177,6 +178,45 @@ def test_a_second_turn_waits_for_the_first_to_end(llm: Model) -> None:
         list(first)
         other.say("hello", SAMPLING, max_tokens=6)
         assert conversation.messages == other.messages
+
+
+def test_asynchronous_turns_equal_synchronous_ones(llm: Model) -> None:
+    async def main(conversation: Conversation) -> list[tuple[int, ...]]:
+        said = [await conversation.asay(turn, SAMPLING, max_tokens=6, logprobs=1) for turn in TURNS]
+        assert all(len(reply.top_logprobs) == len(reply.tokens) for reply in said)
+        assert said[-1].statistics.cached_tokens > 0
+        async for _ in conversation.astream("and?", SAMPLING, max_tokens=6, stop_tokens=()):
+            with pytest.raises(ValueError, match="has a reply under way"):
+                await conversation.asay("too early")
+        return [reply.tokens for reply in said]
+
+    with llm.conversation() as one, llm.conversation() as two:
+        assert asyncio.run(main(one)) == [two.say(turn, SAMPLING, max_tokens=6).tokens for turn in TURNS]
+        two.say("and?", SAMPLING, max_tokens=6, stop_tokens=())
+        assert one.messages == two.messages
+
+
+def test_an_asynchronous_turn_that_is_left_keeps_and_one_that_fails_forgets(
+    llm: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(conversation: Conversation) -> str:
+        text = ""
+        async for chunk in conversation.astream("hello", SAMPLING, max_tokens=20):
+            text += chunk.text
+            if text:
+                break
+        return text
+
+    def fail(self: HeldSequence, tokens: list[int]) -> object:
+        raise DeviceError("gone")
+
+    with llm.conversation() as conversation:
+        text = asyncio.run(leave(conversation))
+        assert conversation.messages[1:] == [{"role": "assistant", "content": text}]
+        monkeypatch.setattr(HeldSequence, "feed", fail)
+        with pytest.raises(DeviceError, match="gone"):
+            asyncio.run(conversation.asay("and now?"))
+        assert roles(conversation) == "ua"
 
 
 def test_a_stream_that_nobody_reads_says_nothing(llm: Model) -> None:

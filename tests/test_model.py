@@ -247,6 +247,46 @@ def test_a_stop_token_and_a_stop_string_end_a_real_reply(llm: Model) -> None:
     assert (stopped.finish_reason, stopped.stopped_by) == ("stop", string)
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_on_that_token(llm: Model, special: bool) -> None:
+    mark = llm.tokenizer.token_id("<|im_start|>")
+    assert mark is not None
+    always = Sampling(temperature=0, logit_bias={mark: 100})
+    completion = llm.generate(TEXT, always, max_tokens=3, stop="<|im_start|>", stop_tokens=(), special=special)
+    assert (completion.tokens, completion.text, completion.stopped_by) == ((mark,), "", mark)
+    completion = llm.generate(TEXT, always, max_tokens=3, stop_tokens=(), special=special)
+    assert completion.text == "<|im_start|>" * 3 * special
+
+
+def test_the_last_message_may_be_continued(llm: Model) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell"
+    assert llm.prompt(messages, continue_final_message=True) == prompt
+    expected = llm.tokenizer.encode(prompt, special=False)
+    assert llm.request(messages, continue_final_message=True).prompt == expected
+
+
+def test_a_template_of_the_caller_goes_before_the_folder_s(package: Path) -> None:
+    template = "{% for document in documents %}{{ document.text }}{% endfor %}{{ messages[0].content }}{{ eos_token }}"
+    with load(package, chat_template=template) as model:
+        documents = [{"text": "one "}, {"text": "two "}]
+        assert model.prompt([{"role": "user", "content": "hi"}], documents=documents) == "one two hi<|im_end|>"
+        assert model.can_chat
+
+
+def test_release_frees_the_cache_that_waits(llm: Model) -> None:
+    llm.generate(TEXT, max_tokens=1)
+    llm.release()
+    assert llm.generate(TEXT, max_tokens=1).statistics.cached_tokens == 0
+
+
+def test_a_stream_ends_when_its_model_is_closed(package: Path) -> None:
+    with load(package) as model:
+        chunks = model.stream(TEXT, stop_tokens=())
+        next(chunks)
+    assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
+
+
 # --- slips of the caller
 
 

@@ -87,6 +87,17 @@ def test_any_kind_of_path_is_taken(package: Path, monkeypatch: pytest.MonkeyPatc
             assert model.package.folder.resolve() == package.resolve()
 
 
+def test_a_damaged_small_file_is_found_before_the_weights_are_loaded(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(package, tmp_path / "package")
+    config = tmp_path / "package" / "tokenizer.json"
+    config.write_text("{" * config.stat().st_size)
+    monkeypatch.setattr("embedllm.backends.registry.open_engine", None)  # calling it would be a TypeError
+    with pytest.raises(PackageError, match="is not a tokenizer that can be read"):
+        load(tmp_path / "package")
+
+
 # --- the device
 
 
