@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import platform
 import statistics
@@ -29,6 +30,7 @@ import numpy as np
 import onnxruntime
 
 import embedllm
+from embedllm.backends.threads import compute_threads
 
 og: Any = importlib.import_module("onnxruntime_genai")  # it has no type information
 Times = tuple[float, float]  # seconds of the prefill, seconds per decoded token
@@ -54,8 +56,12 @@ def ours(folder: str, **options: bool | int) -> Callable[[list[int], int], Times
     return run
 
 
-def genai(folder: str) -> Callable[[list[int], int], Times]:
-    model = og.Model(folder)
+def genai(folder: str, threads: int = 0) -> Callable[[list[int], int], Times]:
+    """threads: 0 leaves the choice to onnxruntime-genai."""
+    config = og.Config(folder)
+    if threads:
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
+    model = og.Model(config)
 
     def run(prompt: list[int], count: int) -> Times:
         parameters = og.GeneratorParams(model)
@@ -108,10 +114,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
+    threads = compute_threads() or os.cpu_count() or 1
     engines = [
         Engine("embedllm", ours(options.folder)),
         Engine("embedllm, exact", ours(options.folder, exact=True)),
         Engine("onnxruntime-genai, same folder", genai(options.folder)),
+        Engine(f"onnxruntime-genai, same folder, {threads} threads", genai(options.folder, threads)),
         *(Engine(f"onnxruntime-genai, {Path(folder).name}", genai(folder)) for folder in options.genai),
     ]
     random = np.random.default_rng(0)
