@@ -77,9 +77,7 @@ def export(
     started = time.perf_counter()
     try:
         with _progress_bar(is_shown=not quiet) as on_progress:
-            convert(
-                source, out, recipe, revision=revision, replace=replace, verify=verify, on_progress=on_progress
-            )
+            convert(source, out, recipe, revision=revision, replace=replace, verify=verify, on_progress=on_progress)
     except KeyboardInterrupt:
         note(f"'{out}' is as it was before.")
         raise

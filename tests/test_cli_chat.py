@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -259,8 +260,10 @@ class Terminal:
         CPython's readline forgets a signal that comes after it has shown a character and before it waits for the next
         one, which nobody's fingers can do, but this test can.
         """
+        until = time.monotonic() + DEADLINE
         self.type("\x03")
         while not select.select([self.screen], [], [], 0.3)[0]:
+            assert time.monotonic() < until, "no prompt after Ctrl-C"
             self.type("\x03")
         self.read_until("\r\n> ")
 
