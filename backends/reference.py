@@ -67,17 +67,24 @@ class ReferenceEngine:
             self._matrices[linear.name] = matrix
         return self._matrices[linear.name]
 
-    def _unpacked(self, linear: Linear) -> F32:
-        packing = self._packing[linear.name]
-        weight = self.tensor(f"{linear.name}.weight")
-        if not packing.quantized:
-            return weight.astype(np.float32)
-        zero = None if packing.symmetric else self.tensor(f"{linear.name}.zero")
-        return dequantize(Packed(weight, self.tensor(f"{linear.name}.scale"), zero), packing, linear.columns)
-
     def rows(self, linear: Linear, tokens: Sequence[int]) -> F32:
-        """Rows of an embedding table."""
-        return self.matrix(linear)[list(tokens)]
+        """Rows of an embedding table; of a large one, only these are unpacked."""
+        return self._unpacked(linear, list(tokens)) if self._matrices is None else self.matrix(linear)[list(tokens)]
+
+    def _unpacked(self, linear: Linear, rows: list[int] | slice = slice(None)) -> F32:
+        packing = self._packing[linear.name]
+        weight, scale, zero = (
+            self.tensor(f"{linear.name}.{kind}")[rows] if stored else None
+            for kind, stored in (
+                ("weight", True),
+                ("scale", packing.quantized),
+                ("zero", packing.quantized and not packing.symmetric),
+            )
+        )
+        assert weight is not None
+        if scale is None:
+            return weight.astype(np.float32)
+        return dequantize(Packed(weight, scale, zero), packing, linear.columns)
 
 
 class ReferenceSession:
