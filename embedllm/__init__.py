@@ -25,7 +25,8 @@ from embedllm.errors import (
     TemplateError,
     UnsupportedModel,
 )
-from embedllm.model import Completion, Model, devices, load
+from embedllm.model import Completion, Model
+from embedllm.opening import devices, load
 from embedllm.sampling import Picked, Sampling
 
 __version__ = "0.1.0"

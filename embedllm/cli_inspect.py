@@ -83,7 +83,7 @@ def families() -> None:
 
 
 def _open(folder: str) -> Package:
-    from embedllm.model import package_folder
+    from embedllm.opening import package_folder
     from embedllm.package import open_package
 
     return open_package(package_folder(folder))

@@ -184,7 +184,18 @@ def test_no_other_third_party_package_is_imported() -> None:
 
 
 def test_the_rule_imports_no_third_party_package_at_all() -> None:
-    rule = {"types", "errors", "sampling", "penalties", "truncation", "decode", "runner", "model", "conversation"}
+    rule = {
+        "types",
+        "errors",
+        "sampling",
+        "penalties",
+        "truncation",
+        "decode",
+        "runner",
+        "model",
+        "conversation",
+        "opening",
+    }
     for found in imports():
         if found.of in {f"embedllm.{module}" for module in rule}:
             assert found.name.partition(".")[0] in {"embedllm", *sys.stdlib_module_names}, found
@@ -222,7 +233,7 @@ def level(module: str) -> int:
         ),
         ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
         ("backends", "export", "describe", "describe_graphs"),
-        ("runner", "model", "conversation", "embedllm"),
+        ("runner", "model", "conversation", "opening", "embedllm"),
     ]
     for place, names in enumerate(levels):
         if name in names or (place == 4 and name.startswith(("backends.", "export."))):

@@ -1,0 +1,97 @@
+"""load(): finds the folder, chooses the device, opens both and makes a Model of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedllm.backends.base import Device
+from embedllm.chat import ChatTemplate
+from embedllm.errors import PackageError
+from embedllm.model import Model
+from embedllm.package import Package, open_package
+from embedllm.settings import read_defaults
+from embedllm.text import Tokenizer
+
+_log = logging.getLogger("embedllm")
+_MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
+
+
+def load(
+    path: str | os.PathLike[str] = "demo",
+    *,
+    device: str | Sequence[str] | None = None,
+    threads: int = 0,
+    exact: bool = False,
+    chat_template: str | None = None,
+) -> Model:
+    """Opens a package folder on a device.
+
+    path: a folder written by `embedllm export`, or "demo", the model that ships with this library.
+    device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
+    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". A device that was asked for never falls
+    back to another.
+    threads: for the CPU; 0 takes one a physical core.
+    exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
+    chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    Raises PackageError, DeviceUnavailable, DeviceError.
+    """
+    from embedllm.backends import registry, select
+
+    if not 0 <= threads <= _MOST_THREADS:
+        raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
+    package = open_package(package_folder(path))
+    wish = device if device is not None else _wish_of_the_environment() or select.AUTO
+    choice = select.choose(registry.devices_for(package), wish)
+    if exact and registry.runs_graphs(choice.device):
+        _check_exact(package)
+    passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
+    _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
+    defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
+    engine = registry.open_engine(package, choice.device, threads=threads, exact=exact)
+    template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
+    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
+
+
+def devices() -> list[Device]:
+    """What this machine offers, and why the rest is not available."""
+    from embedllm.backends import registry
+
+    return registry.devices()
+
+
+def _wish_of_the_environment() -> list[str]:
+    return [name for part in os.environ.get("EMBEDLLM_DEVICE", "").split(",") if (name := part.strip())]
+
+
+def package_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
+
+    Raises PackageError when the demo is meant and not installed.
+    """
+    given = Path(path)
+    if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
+        return given
+    folder = Path(__file__).parent / "demo"
+    if not folder.is_dir():
+        raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
+    return folder
+
+
+def _check_exact(package: Package) -> None:
+    """Raises PackageError when the graph has products of 8-bit matrices, which round their activations."""
+    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
+    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
+        return
+    decoder = package.decoder
+    looked_up = {decoder.embedding.name} - {decoder.head.name}  # an embedding alone is no product
+    if any(
+        isinstance(entry, dict) and entry.get("bits") == 8 for name, entry in packings.items() if name not in looked_up
+    ):
+        raise PackageError(
+            f"'{package.name}' cannot be loaded with exact=True: it has 8-bit matrices, whose products round their "
+            "activations unless the folder was exported with --exact. Load it without exact; or on the device "
+            "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
+        )
