@@ -1,0 +1,139 @@
+"""One run of the model as events: text for the user apart from tool calls, and what was cut off said."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from embedllm import Cancel, Chunk, Message, Statistics
+from embedllm.tool_schema import JSON
+
+from .calls import Call, CallReader
+from .retrieval import Passage
+
+VARIABLES: Mapping[str, JSON] = {"enable_thinking": False}  # Qwen 3 answers at once; other templates don't read it
+
+
+class Encoder(Protocol):
+    """What is used of a tokenizer."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
+
+
+class ChatModel(Protocol):
+    """What is used of embedllm.Model; a test brings its own."""
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def tokenizer(self) -> Encoder: ...
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, JSON]] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+    ) -> str: ...
+    def stream(
+        self,
+        prompt: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, JSON]] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        cancel: Cancel | None = None,
+    ) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the reply."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the user should know: something left out, cut off, or under way."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRun:
+    """A tool was called. ran: otherwise `result` says what was wrong."""
+
+    call: Call
+    ran: bool
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a turn. passages: what the model was given to read."""
+
+    statistics: Statistics
+    passages: tuple[Passage, ...] = ()
+
+
+Event = Text | Notice | ToolRun | Done
+
+
+_NOTHING = Statistics(prompt_tokens=0, cached_tokens=0)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What one run of the model gave."""
+
+    text: str = ""  # all of it
+    shown: str = ""  # without tool calls
+    calls: list[Call] = field(default_factory=list)
+    finish_reason: str = ""
+    statistics: Statistics = _NOTHING
+
+
+def stream_reply(
+    model: ChatModel,
+    messages: Sequence[Message],
+    cancel: Cancel,
+    *,
+    max_tokens: int,
+    tools: Sequence[Mapping[str, JSON]] = (),
+) -> Generator[Text | Notice, None, Reply]:
+    """The reply as it comes; at the end the whole of it. A reply that was stopped has no calls to run."""
+    reply, reader = Reply(), CallReader()
+    for chunk in model.stream(messages, max_tokens=max_tokens, tools=tools or None, variables=VARIABLES, cancel=cancel):
+        reply.text += chunk.text
+        reply.statistics, reply.finish_reason = chunk.statistics, chunk.finish_reason or ""
+        piece = chunk.text
+        if tools:
+            piece = reader.push(chunk.text) + (reader.finish() if chunk.finish_reason else "")
+        if piece:
+            reply.shown += piece
+            yield Text(piece)
+    if reply.finish_reason == "cancelled":
+        yield Notice("stopped")
+    else:
+        reply.calls = reader.calls
+    if reply.finish_reason in ("length", "context"):
+        yield Notice(f"cut off after {reply.statistics.tokens} tokens")
+    return reply
+
+
+def count_tokens(model: ChatModel, text: str) -> int:
+    """How many tokens a text has; one that a chat template wrote holds its special tokens already."""
+    return len(model.tokenizer.encode(text, special=False))
+
+
+def total(replies: Sequence[Reply]) -> Statistics:
+    """Several runs together."""
+    runs = [reply.statistics for reply in replies]
+    return Statistics(
+        prompt_tokens=sum(run.prompt_tokens for run in runs),
+        cached_tokens=sum(run.cached_tokens for run in runs),
+        tokens=sum(run.tokens for run in runs),
+        prefill_s=sum(run.prefill_s for run in runs),
+        decode_s=sum(run.decode_s for run in runs),
+    )
