@@ -11,7 +11,7 @@ from embedllm import Cancel, ContextFull, Message
 from .calls import Call
 from .history import MOST_TURNS, History
 from .reply import VARIABLES, ChatModel, Done, Event, Notice, Reply, ToolRun, count_tokens, stream_reply, total
-from .retrieval import Documents, Passage, read_text
+from .retrieval import Documents, Passage, UnreadableFile, read_text
 from .summary import summarise
 from .tools import Tool, outcome
 
@@ -85,7 +85,12 @@ class Assistant:
     def summarise(self, file: Path, cancel: Cancel | None = None) -> Iterator[Event]:
         """The summary of a document. Ends with Done. Raises UnreadableFile, ContextFull, OSError."""
         cancel = cancel or Cancel()
-        text = read_text(file)
+        try:
+            text = read_text(file)
+        except UnreadableFile as error:
+            raise UnreadableFile(f"cannot summarise '{file}': {error}") from error
+        if not text.strip():
+            raise UnreadableFile(f"cannot summarise '{file}': it has no text")
         replies = yield from summarise(self._model, file.name, text, cancel, reply_tokens=self._reply_tokens)
         if not cancel.cancelled:
             summary = replies[-1].shown.strip() or _NO_ANSWER

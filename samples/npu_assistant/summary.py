@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from embedllm import Cancel, ContextFull, Message
 
 from .reply import VARIABLES, ChatModel, Notice, Reply, Text, count_tokens, stream_reply
-from .retrieval import split
+from .retrieval import PASSAGE_CHARACTERS, split
 
 _LEAST_ROOM = 128  # tokens of text at once, below which nothing sensible comes out
 
@@ -65,15 +65,13 @@ def _parts(model: ChatModel, text: str, room: int) -> list[str]:
     return ["".join(part) for part in parts] or [""]
 
 
-def _pieces(text: str, most: int, tokens: Callable[[str], int]) -> Iterator[str]:
-    """Passages of the text, halved until each has at most `most` tokens: a character can be several."""
-    for passage in split(text, ""):
+def _pieces(text: str, most: int, tokens: Callable[[str], int], size: int = PASSAGE_CHARACTERS) -> Iterator[str]:
+    """Passages of the text, made smaller until each has at most `most` tokens: a character can be several."""
+    for passage in split(text, "", size):
         if tokens(passage.text) <= most:
             yield passage.text
         else:
-            half = len(passage.text) // 2
-            yield from _pieces(passage.text[:half], most, tokens)
-            yield from _pieces(passage.text[half:], most, tokens)
+            yield from _pieces(passage.text, most, tokens, len(passage.text) // 2)
 
 
 def _without_text(events: Generator[Text | Notice, None, Reply]) -> Generator[Notice, None, Reply]:

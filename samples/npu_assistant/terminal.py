@@ -78,7 +78,7 @@ class Session:
 
     def ask(self, question: str) -> bool:
         """Answers a question; whether the answer is whole, and was not stopped."""
-        with _stopped_by_ctrl_c() as cancel:
+        with stopped_by_ctrl_c() as cancel:
             self._screen.show(self._assistant.answer(question, cancel))
         return not cancel.cancelled
 
@@ -102,7 +102,7 @@ class Session:
             raise ValueError("expected /summarise FILE.")
         file = Path(name).expanduser()
         inside = self._desktop.root / file
-        with _stopped_by_ctrl_c() as cancel:
+        with stopped_by_ctrl_c() as cancel:
             self._screen.show(self._assistant.summarise(inside if inside.is_file() else file, cancel))
 
     def _list_tools(self) -> None:
@@ -187,7 +187,7 @@ def _opened(file: Path, screen: Screen) -> History:
 
 
 @contextlib.contextmanager
-def _stopped_by_ctrl_c() -> Iterator[embedllm.Cancel]:
+def stopped_by_ctrl_c() -> Iterator[embedllm.Cancel]:
     """Within the block Ctrl-C cancels, after the step that runs; a second one raises KeyboardInterrupt."""
     cancel = embedllm.Cancel()
 
