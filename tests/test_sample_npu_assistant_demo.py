@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import embedllm
-from tests.test_sample_npu_assistant import desktop, notices, text_of
+from tests.test_sample_npu_assistant import notices, text_of
+from tests.test_sample_npu_parts import desktop
 
 pytest.importorskip("bm25s")
 from samples.npu_assistant.assistant import Assistant
@@ -31,13 +32,11 @@ QUESTION = "What is 342 times 61?"  # the demo calls the calculator for it
 ANSWER = "342 * 61 = 20862"
 
 
-def usable(device: str) -> object:
-    """The device as a parameter, skipped with the reason where it is not to be had."""
-    reason = "this version does not have it"
-    for found in embedllm.devices():
-        if found.name == device:
-            reason = "" if found.available else found.reason
-    return pytest.param(device, marks=pytest.mark.skipif(bool(reason), reason=f"{device}: {reason}"))
+def skip_without(device: str) -> None:
+    """Skips a test, with the reason, where this installation lacks the device."""
+    found = next((found for found in embedllm.devices() if found.name == device), None)
+    if found is None or not found.available:
+        pytest.skip(f"{device}: {found.reason if found else 'this version does not have it'}")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,9 @@ def run(*arguments: str | Path, said: str = "") -> Result:
     return CliRunner().invoke(main, ["--device", "cpu", *map(str, arguments)], input=said, env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("device", [usable("cpu"), usable("npu-on-cpu")])
+@pytest.mark.parametrize("device", ["cpu", "npu-on-cpu"])
 def test_the_demo_calls_the_calculator_and_says_its_result(device: str, tmp_path: Path) -> None:
+    skip_without(device)
     with embedllm.load("demo", device=device) as llm:
         events = list(Assistant(llm, desktop(tmp_path).tools()).answer(QUESTION))
     assert ToolRun(Call("calculator", {"expression": "342 * 61"}), True, "20862") in events
