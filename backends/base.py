@@ -1,4 +1,4 @@
-"""What a backend is: protocols of an engine and a session. One file per runtime implements them."""
+"""What a backend is: protocols of an engine and a session, and the checks that all sessions make."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from embedllm.errors import ContextFull
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from embedllm.types import F32
+
+    # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
+    KeyValues: TypeAlias = list[tuple[NDArray[np.floating], NDArray[np.floating]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,57 @@ class Device:
 
 class Interrupted(Exception):
     """A feed was stopped from outside; the session stands where it stood before that feed."""
+
+
+def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit: int, remedy: str) -> None:
+    """What every session asks of a feed: raises ValueError for no token or a wrong one, ContextFull past the limit.
+
+    remedy: what to do about a full context besides a shorter prompt.
+    """
+    if not tokens:
+        raise ValueError("feed needs at least one token")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise ValueError(f"token id {wrong} is outside the vocabulary of {vocabulary}.")
+    check_room(position, len(tokens), limit=limit, remedy=remedy)
+
+
+def check_room(position: int, count: int, *, limit: int, remedy: str) -> None:
+    """Raises ContextFull when that many more tokens do not fit."""
+    if position + count > limit:
+        raise ContextFull(
+            f"{position} tokens are held and {count} more were given; {limit} can be held. "
+            f"Shorten the prompt, or {remedy}.",
+            tokens=position + count,
+            limit=limit,
+        )
+
+
+def check_rewind(position: int, held: int) -> None:
+    """Raises ValueError for a position that was not reached."""
+    if not 0 <= position <= held:
+        raise ValueError(f"cannot rewind to {position}; the session holds {held} tokens.")
+
+
+def check_span(start: int, stop: int, held: int) -> None:
+    """Raises ValueError for tokens that are not held."""
+    if not 0 <= start <= stop <= held:
+        raise ValueError(f"there are no tokens {start} to {stop}; the session holds {held}.")
+
+
+def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]]) -> int:
+    """How many tokens a state has. ValueError when it is not of this model.
+
+    shapes: by layer, kv heads and head size.
+    """
+    counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
+    found = [{(array.shape[0], array.shape[-1]) for array in pair} for pair in state]
+    if len(counts) != 1 or found != [{shape} for shape in shapes]:
+        raise ValueError("this state is of another model: its layers, heads or sizes differ.")
+    return counts.pop()
+
+
+LARGER_EXPORT = "export with a larger --context"  # the remedy where the package is the limit
 
 
 class Session(Protocol):
@@ -61,6 +121,25 @@ class FeedsAll(Protocol):
 
 
 @runtime_checkable
+class MovesState(Protocol):
+    """A session whose KV can be taken out and put into another one, of this or another backend."""
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        """Copies of the keys and values of the tokens from `start` to before `stop`.
+
+        ValueError unless 0 <= start <= stop <= self.position.
+        """
+        ...
+
+    def import_state(self, state: KeyValues) -> None:
+        """Appends tokens that another session has computed.
+
+        Raises ContextFull when they don't fit (nothing is appended), ValueError for the state of another model.
+        """
+        ...
+
+
+@runtime_checkable
 class Interruptible(Protocol):
     """A session whose running feed can be stopped from another thread."""
 
@@ -74,6 +153,8 @@ class Engine(Protocol):
 
     device: Device
     chunk: int  # how many tokens of a prompt are best fed at once
+    context: int  # most tokens that a session can hold
+    remedy: str  # what gives more of them: "export with a larger --context"
 
     def open(self, capacity: int = 0) -> Session:
         """A new session with room for at least `capacity` tokens."""

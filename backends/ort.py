@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import Device, Interrupted
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Device,
+    Interrupted,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.threads import compute_threads
-from embedllm.errors import ContextFull, DeviceError
+from embedllm.errors import DeviceError
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
@@ -20,6 +29,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which 
 import onnxruntime as ort
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
     from embedllm.types import F32
 
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
@@ -51,6 +61,8 @@ class OrtEngine:
         """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows."""
         self.device = device
         self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads or compute_threads()
         options.log_severity_level = _QUIET
@@ -120,9 +132,27 @@ class OrtSession:
         return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
 
     def rewind(self, position: int) -> None:
-        if not 0 <= position <= self.position:
-            raise ValueError(f"cannot rewind to {position}; the session holds {self.position} tokens.")
+        check_rewind(position, self.position)
         self.position = position
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        return [
+            (self._kv[f"{index}.key"][0, :, start:stop].copy(), self._kv[f"{index}.value"][0, :, start:stop].copy())
+            for index in range(len(self._kv) // 2)
+        ]
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        shapes = [(self._kv[f"{i}.key"].shape[1], self._kv[f"{i}.key"].shape[3]) for i in range(len(self._kv) // 2)]
+        end = self.position + check_state(state, shapes)
+        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        self._reserve(end)
+        for index, pair in enumerate(state):
+            for part, values in zip(("key", "value"), pair, strict=True):
+                self._kv[f"{index}.{part}"][0, :, self.position : end] = values
+        self.position = end
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
@@ -138,19 +168,8 @@ class OrtSession:
         """Checks the tokens, makes room for them and binds the inputs."""
         if self._binding is None:
             raise ValueError("this session was closed")
-        if not tokens:
-            raise ValueError("feed needs at least one token")
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
-            wrong = next(token for token in tokens if not 0 <= token < self._vocabulary)
-            raise ValueError(f"token id {wrong} is outside the vocabulary of {self._vocabulary}.")
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
         end = self.position + len(tokens)
-        if end > self._context:
-            raise ContextFull(
-                f"{self.position} tokens are held and {len(tokens)} more were given; this package holds "
-                f"{self._context}. Shorten the prompt, or export with a larger --context.",
-                tokens=end,
-                limit=self._context,
-            )
         self._reserve(end)
         binding = self._binding
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))

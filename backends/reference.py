@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import Device
-from embedllm.errors import ContextFull, PackageError
+from embedllm.backends.base import LARGER_EXPORT, Device, check_rewind, check_tokens
+from embedllm.errors import PackageError
 from embedllm.export.decoder import Attention, Linear, Mlp, Norm, parameters
 from embedllm.export.quantize import Packed, Packing, dequantize
 from embedllm.package import Package
@@ -38,6 +38,8 @@ class ReferenceEngine:
     def __init__(self, package: Package) -> None:
         self.package = package
         self.decoder = package.decoder
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
         self._packing = _packings(package)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
@@ -106,8 +108,7 @@ class ReferenceSession:
         return self._step(tokens, only_last=False)
 
     def rewind(self, position: int) -> None:
-        if not 0 <= position <= self.position:
-            raise ValueError(f"cannot rewind to {position}; the session holds {self.position} tokens.")
+        check_rewind(position, self.position)
         self.position = self.capacity = position
         self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
 
@@ -116,15 +117,7 @@ class ReferenceSession:
 
     def _step(self, tokens: Sequence[int], only_last: bool) -> F32:
         engine, decoder = self._engine, self._engine.decoder
-        if not tokens or min(tokens) < 0 or max(tokens) >= decoder.vocabulary:
-            raise ValueError(f"expected at least one token, each from 0 to {decoder.vocabulary - 1}.")
-        if self.position + len(tokens) > decoder.context:
-            raise ContextFull(
-                f"{self.position} tokens are held and {len(tokens)} more were given; "
-                f"this package holds {decoder.context}.",
-                tokens=self.position + len(tokens),
-                limit=decoder.context,
-            )
+        check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT)
         x = engine.rows(decoder.embedding, tokens)  # [T, hidden]
         for index, layer in enumerate(decoder.layers):
             x = x + self._attention(index, layer.attention, self._norm(x, layer.attention_norm))

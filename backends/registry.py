@@ -1,14 +1,22 @@
-"""Which backends there are: asks each for its devices, and opens an engine on the one that was chosen."""
+"""Which backends there are: asks each for its devices, and opens an engine on the one that was chosen.
+
+A device's name begins with its backend's: "cpu" is ONNX Runtime's, "openvino", "openvino-gpu" and "npu" are OpenVINO's.
+Besides the listed ones, "openvino:TARGET" is any target in OpenVINO's own words ("openvino:HETERO:GPU,CPU"), and "A+B"
+reads prompts on A and makes tokens on B.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device, Engine
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.dialects import FLOAT32
+from embedllm.export.dialects import FLOAT32, OPENVINO
+from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
+
+PAIR = "+"  # between the names of two devices that share a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +26,9 @@ class Choices:
     package: Package
     device: Device
     graph: Graph | None  # of the driver's dialect, when it has one
-    threads: int
-    exact: bool
+    threads: int = 0
+    exact: bool = False
+    openvino: OpenVINOOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +43,62 @@ def devices() -> list[Device]:
     """Every device of every backend, those that cannot be used with the reason."""
     from embedllm.backends import reference
 
-    return [*_ort_devices(), reference.DEVICE]
+    return [*_ort_devices(), *_ov_devices(), reference.DEVICE]
 
 
-def devices_for(package: Package) -> list[Device]:
-    """As devices(); those that the folder has no graph for are not available, with that reason."""
-    found = devices()
-    for place, device in enumerate(found):
+def devices_for(package: Package, wishes: Sequence[str] = ()) -> list[Device]:
+    """As devices(); those that the folder has no graph for are not available, with that reason.
+
+    wishes: names among which there may be some that no list has: a pair, or a target in OpenVINO's words. When all
+    of them are ONNX Runtime's, OpenVINO is not loaded.
+    """
+    from embedllm.backends import reference
+
+    parts = [part for wish in wishes for part in wish.split(PAIR)]
+    found = _ort_devices()
+    if not parts or any(part.startswith(_OPENVINO_NAMES) for part in parts):
+        found += _ov_devices()
+    found.append(reference.DEVICE)
+    by_name = {device.name: device for device in found}
+    for part in parts:
+        if part.startswith(_FREE) and "openvino" in by_name and part not in by_name:
+            by_name[part] = replace(
+                by_name["openvino"], name=part, description=f"OpenVINO's {part.removeprefix(_FREE)}"
+            )
+    for place, device in by_name.items():
         if device.available and (lack := _lack(package, device)):
             reason, remedy = lack
-            found[place] = replace(device, available=False, reason=reason, remedy=remedy)
-    return found
+            by_name[place] = replace(device, available=False, reason=reason, remedy=remedy)
+    return [*by_name.values(), *(_pair(wish, by_name) for wish in wishes if wish.count(PAIR) == 1)]
 
 
 def runs_graphs(device: Device) -> bool:
-    """Whether a device runs a graph of the folder, and so computes as that says."""
-    return _DRIVERS[device.name].dialect is not None
+    """Whether a device runs a graph of the folder through ONNX Runtime, and so computes as that says."""
+    return any(_driver(name).dialect == FLOAT32.name for name in device.name.split(PAIR))
 
 
-def open_engine(package: Package, device: Device, *, threads: int = 0, exact: bool = False) -> Engine:
+def open_engine(
+    package: Package,
+    device: Device,
+    *,
+    threads: int = 0,
+    exact: bool = False,
+    openvino: OpenVINOOptions | None = None,
+) -> Engine:
     """Loads the package on an available device.
 
-    Raises DeviceUnavailable when the folder has no graph for it.
+    Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
+    if PAIR in device.name:
+        return _open_pair(package, device, threads=threads, exact=exact, openvino=openvino)
     if lack := _lack(package, device):
         reason, remedy = lack
         raise DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
-    driver = _DRIVERS[device.name]
+    driver = _driver(device.name)
     graph = package.graph(driver.dialect) if driver.dialect else None
-    return driver.open(Choices(package=package, device=device, graph=graph, threads=threads, exact=exact))
+    return driver.open(
+        Choices(package=package, device=device, graph=graph, threads=threads, exact=exact, openvino=openvino)
+    )
 
 
 def _open_ort(choices: Choices) -> Engine:
@@ -72,17 +108,98 @@ def _open_ort(choices: Choices) -> Engine:
     return OrtEngine(choices.package, choices.graph, choices.device, threads=choices.threads, exact=choices.exact)
 
 
+def _open_ov(choices: Choices) -> Engine:
+    from embedllm.backends.ov import OvEngine, target_of
+
+    assert choices.graph is not None
+    return OvEngine(
+        choices.package,
+        choices.graph,
+        choices.device,
+        target_of(choices.device.name),
+        options=choices.openvino,
+        threads=choices.threads,
+        exact=choices.exact,
+    )
+
+
+def _open_npu(choices: Choices) -> Engine:
+    from embedllm.backends.npu import NpuEngine
+
+    assert choices.graph is not None
+    return NpuEngine(
+        choices.package,
+        choices.graph,
+        choices.device,
+        options=choices.openvino,
+        on_cpu=choices.device.name == "npu-on-cpu",
+        exact=choices.exact,
+    )
+
+
 def _open_reference(choices: Choices) -> Engine:
     from embedllm.backends.reference import ReferenceEngine
 
     return ReferenceEngine(choices.package)
 
 
-# by the device's name
+def _open_pair(
+    package: Package, device: Device, *, threads: int, exact: bool, openvino: OpenVINOOptions | None
+) -> Engine:
+    from embedllm.backends.split import SplitEngine, check_memory
+
+    check_memory(package)
+    by_name = {found.name: found for found in devices_for(package, [device.name])}
+    reads, makes = (
+        open_engine(package, by_name[name], threads=threads, exact=exact, openvino=openvino)
+        for name in device.name.split(PAIR)
+    )
+    return SplitEngine(reads, makes, device)
+
+
+# by what a device's name begins with
 _DRIVERS = {
     "cpu": Driver(_open_ort, FLOAT32.name),
+    "npu": Driver(_open_npu, OPENVINO),
+    "openvino": Driver(_open_ov, OPENVINO),
     "reference": Driver(_open_reference, None),
 }
+_OPENVINO_NAMES = tuple(name for name, driver in _DRIVERS.items() if driver.dialect == OPENVINO)
+_FREE = "openvino:"  # a target in OpenVINO's own words follows
+
+
+def _driver(name: str) -> Driver:
+    return next(driver for start, driver in _DRIVERS.items() if name.startswith(start))
+
+
+def _pair(name: str, by_name: dict[str, Device]) -> Device:
+    """Two devices as one, available when both are."""
+    halves = [by_name.get(half) for half in name.split(PAIR)]
+    lacks = [
+        (half, device.reason if device else "not found", device.remedy if device else "")
+        for half, device in zip(name.split(PAIR), halves, strict=True)
+        if device is None or not device.available
+    ]
+    return Device(
+        name=name,
+        backend=" + ".join(device.backend for device in halves if device),
+        description=" + ".join(device.description for device in halves if device),
+        available=not lacks,
+        reason="; ".join(f"'{half}': {reason}" for half, reason, _ in lacks),
+        remedy="; ".join(remedy for _, _, remedy in lacks if remedy),
+    )
+
+
+def _ov_devices() -> list[Device]:
+    try:
+        from embedllm.backends import ov
+    except ImportError as error:
+        lack, remedy = f"OpenVINO cannot be imported ({error})", 'pip install "embedllm[openvino]"'
+        return [
+            Device(name=name, backend="openvino", description="", available=False, reason=lack, remedy=remedy)
+            for name in ("openvino", "openvino-gpu", "npu", "npu-on-cpu")
+        ]
+    return ov.devices()
 
 
 def _ort_devices() -> list[Device]:
@@ -98,7 +215,7 @@ def _ort_devices() -> list[Device]:
 
 def _lack(package: Package, device: Device) -> tuple[str, str] | None:
     """Why the folder does not suit a device, and what helps."""
-    dialect = _DRIVERS[device.name].dialect
+    dialect = _driver(device.name).dialect
     if dialect is None or package.graph(dialect) is not None:
         return None
     has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"

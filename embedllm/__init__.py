@@ -27,6 +27,7 @@ from embedllm.errors import (
 )
 from embedllm.model import Completion, Model
 from embedllm.opening import devices, load
+from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Picked, Sampling
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "ExportError",
     "Message",
     "Model",
+    "OpenVINOOptions",
     "PackageError",
     "Picked",
     "Sampling",

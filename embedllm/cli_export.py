@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
+_GROUP = 32  # values that share a scale, by default
+_TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe for its NPU, docs/devices.md#npu
 _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with the reference"}
 
 
@@ -27,7 +29,8 @@ _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with t
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--bits", type=_BITS, default="4", show_default=True, help="Of the layers' matrices.")
-@click.option("--group", type=_GROUPS, default="32", show_default=True, help="Values that share a scale (4, 8 bits).")
+@click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
+@click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
@@ -44,7 +47,8 @@ def export(
     out: Path,
     *,
     bits: str,
-    group: str,
+    group: str | None,
+    target: str | None,
     asymmetric: bool,
     lm_head_bits: str | None,
     embedding_bits: str | None,
@@ -61,13 +65,15 @@ def export(
     SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), or a repo id of the hub, which is
     downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
     """
+    if target == "npu" and asymmetric:
+        raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert
 
     recipe = Recipe(
         bits=int(bits),
-        group=int(group),
+        group=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,

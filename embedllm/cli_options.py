@@ -9,11 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 import embedllm
+from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Settings:
     device: str | None
     threads: int
     exact: bool
+    openvino: OpenVINOOptions | None
     system: str | None
     sampling: Mapping[str, float | int]  # only what was given; the rest are the model's own defaults
     max_tokens: int | None
@@ -57,7 +60,7 @@ class Settings:
         """Loads the model, once the other options were seen to make sense."""
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         device = self.device.split(",") if self.device and "," in self.device else self.device
-        return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact)
+        return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact, openvino=self.openvino)
 
     def sampled(self, defaults: Sampling) -> Sampling:
         """The model's own sampling with what was given; says so when an option has no effect."""
@@ -104,6 +107,9 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
         click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
                      help="CPU threads; by default one a physical core."),
         click.option("--exact", is_flag=True, help="Float activations in every product: slower, a little closer."),
+        click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
+                     help="For OpenVINO's devices: precision, rounding_group, kv, hint, cache, prompt, reply, as in "
+                     "OpenVINOOptions. Repeatable."),
         click.option("--system", metavar="TEXT", help="What the model is told before all else."),
         *(click.option(name, type=kind, metavar=kind.__name__.upper(), help=text) for name, kind, text in _SAMPLING),
         click.option("--max-tokens", type=click.IntRange(min=1), metavar="N",
@@ -137,6 +143,21 @@ def _parse_variables(ctx: click.Context, parameter: click.Parameter, values: tup
                 f"('{key}=\"text\"')."
             ) from None
     return variables or None
+
+
+def _parse_openvino(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> OpenVINOOptions | None:
+    types = {field.name: str(field.type) for field in fields(OpenVINOOptions)}
+    given: dict[str, object] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if key not in types or not equals:
+            raise click.BadParameter(f"{value!r}: expected KEY=VALUE with one of the keys {', '.join(types)}.")
+        whole = "int" in types[key] and text.isdecimal()
+        given[key] = int(text) if whole else Path(text) if "Path" in types[key] else text
+    try:
+        return OpenVINOOptions(**given) if given else None  # type: ignore[arg-type]  # it checks them
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

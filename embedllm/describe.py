@@ -17,8 +17,8 @@ from embedllm.tensorfile import TensorFile, read_header
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
 _MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
-_NORMS, _ROTARY, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "gaps", "header", "other"
-_KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _OTHER, _GAPS, _HEADER)
+_NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
+_KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     counts: Counter[tuple[str, str]] = Counter()
     for name, tensor in header.tensors.items():
         owner, _, part = name.rpartition(".")
-        kind = {"rope": _ROTARY, "gap": _GAPS}.get(owner) or owners.get(owner, _OTHER)
+        kind = {"rope": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}.get(owner) or owners.get(owner, _OTHER)
         counts[kind, part if part in ("scale", "zero", "bias") else "value"] += tensor.length
     counts[_HEADER, "value"] = file_bytes - counts.total()
     return tuple(

@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embedllm.export.dialects import OPENVINO
+from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, Graph, Package
 from embedllm.tensorfile import Tensor, TensorFile
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from onnx import ModelProto, TensorProto
 
 _LARGEST_CONSTANT = 1024  # bytes; what is larger inside a graph is a weight, and those lie in the weights file
@@ -45,22 +49,8 @@ def report_graphs(package: Package, header: TensorFile) -> tuple[GraphReport, ..
 
 
 def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
-    weights: int | None = None
-    unused: int | None = None
-    problems: tuple[str, ...] = ()
-    try:
-        import onnx
-        from google.protobuf.message import DecodeError
-    except ImportError:
-        pass  # the report says None: not looked at
-    else:
-        try:
-            model = onnx.load(package.folder / graph.file, load_external_data=False)
-        except DecodeError as error:
-            problems = (f"cannot be read as ONNX: {error}",)
-        else:
-            spans, problems = check_model(model, header, package.files[WEIGHTS].bytes)
-            weights, unused = len(spans), _unused(spans, header)
+    found = (_look_at_ir if graph.dialect == OPENVINO else _look_at_onnx)(package, graph, header)
+    weights, unused, problems = found or (None, None, ())
     return GraphReport(
         file=graph.file,
         dialect=graph.dialect,
@@ -72,12 +62,57 @@ def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
     )
 
 
+_Findings = tuple[int | None, int | None, tuple[str, ...]]  # weights, unused bytes, problems
+
+
+def _look_at_onnx(package: Package, graph: Graph, header: TensorFile) -> _Findings | None:
+    """None when onnx is not installed."""
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        return None
+    try:
+        model = onnx.load(package.folder / graph.file, load_external_data=False)
+    except DecodeError as error:
+        return None, None, (f"cannot be read as ONNX: {error}",)
+    spans, problems = check_model(model, header, package.files[WEIGHTS].bytes)
+    return len(spans), _unused(spans, header), problems
+
+
+def _look_at_ir(package: Package, graph: Graph, header: TensorFile) -> _Findings:
+    from xml.etree import ElementTree
+
+    try:
+        root = ElementTree.parse(package.folder / graph.file).getroot()
+    except ElementTree.ParseError as error:
+        return None, None, (f"cannot be read as XML: {error}",)
+    spans, problems = check_ir(root, header, package.files[WEIGHTS].bytes)
+    return len(spans), _unused(spans, header), problems
+
+
+def check_ir(root: Element, header: TensorFile, file_bytes: int) -> tuple[list[_Span], tuple[str, ...]]:
+    """As check_model, of an OpenVINO model: its constants are whole tensors, or parts of the entry of small ones."""
+    spans: list[_Span] = []
+    problems: list[str] = []
+    small = next((t for name, t in header.tensors.items() if name == CONSTANTS), None)
+    for layer in root.iterfind("layers/layer[@type='Const']"):
+        name, data = layer.get("name", ""), layer.find("data")
+        place = {"location": WEIGHTS} if data is None else {"location": WEIGHTS, **data.attrib}
+        problem, span = _locate(name, {**place, "length": place.get("size", "")}, file_bytes)
+        if span is not None:
+            inside = small is not None and small.offset <= span.start and span.stop <= small.offset + small.length
+            problem = "" if inside else _across(span, header)
+            spans += [] if inside else [span]
+        if problem:
+            problems.append(problem)
+    return spans, tuple(problems)
+
+
 def check_model(model: ModelProto, header: TensorFile, file_bytes: int) -> tuple[list[_Span], tuple[str, ...]]:
     """Where the weights of a graph lie, and what is wrong: outside of the file, across its tensors, stored again."""
     spans: list[_Span] = []
     problems: list[str] = []
-    starts = {tensor.offset for tensor in header.tensors.values()}
-    stops = {tensor.offset + tensor.length for tensor in header.tensors.values()}
     for tensor in _tensors(model):
         if not tensor.external_data:
             if tensor.ByteSize() > _LARGEST_CONSTANT:
@@ -87,11 +122,18 @@ def check_model(model: ModelProto, header: TensorFile, file_bytes: int) -> tuple
         problem, span = _locate(tensor.name, place, file_bytes)
         if span is not None:
             spans.append(span)
-            if span.start not in starts or span.stop not in stops:
-                problem = f"'{span.name}' is bytes {span.start:,} to {span.stop:,}, which are no whole tensors"
+            problem = _across(span, header)
         if problem:
             problems.append(problem)
     return spans, tuple(problems)
+
+
+def _across(span: _Span, header: TensorFile) -> str:
+    """What is wrong with a span that is no run of whole tensors; empty when it is one."""
+    starts, stops = header.bounds
+    if span.start in starts and span.stop in stops:
+        return ""
+    return f"'{span.name}' is bytes {span.start:,} to {span.stop:,}, which are no whole tensors"
 
 
 def _locate(name: str, place: Mapping[str, str], file_bytes: int) -> tuple[str, _Span | None]:
@@ -115,7 +157,7 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _unused(spans: Sequence[_Span], header: TensorFile) -> int:
-    """Bytes of the weights file's tensors that no span covers, gaps aside."""
+    """Bytes of the weights file's tensors that no span covers, gaps and OpenVINO's numbers aside."""
     covered: list[tuple[int, int]] = []  # (start, stop), in order and apart from each other
     for span in sorted(spans, key=lambda span: span.start):
         if covered and span.start <= covered[-1][1]:
@@ -127,4 +169,8 @@ def _unused(spans: Sequence[_Span], header: TensorFile) -> int:
         place = bisect_right(covered, (tensor.offset, math.inf)) - 1
         return place >= 0 and tensor.offset + tensor.length <= covered[place][1]
 
-    return sum(t.length for name, t in header.tensors.items() if not name.startswith("gap.") and not is_read(t))
+    return sum(
+        tensor.length
+        for name, tensor in header.tensors.items()
+        if not name.startswith("gap.") and name != CONSTANTS and not is_read(tensor)
+    )

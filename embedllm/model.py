@@ -58,7 +58,8 @@ class Model:
         self.package = package
         self.tokenizer = tokenizer
         self.sampling = defaults.sampling
-        self.runner = Runner(engine, self.tokenizer, package.context)
+        self.context = engine.context  # the most tokens that prompt and reply can have together
+        self.runner = Runner(engine, self.tokenizer)
         self._max_tokens = defaults.max_tokens
         self._template = template
 
@@ -69,11 +70,6 @@ class Model:
     @property
     def device(self) -> Device:
         return self.runner.engine.device
-
-    @property
-    def context(self) -> int:
-        """The most tokens that prompt and reply can have together."""
-        return self.package.context
 
     @property
     def can_chat(self) -> bool:

@@ -11,6 +11,7 @@ from embedllm.backends.base import Device
 from embedllm.chat import ChatTemplate
 from embedllm.errors import PackageError
 from embedllm.model import Model
+from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
 from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
@@ -26,6 +27,7 @@ def load(
     threads: int = 0,
     exact: bool = False,
     chat_template: str | None = None,
+    openvino: OpenVINOOptions | None = None,
 ) -> Model:
     """Opens a package folder on a device.
 
@@ -35,6 +37,7 @@ def load(
     back to another.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
+    openvino: choices for OpenVINO's devices, the NPU among them.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     Raises PackageError, DeviceUnavailable, DeviceError.
     """
@@ -44,13 +47,14 @@ def load(
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
     package = open_package(package_folder(path))
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
-    choice = select.choose(registry.devices_for(package), wish)
+    wishes = [wish] if isinstance(wish, str) else list(wish)
+    choice = select.choose(registry.devices_for(package, [name for name in wishes if isinstance(name, str)]), wish)
     if exact and registry.runs_graphs(choice.device):
         _check_exact(package)
     passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
     _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine = registry.open_engine(package, choice.device, threads=threads, exact=exact)
+    engine = registry.open_engine(package, choice.device, threads=threads, exact=exact, openvino=openvino)
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
 

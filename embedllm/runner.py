@@ -80,10 +80,11 @@ class HeldSequence:
 class Runner:
     """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
 
-    def __init__(self, engine: Engine, text: TextCodec, context: int) -> None:
+    def __init__(self, engine: Engine, text: TextCodec) -> None:
         self._engine: Engine | None = engine
         self._text = text
-        self._context = context
+        self._context = engine.context
+        self._remedy = engine.remedy
         self._idle: list[HeldSequence] = []
         self._all: WeakSet[HeldSequence] = WeakSet()
         self._lock = threading.Lock()
@@ -106,8 +107,8 @@ class Runner:
             raise ValueError("the prompt is empty; give at least one token.")
         if len(request.prompt) >= self._context:
             raise ContextFull(
-                f"the prompt has {len(request.prompt)} tokens; this package holds {self._context} together with the "
-                "reply. Shorten the prompt, or export with a larger --context.",
+                f"the prompt has {len(request.prompt)} tokens; {self._context} can be held together with the reply. "
+                f"Shorten the prompt, or {self._remedy}.",
                 tokens=len(request.prompt),
                 limit=self._context,
             )

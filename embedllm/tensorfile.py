@@ -11,6 +11,7 @@ import json
 import math
 import reprlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from embedllm.errors import PackageError
@@ -32,12 +33,18 @@ class Tensor:
     length: int  # bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorFile:
     """A checked header."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+
+    @cached_property
+    def bounds(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Where tensors begin, and where they end."""
+        tensors = self.tensors.values()
+        return frozenset(t.offset for t in tensors), frozenset(t.offset + t.length for t in tensors)
 
 
 def read_header(path: Path) -> TensorFile:

@@ -40,3 +40,7 @@ FLOAT16 = Dialect(
     norm_in_attention=True,
     bias_in_matmul=False,
 )
+OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
+# its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
+OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
+OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from embedllm import __version__
 from embedllm.errors import ExportError
-from embedllm.export import onnx_graph
+from embedllm.export import onnx_graph, openvino_graph
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
-from embedllm.export.dialects import FLOAT16, FLOAT32
+from embedllm.export.dialects import FLOAT16, FLOAT32, OPENVINO
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
@@ -107,12 +107,18 @@ def _write(
     for index, dialect in enumerate(dialects):
         graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
         (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))
-        on_progress(Progress("graphs", index + 1, len(dialects)))
+        on_progress(Progress("graphs", index + 1, len(dialects) + 1))
+    model = openvino_graph.build(decided.decoder, decided.layout, decided.packing)
+    (partial / openvino_graph.FILE).write_text(model, encoding="utf-8", newline="\n")
+    on_progress(Progress("graphs", len(dialects) + 1, len(dialects) + 1))
     files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
     manifest = {
         **facts,
         "context": decided.decoder.context,
-        "graphs": [{"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects],
+        "graphs": [
+            *({"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects),
+            {"file": openvino_graph.FILE, "dialect": OPENVINO, "activations": "float32"},
+        ],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
         "architecture": to_json(decided.decoder),
         "files": {

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
+from embedllm.export import openvino_graph
 from embedllm.export.decoder import Decoder, Linear, norms
 from embedllm.export.quantize import Packing
-from embedllm.export.weights import Entry, Layout, lay_out
+from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Plan:
     decoder: Decoder
     packing: dict[str, Packing]  # by the name of the matrix
     runs: tuple[tuple[Linear, ...], ...]  # matrices in file order; those of a run lie next to each other
+    constants: bytes  # of the OpenVINO model
     layout: Layout
 
 
@@ -38,8 +40,13 @@ def plan(decoder: Decoder, recipe: Recipe) -> Plan:
     """Packing and layout of a model. Raises ExportError for a recipe that does not fit it."""
     packing = _packing(decoder, recipe)
     runs = tuple(_runs(decoder))
-    entries = [_small(decoder), *(block for run in runs for block in _blocks(run, packing[run[0].name]))]
-    return Plan(decoder, packing, runs, lay_out(entries, {"format": "embedllm"}))
+    constants = openvino_graph.constants(decoder, packing)
+    entries = [
+        _small(decoder),
+        [Entry(CONSTANTS, "U8", (len(constants),))],
+        *(block for run in runs for block in _blocks(run, packing[run[0].name])),
+    ]
+    return Plan(decoder, packing, runs, constants, lay_out(entries, {"format": "embedllm"}))
 
 
 def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:

@@ -20,7 +20,7 @@ from embedllm.export import rope
 from embedllm.export.decoder import Linear, norms
 from embedllm.export.plan import Plan
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize
-from embedllm.export.weights import Writer
+from embedllm.export.weights import CONSTANTS, Writer
 
 if TYPE_CHECKING:
     from embedllm.types import F16, F32
@@ -89,6 +89,7 @@ def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], 
     for index, part in enumerate(("cos", "sin")):
         for start in range(0, decoder.context, step):
             write(f"rope.{part}", rope.tables(decoder.rope, min(start + step, decoder.context), start)[index])
+    write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
 def _write_matrices(

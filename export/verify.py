@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.dialects import FLOAT16
+from embedllm.export.dialects import FLOAT16, OPENVINO
 from embedllm.export.progress import Progress, write_json
 from embedllm.package import MANIFEST, Graph, Package, open_package
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Engine
     from embedllm.types import F32
 
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
@@ -71,12 +73,13 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
 
 
 def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) -> dict[str, object]:
-    from embedllm.backends.ort import OrtEngine, devices
-
-    cpu = devices()[0]
     try:
-        engine = OrtEngine(package, graph, cpu)
-        difference = compare(reference, engine.open().feed_all(tokens))
+        engine = _open(package, graph)
+        if engine is None:
+            return {"not_run": 'OpenVINO is not installed; pip install "embedllm[openvino]"'}
+        session = engine.open()
+        assert isinstance(session, FeedsAll)  # both are
+        difference = compare(reference, session.feed_all(tokens))
     except DeviceError as error:
         if not _needs_a_gpu(package, graph):
             raise ExportError(f"'{graph.file}' does not run: {error}") from error
@@ -86,7 +89,20 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
             f"'{graph.file}' does not compute this model: the KL divergence of its logits from the reference's is "
             f"{difference.kl_mean:.3g}; expected at most {MOST_KL}. Please report this with the model's config.json."
         )
-    return {"run_on": f"{cpu.backend}, CPU", **asdict(difference)}
+    return {"run_on": f"{engine.device.backend}, CPU", **asdict(difference)}
+
+
+def _open(package: Package, graph: Graph) -> Engine | None:
+    """The graph on this machine's CPU; None when its runtime is not installed."""
+    if graph.dialect == OPENVINO:
+        try:
+            from embedllm.backends import ov
+        except ImportError:
+            return None
+        return ov.OvEngine(package, graph, ov.devices()[0], "CPU")
+    from embedllm.backends.ort import OrtEngine, devices
+
+    return OrtEngine(package, graph, devices()[0])
 
 
 def _needs_a_gpu(package: Package, graph: Graph) -> bool:

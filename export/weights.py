@@ -22,6 +22,7 @@ from embedllm.tensorfile import BYTES
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
+CONSTANTS = "openvino.constants"  # shapes and numbers of the OpenVINO model, which has no other place for them
 PAGE = 4096  # bytes
 _LARGE = 1 << 16  # bytes; from here on a run starts at a page
 

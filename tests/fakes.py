@@ -142,6 +142,7 @@ class FakeEngine:
     ) -> None:
         self.device = Device(name="fake", backend="fake 1", description="", available=True)
         self.context = context
+        self.remedy = "export with a larger --context"
         self.chunk = chunk
         self.next_token = next_token
         self.during_feed = during_feed

@@ -96,7 +96,7 @@ def test_a_turn_that_does_not_fit_leaves_all_as_it_was(llm: Model) -> None:
             one.say("hello", SAMPLING, max_tokens=6)
         before = list(conversation.messages)
         for call in (conversation.say, conversation.stream):
-            with pytest.raises(ContextFull, match="this package holds 512"):
+            with pytest.raises(ContextFull, match="512 can be held"):
                 call("so long " * 200)
         assert conversation.messages == before
         assert held_by(conversation).session.position > 0

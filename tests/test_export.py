@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -12,13 +13,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+from embedllm.describe_graphs import check_ir
 from embedllm.export import Progress, Recipe, convert
 from embedllm.export.quantize import Packing, quantize
+from embedllm.export.weights import CONSTANTS
 from embedllm.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.tensorfile import read_header
 from tests.tiny import tiny_checkpoint, tiny_config, tiny_tensors
 
 GRAPHS = ("model.onnx", "model.fp16.onnx")
+IR = "openvino_model.xml"
 ITEM_BYTES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.UINT8: 1}
 STORED_AS = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
 
@@ -49,7 +53,7 @@ def test_the_folder_holds_what_the_manifest_says_and_nothing_else(checkpoint: Pa
     manifest = manifest_of(package)
     files = manifest["files"]
     assert isinstance(files, dict)
-    expected = {WEIGHTS, *GRAPHS, "genai_config.json", "tokenizer.json", "tokenizer_config.json",
+    expected = {WEIGHTS, *GRAPHS, IR, "genai_config.json", "tokenizer.json", "tokenizer_config.json",
                 "generation_config.json", "chat_template.jinja", "LICENSE", "NOTICE.txt"}  # fmt: skip
     assert set(files) == expected
     assert {path.name for path in package.iterdir()} == {MANIFEST, *expected}
@@ -161,13 +165,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "config", "recipe"), CASES)
-def test_every_tensor_is_stored_once_and_both_graphs_point_at_it(
+def test_every_tensor_is_stored_once_and_every_graph_points_at_it(
     family: str, config: dict[str, object], recipe: Recipe, tiny_package: Callable[..., Path]
 ) -> None:
     """Every external initializer is a run of whole entries of its type; together they are the file but for gaps."""
     package = tiny_package(family, recipe, **config)
-    entries = {t.offset: (name, t) for name, t in read_header(package / WEIGHTS).tensors.items()}
-    names = {name for name, _ in entries.values() if not name.startswith("gap.")}
+    header = read_header(package / WEIGHTS)
+    entries = {t.offset: (name, t) for name, t in header.tensors.items()}
+    names = {name for name, _ in entries.values() if not name.startswith("gap.")} - {CONSTANTS}
+    root = ElementTree.parse(package / IR).getroot()
+    spans, problems = check_ir(root, header, (package / WEIGHTS).stat().st_size)
+    assert problems == ()
+    covered = {at for span in spans for at in entries if span.start <= at < span.stop}
+    assert {entries[at][0] for at in covered} == names
     for file in GRAPHS:
         model = onnx.load(package / file, load_external_data=False)
         assert (package / file).stat().st_size < 100_000
@@ -337,7 +347,7 @@ def test_a_verified_package_is_whole_and_says_what_was_measured(checkpoint: Path
     open_package(package).check()
     verification = manifest_of(package)["verification"]
     assert isinstance(verification, dict)
-    assert set(verification) == {"tokens", "seed", *GRAPHS}
+    assert set(verification) == {"tokens", "seed", *GRAPHS, IR}
     assert 0 < verification["model.onnx"]["max_difference"] < 0.2
 
 

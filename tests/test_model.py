@@ -211,7 +211,7 @@ def test_leaving_a_stream_leaves_its_prefix_to_the_next_call(llm: Model) -> None
 @pytest.mark.parametrize("count", [128, 129, 5000])
 def test_a_prompt_that_leaves_no_room_is_refused_and_not_cut(llm: Model, count: int) -> None:
     for call in (llm.generate, llm.stream, llm.astream):
-        with pytest.raises(ContextFull, match=f"the prompt has {count} tokens; this package holds 128 "):
+        with pytest.raises(ContextFull, match=f"the prompt has {count} tokens; 128 can be held "):
             call([7] * count)
 
 

@@ -182,9 +182,7 @@ def test_a_session_offers_what_the_optional_protocols_name(exact_engine: OrtEngi
 def test_a_full_context_is_refused_whole(exact_engine: OrtEngine) -> None:
     session = exact_engine.open()
     session.feed([1] * 590)
-    with pytest.raises(
-        ContextFull, match="590 tokens are held and 11 more were given; this package holds 600"
-    ) as caught:
+    with pytest.raises(ContextFull, match="590 tokens are held and 11 more were given; 600 can be held") as caught:
         session.feed([2] * 11)
     assert (caught.value.tokens, caught.value.limit) == (601, 600)
     assert session.position == 590

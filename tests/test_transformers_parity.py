@@ -56,9 +56,9 @@ def expected_logits(checkpoint: Path, tokens: list[int]) -> np.ndarray:
         return model(torch.tensor([tokens])).logits[0].float().numpy()
 
 
-def cpu_logits(package: Path, tokens: list[int], **options: bool) -> np.ndarray:
+def cpu_logits(package: Path, tokens: list[int]) -> np.ndarray:
     opened = open_package(package)
-    engine = open_engine(opened, next(d for d in devices() if d.name == "cpu"), **options)
+    engine = open_engine(opened, next(d for d in devices() if d.name == "cpu"))
     return engine.open().feed_all(tokens)  # type: ignore[attr-defined]  # the CPU session has it
 
 

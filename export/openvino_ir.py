@@ -1,0 +1,163 @@
+"""Collects the layers of an OpenVINO model in IR version 11, whose constants all lie in weights.safetensors.
+
+Written as text, so that an export needs no OpenVINO: the reader infers every shape itself, and wants of an edge no more
+than the element type. Source: OpenVINO's documentation of the IR, and what its 2026.4 writes for the same operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+
+from embedllm.export.weights import CONSTANTS, Layout
+
+# element type -> how a port names it
+_PRECISIONS = {"f32": "FP32", "f16": "FP16", "i64": "I64", "i32": "I32", "u8": "U8", "u4": "U4", "boolean": "BOOL"}
+_NUMPY = {"f32": np.float32, "f16": np.float16, "i64": np.int64, "i32": np.int32, "u8": np.uint8}
+_ALIGNMENT = 8  # bytes; the widest element of a small constant
+# the version of an operation that is meant; "opset1" where it has only one that we know
+_VERSIONS = {
+    "Assign": "opset6", "Broadcast": "opset3", "Gather": "opset8", "Range": "opset4", "ReadValue": "opset6",
+    "ScaledDotProductAttention": "opset13", "ShapeOf": "opset3", "Slice": "opset8", "Swish": "opset4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An output of a layer."""
+
+    layer: int
+    port: int
+    type: str  # element type
+
+
+class Ir:
+    """A model in the making. Layers are named by their place in the model: `scope` is the present one.
+
+    layout: where the weights lie; None to learn which small constants the model needs.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        self.scope = ""
+        self._layout = layout
+        self._layers: list[str] = []
+        self._edges: list[str] = []
+        self._pool = bytearray()
+        self._constants: dict[tuple[object, ...], Value] = {}
+        self._names: set[str] = set()
+        self._uses: Counter[str] = Counter()
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        name: str,
+        *,
+        type: str = "",
+        tensor: str = "",
+        **attributes: str | int | bool,
+    ) -> Value:
+        """A layer of one output. type: of that; left out, as the first input. tensor: what callers know it by."""
+        return self.split(kind, inputs, name, 1, type=type, tensor=tensor, **attributes)[0]
+
+    def split(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        name: str,
+        outputs: int,
+        *,
+        type: str = "",
+        tensor: str = "",
+        **attributes: str | int | bool,
+    ) -> list[Value]:
+        """A layer of several outputs, or of none."""
+        layer = len(self._layers)
+        name = f"{self.scope}.{name}" if self.scope else name
+        if name in self._names:
+            raise ValueError(f"there are two layers '{name}'")
+        self._names.add(name)
+        kind_of_output = type or inputs[0].type
+        data = "".join(f" {key}={quoteattr(_text(value))}" for key, value in attributes.items())
+        ports = "".join(f'<port id="{at}" precision="{_PRECISIONS[x.type]}"/>' for at, x in enumerate(inputs))
+        names = f" names={quoteattr(tensor)}" if tensor else ""
+        made = [Value(layer, len(inputs) + at, kind_of_output) for at in range(outputs)]
+        results = "".join(f'<port id="{x.port}" precision="{_PRECISIONS[x.type]}"{names}/>' for x in made)
+        self._layers.append(
+            f'<layer id="{layer}" name={quoteattr(name)} type="{kind}" version="{_VERSIONS.get(kind, "opset1")}">'
+            + (f"<data{data}/>" if data else "")
+            + (f"<input>{ports}</input>" if inputs else "")
+            + (f"<output>{results}</output>" if outputs else "")
+            + "</layer>"
+        )
+        for at, x in enumerate(inputs):
+            self._edges.append(f'<edge from-layer="{x.layer}" from-port="{x.port}" to-layer="{layer}" to-port="{at}"/>')
+        return made
+
+    def parameter(self, name: str, type: str, dimensions: int) -> Value:
+        """An input of the model, every dimension open."""
+        shape = ",".join("?" * dimensions)
+        return self.op("Parameter", [], name, type=type, tensor=name, shape=shape, element_type=type)
+
+    def constant(self, values: float | Sequence[int], type: str = "i64") -> Value:
+        """A small constant, one for equal ones: a number as a scalar, a sequence as a vector."""
+        array = np.array(values, _NUMPY[type])
+        return self._small(array.tobytes(), type, array.shape)
+
+    def packed_number(self, value: int, type: str) -> Value:
+        """One number of four or eight bits, [1, 1, 1]."""
+        return self._small(bytes([value]), type, (1, 1, 1))
+
+    def stored(self, entries: Sequence[str], type: str, shape: Sequence[int]) -> Value:
+        """Neighbouring entries of the weights file as one tensor.
+
+        A layer of its own at every call: the NPU plugin cannot cut a model in two through a constant that both need.
+        """
+        offset, length = self._layout.span(entries) if self._layout else (0, 0)
+        name = "+".join([entries[0], *(str(len(entries) - 1),) * (len(entries) > 1)])
+        self._uses[name] += 1
+        name += f"#{self._uses[name]}" if self._uses[name] > 1 else ""
+        return self._constant(name, type, shape, offset, length)
+
+    @property
+    def pool(self) -> bytes:
+        """The small constants, to be stored as one entry."""
+        return bytes(self._pool)
+
+    def xml(self, name: str) -> str:
+        """The whole document; a layer or edge a line."""
+        return "\n".join(
+            [
+                '<?xml version="1.0"?>',
+                f'<net name={quoteattr(name)} version="11">',
+                "<layers>", *self._layers, "</layers>",
+                "<edges>", *self._edges, "</edges>",
+                "<rt_info/>",
+                "</net>\n",
+            ]
+        )  # fmt: skip
+
+    def _small(self, data: bytes, type: str, shape: Sequence[int]) -> Value:
+        key = (data, type, *shape)
+        if key not in self._constants:
+            self._pool += bytes(-len(self._pool) % _ALIGNMENT)
+            start = self._layout.placed[CONSTANTS].offset if self._layout else 0
+            place = start + len(self._pool)
+            self._pool += data
+            self._constants[key] = self._constant(f"constant.{len(self._constants)}", type, shape, place, len(data))
+        return self._constants[key]
+
+    def _constant(self, name: str, type: str, shape: Sequence[int], offset: int, size: int) -> Value:
+        scope, self.scope = self.scope, ""
+        shape_text = ", ".join(map(str, shape))
+        value = self.op("Const", [], name, type=type, element_type=type, shape=shape_text, offset=offset, size=size)
+        self.scope = scope
+        return value
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
