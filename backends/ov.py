@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -28,9 +29,18 @@ from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
-os.environ.setdefault("OPENVINO_TELEMETRY_CONSENT", "0")
-import openvino as ov
-from openvino import opset13 as op
+# OpenVINO's tools, which its package imports, write an identifier into the home folder and report their use, where
+# openvino_telemetry is installed; they go without where it is not (2026.4; tests/test_import.py)
+_telemetry = sys.modules.get("openvino_telemetry")
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # which makes importing it fail
+try:
+    import openvino as ov
+    from openvino import opset13 as op
+finally:
+    if _telemetry is None:
+        del sys.modules["openvino_telemetry"]
+    else:
+        sys.modules["openvino_telemetry"] = _telemetry
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -41,6 +51,9 @@ CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
 # but unpacks the weights at every step where their scales are float16 (OpenVINO 2026.4)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
 _TO_END = int(np.iinfo(np.int64).max)
+_FACTS = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION", "NPU_MAX_TILES",
+          "GPU_UARCH_VERSION", "GPU_DEVICE_TOTAL_MEM_SIZE", "OPTIMIZATION_CAPABILITIES")  # fmt: skip
+_PLACE = re.compile(r"Exception from|Check '.*' failed at ")  # in OpenVINO's sources
 _VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
@@ -77,10 +90,7 @@ def version() -> str:
 def reason(error: Exception) -> str:
     """What an exception of OpenVINO says, without the places in its sources."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [
-        line for line in lines if line and not re.match(r"(Exception from|Check '.*' failed at)\s*\S*:?$|Check ", line)
-    ]
-    return " ".join(said) or type(error).__name__
+    return " ".join(line for line in lines if line and not _PLACE.match(line)) or type(error).__name__
 
 
 def cache_folder(options: OpenVINOOptions, target: str, driver: str) -> Path:
@@ -129,6 +139,18 @@ def _name(target: str) -> str:
     if plugin == "GPU":
         return "openvino-gpu" if index in ("", "0") else f"openvino-gpu.{index}"
     return {"CPU": "openvino", "NPU": "npu"}.get(plugin, "")
+
+
+def facts(name: str) -> dict[str, str]:
+    """What OpenVINO tells of a device that a report should have."""
+    target = "NPU" if name == "npu" else "CPU" if name == "npu-on-cpu" else target_of(name)
+    found: dict[str, str] = {}
+    for key in _FACTS:
+        try:
+            found[key] = str(core().get_property(target, key))
+        except RuntimeError:
+            continue  # not a property of this plugin
+    return found
 
 
 def target_of(name: str) -> str:

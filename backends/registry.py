@@ -72,6 +72,15 @@ def devices_for(package: Package, wishes: Sequence[str] = ()) -> list[Device]:
     return [*by_name.values(), *(_pair(wish, by_name) for wish in wishes if wish.count(PAIR) == 1)]
 
 
+def facts(device: Device) -> dict[str, str]:
+    """What the runtime tells of a device: driver, architecture, what it can compute in. For reports."""
+    if not device.available or not device.name.startswith(_OPENVINO_NAMES):
+        return {}
+    from embedllm.backends import ov
+
+    return ov.facts(device.name)
+
+
 def runs_graphs(device: Device) -> bool:
     """Whether a device runs a graph of the folder through ONNX Runtime, and so computes as that says."""
     return any(_driver(name).dialect == FLOAT32.name for name in device.name.split(PAIR))

@@ -17,8 +17,9 @@ import click
 
 from embedllm import __version__
 from embedllm.cli_chat import chat
+from embedllm.cli_devices import devices
 from embedllm.cli_export import export
-from embedllm.cli_inspect import devices, families, inspect
+from embedllm.cli_inspect import families, inspect
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
 from embedllm.errors import EmbedError

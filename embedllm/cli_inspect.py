@@ -36,7 +36,7 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
     """
     from embedllm.describe import describe_package
 
-    package = _open(folder)
+    package = open_folder(folder)
     if check:
         package.check()
     description = describe_package(package, contexts)
@@ -46,30 +46,6 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
         _show(description, checked=check)
     if check and any(graph.problems for graph in description.graphs):
         raise ValueError("a graph does not fit the weights file; export the folder again.")
-
-
-@click.command(short_help="List what models can run on here.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
-@common_options
-def devices(*, as_json: bool) -> None:
-    """List what this machine can run models on, and why not on the rest."""
-    import embedllm
-
-    found = embedllm.devices()
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(device) for device in found], ensure_ascii=False))
-        return
-    rows = [
-        (
-            device.name,
-            "yes" if device.available else "no",
-            device.backend,
-            device.description,
-            device.reason + (f" ({device.remedy})" if device.remedy else ""),
-        )
-        for device in found
-    ]
-    _console().print(_table(("device", "available", "backend", "description", "why not"), rows))
 
 
 @click.command(short_help="List the model types that can be exported.")
@@ -82,7 +58,7 @@ def families() -> None:
         click.echo(name)
 
 
-def _open(folder: str) -> Package:
+def open_folder(folder: str) -> Package:
     from embedllm.opening import package_folder
     from embedllm.package import open_package
 
@@ -90,7 +66,7 @@ def _open(folder: str) -> Package:
 
 
 def _show(found: Description, *, checked: bool) -> None:
-    console = _console()
+    console = new_console()
     for title, table in (
         ("", _pairs(_facts(found))),
         ("weights file, bytes", _storage(found)),
@@ -162,7 +138,7 @@ def _storage(found: Description) -> Table:
         )
         for share in found.storage
     ]
-    return _table(columns, rows, numbers_from=1)
+    return new_table(columns, rows, numbers_from=1)
 
 
 def _memory(found: Description) -> Table:
@@ -171,7 +147,7 @@ def _memory(found: Description) -> Table:
         (f"{m.context:,}", *map(_mb, (m.kv_float32_bytes, m.float32_bytes, m.kv_float16_bytes, m.float16_bytes)))
         for m in found.memory
     ]
-    return _table(columns, rows, numbers_from=0)
+    return new_table(columns, rows, numbers_from=0)
 
 
 def _graphs(found: Description) -> Table:
@@ -184,13 +160,13 @@ def _graphs(found: Description) -> Table:
             fit = f"{graph.weights}, all in the weights file, none stored twice"
         unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
         rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
-    return _table(("file", "dialect", "bytes", "unused bytes", "weights"), rows)
+    return new_table(("file", "dialect", "bytes", "unused bytes", "weights"), rows)
 
 
 def _files(found: Description, *, checked: bool) -> Table:
     state = "as exported" if checked else "by the manifest"
     rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state) for name, entry in found.files.items()]
-    return _table(("file", "bytes", "sha256", ""), rows)
+    return new_table(("file", "bytes", "sha256", ""), rows)
 
 
 def _verification(results: Mapping[str, object] | None) -> Table | None:
@@ -218,17 +194,17 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f}"
 
 
-def _console() -> Console:
+def new_console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    return _table(("", ""), list(rows), header=False)
+    return new_table(("", ""), list(rows), header=False)
 
 
-def _table(
+def new_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None, header: bool = True
 ) -> Table:
     """numbers_from: the first column that is set to the right."""

@@ -104,6 +104,19 @@ def test_generating_loads_no_exporter_prints_nothing_and_writes_nothing(
     assert list(tmp_path.rglob("*")) == []
 
 
+def test_openvino_writes_nothing_and_reports_nothing(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    code = """
+import sys, embedllm
+with embedllm.load(sys.argv[1], device="openvino") as model:
+    model.generate("hello", max_tokens=3)
+print(*[name for name in sys.modules if "openvino_telemetry" in name])
+"""
+    done = run_fresh(code, tiny_package("llama"), home=tmp_path)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+    assert list(tmp_path.rglob("*")) == []
+
+
 # --- the public names
 
 

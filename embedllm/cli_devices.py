@@ -1,0 +1,78 @@
+"""`embedllm devices`: what this machine has, and how a model runs on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli_inspect import new_console, new_table, open_folder
+from embedllm.cli_options import common_options, note
+
+if TYPE_CHECKING:
+    from embedllm.device_report import Trial
+
+
+@click.command(short_help="List what models can run on here.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
+@click.option("--report", is_flag=True, help="Run a model on each and say how it went, for a report.")
+@click.option("--model", "-m", default="demo", show_default=True, metavar="FOLDER", help="What --report runs.")
+@common_options
+def devices(*, as_json: bool, report: bool, model: str) -> None:
+    """List what this machine can run models on, and why not on the rest."""
+    import embedllm
+
+    if report:
+        _report_devices(model, as_json=as_json)
+        return
+
+    found = embedllm.devices()
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(device) for device in found], ensure_ascii=False))
+        return
+    rows = [
+        (
+            device.name,
+            "yes" if device.available else "no",
+            device.backend,
+            device.description,
+            device.reason + (f" ({device.remedy})" if device.remedy else ""),
+        )
+        for device in found
+    ]
+    new_console().print(new_table(("device", "available", "backend", "description", "why not"), rows))
+
+
+def _report_devices(model: str, *, as_json: bool) -> None:
+    """Text that can be pasted as it is."""
+    from embedllm.device_report import machine, trials
+
+    package = open_folder(model)
+    facts = {**machine(), "model": package.name}
+    found = []
+    if not as_json:
+        click.echo("\n".join(f"{key}: {value}" for key, value in facts.items()))
+    for trial in trials(package, lambda name: note(f"running on {name} ...")):
+        found.append(trial)
+        if not as_json:
+            click.echo(_trial_text(trial))
+    if as_json:
+        click.echo(json.dumps({"machine": facts, "devices": [dataclasses.asdict(trial) for trial in found]}))
+
+
+def _trial_text(trial: Trial) -> str:
+    lines = [f"\n{trial.device.name}: {trial.device.backend}, {trial.device.description}".rstrip(", ")]
+    lines += [f"  {key}: {value}" for key, value in trial.facts.items()]
+    if trial.error:
+        return "\n".join([*lines, f"  not run: {trial.error}"])
+    return "\n".join(
+        [
+            *lines,
+            f"  load {trial.load_s:.1f} s, first run {trial.first_s:.1f} s",
+            f"  prefill {trial.prefill_tokens_s:.1f} tokens/s, decode {trial.decode_tokens_s:.1f} tokens/s",
+            f"  logits differ from the reference's by at most {trial.max_difference:.3g} of {trial.max_logit:.3g}",
+            f"  {trial.same_tokens} greedy tokens are the reference's",
+        ]
+    )
