@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,8 +113,17 @@ def devices() -> list[Device]:
     found: list[Device] = []
     for target in targets:
         if name := _name(target):
-            description = str(core().get_property(target, "FULL_DEVICE_NAME"))
-            found.append(Device(name=name, backend=backend, description=description, available=True))
+            description, lack = "", ""
+            try:
+                description = str(core().get_property(target, "FULL_DEVICE_NAME"))
+            except RuntimeError as error:  # a device whose driver does not answer
+                lack = f"OpenVINO lists it, but it does not tell its name ({reason(error)})"
+            remedy = "update its driver: docs/devices.md" if lack else ""
+            found.append(
+                Device(
+                    name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy
+                )
+            )
     lack = "" if "CPU" in targets else "OpenVINO has no CPU plugin here"
     checking = "the NPU's static shapes, run on the CPU; for checking"
     found.append(Device(name="npu-on-cpu", backend=backend, description=checking, available=not lack, reason=lack))
@@ -143,7 +153,10 @@ def _name(target: str) -> str:
 
 def facts(name: str) -> dict[str, str]:
     """What OpenVINO tells of a device that a report should have."""
-    target = "NPU" if name == "npu" else "CPU" if name == "npu-on-cpu" else target_of(name)
+    return _facts_of({"npu": "NPU", "npu-on-cpu": "CPU"}.get(name) or target_of(name))
+
+
+def _facts_of(target: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in _FACTS:
         try:
@@ -340,14 +353,9 @@ def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool
     if plugin == "CPU" and (count := threads or compute_threads()):
         chosen["INFERENCE_NUM_THREADS"] = count
     if plugin == "GPU":  # minutes to compile
-        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, _driver(target)))
+        driver = sha256(repr(_facts_of(target)).encode()).hexdigest()[:16]
+        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, driver))
     return chosen
-
-
-def _driver(target: str) -> str:
-    """What a compiled model of a GPU depends on besides OpenVINO: the device and its driver."""
-    properties = ("FULL_DEVICE_NAME", "GPU_UARCH_VERSION", "DEVICE_ID")
-    return "-".join(str(core().get_property(target, name)) for name in properties)
 
 
 def _cut_logits(model: ov.Model, layers: int) -> None:

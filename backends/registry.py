@@ -37,6 +37,7 @@ class Driver:
 
     open: Callable[[Choices], Engine]
     dialect: str | None  # of the graph that it runs; None: it reads the weights itself
+    shares: bool = True  # its sessions give their KV away and take that of others
 
 
 def devices() -> list[Device]:
@@ -169,9 +170,9 @@ def _open_pair(
 # by what a device's name begins with
 _DRIVERS = {
     "cpu": Driver(_open_ort, FLOAT32.name),
-    "npu": Driver(_open_npu, OPENVINO),
+    "npu": Driver(_open_npu, OPENVINO, shares=False),
     "openvino": Driver(_open_ov, OPENVINO),
-    "reference": Driver(_open_reference, None),
+    "reference": Driver(_open_reference, None, shares=False),
 }
 _OPENVINO_NAMES = tuple(name for name, driver in _DRIVERS.items() if driver.dialect == OPENVINO)
 _FREE = "openvino:"  # a target in OpenVINO's own words follows
@@ -184,11 +185,14 @@ def _driver(name: str) -> Driver:
 def _pair(name: str, by_name: dict[str, Device]) -> Device:
     """Two devices as one, available when both are."""
     halves = [by_name.get(half) for half in name.split(PAIR)]
-    lacks = [
-        (half, device.reason if device else "not found", device.remedy if device else "")
-        for half, device in zip(name.split(PAIR), halves, strict=True)
-        if device is None or not device.available
-    ]
+    lacks: list[tuple[str, str, str]] = []
+    for half, device in zip(name.split(PAIR), halves, strict=True):
+        if device is None:
+            lacks.append((half, "not found", ""))
+        elif not device.available:
+            lacks.append((half, device.reason, device.remedy))
+        elif not _driver(half).shares:
+            lacks.append((half, "its KV can be neither taken out nor put in", "use that device alone"))
     return Device(
         name=name,
         backend=" + ".join(device.backend for device in halves if device),

@@ -48,8 +48,9 @@ class SplitSession:
 
     def __init__(self, engine: SplitEngine, capacity: int) -> None:
         self.position = 0
-        self._reads = _movable(engine.reads.open(), engine.reads)
-        self._makes = _movable(engine.makes.open(capacity), engine.makes)
+        # of these engines, sessions that move their state: the registry pairs no others
+        self._reads = cast("_Movable", engine.reads.open())
+        self._makes = cast("_Movable", engine.makes.open(capacity))
 
     @property
     def capacity(self) -> int:
@@ -95,17 +96,6 @@ class SplitSession:
 
 class _Movable(Session, MovesState, Protocol):
     """What both halves must be."""
-
-
-def _movable(session: Session, engine: Engine) -> _Movable:
-    if not isinstance(session, MovesState):
-        session.close()
-        lack = "its KV can be neither taken out nor put in"
-        raise DeviceUnavailable(
-            f"'{engine.device.name}' cannot share a sequence with another device: {lack}.",
-            [(engine.device.name, lack, "use the device alone")],
-        )
-    return cast("_Movable", session)  # engines open Sessions, and this one moves its state
 
 
 def _catch_up(session: _Movable, other: _Movable) -> None:

@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from embedllm.chat import JSON
 
 C = TypeVar("C", bound=Callable[..., object])
+_SLOW_S = 5.0
 _DEBUG = "embedllm.debug"  # keys of the click context
 _VERBOSE = "embedllm.verbose"
 
@@ -60,7 +63,12 @@ class Settings:
         """Loads the model, once the other options were seen to make sense."""
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         device = self.device.split(",") if self.device and "," in self.device else self.device
-        return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact, openvino=self.openvino)
+        with _saying_after(
+            _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
+        ):
+            return embedllm.load(
+                self.model, device=device, threads=self.threads, exact=self.exact, openvino=self.openvino
+            )
 
     def sampled(self, defaults: Sampling) -> Sampling:
         """The model's own sampling with what was given; says so when an option has no effect."""
@@ -69,6 +77,18 @@ class Settings:
         if sampling.temperature == 0 and idle:
             note(f"{', '.join(idle)}: without effect at temperature 0; add --temperature 0.7, say.")
         return sampling
+
+
+@contextmanager
+def _saying_after(seconds: float, text: str) -> Iterator[None]:
+    """A note when the block takes long."""
+    timer = threading.Timer(seconds, note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def note(text: str) -> None:
