@@ -38,6 +38,7 @@ _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with t
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of a repository.")
 @click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
+@click.option("--openvino-tokenizer", is_flag=True, help="Write what openvino-genai needs besides the model.")
 @click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the folder.")
@@ -56,6 +57,7 @@ def export(
     revision: str | None,
     exact: bool,
     verify: bool,
+    openvino_tokenizer: bool,
     replace: bool,
     quiet: bool,
     as_json: bool,
@@ -83,7 +85,16 @@ def export(
     started = time.perf_counter()
     try:
         with _progress_bar(is_shown=not quiet) as on_progress:
-            convert(source, out, recipe, revision=revision, replace=replace, verify=verify, on_progress=on_progress)
+            convert(
+                source,
+                out,
+                recipe,
+                revision=revision,
+                replace=replace,
+                verify=verify,
+                openvino_tokenizer=openvino_tokenizer,
+                on_progress=on_progress,
+            )
     except KeyboardInterrupt:
         note(f"'{out}' is as it was before.")
         raise

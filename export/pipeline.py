@@ -24,6 +24,7 @@ from embedllm.export.dialects import FLOAT16, FLOAT32, OPENVINO
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
+from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.stream import check_source, write_weights
@@ -45,6 +46,7 @@ def convert(
     revision: str | None = None,
     replace: bool = False,
     verify: bool = False,
+    openvino_tokenizer: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
     """Exports a model into a package folder and returns that folder.
@@ -53,6 +55,7 @@ def convert(
     revision: branch, tag or commit of a repository.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
+    openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
     out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
@@ -60,6 +63,8 @@ def convert(
         out = out.resolve()
     recipe = recipe or Recipe()
     _check_place(out, replace)
+    if openvino_tokenizer:
+        check_installed()
     location = locate(source, revision)
     reader = HuggingFaceSource(location)
     try:
@@ -71,6 +76,9 @@ def convert(
         with _appears_whole(out, decided.layout.size) as partial:
             facts = _facts(location, recipe, tokens, out.name)
             _copy(texts, partial)
+            if openvino_tokenizer:
+                write_tokenizer(location.folder, partial)
+                link_weights(partial)  # now, so that a disk without links is known before the weights are written
             _write(reader, decided, recipe, partial, facts, on_progress)
             if verify:
                 from embedllm.export.verify import verify_folder
@@ -112,6 +120,7 @@ def _write(
     (partial / openvino_graph.FILE).write_text(model, encoding="utf-8", newline="\n")
     on_progress(Progress("graphs", len(dialects) + 1, len(dialects) + 1))
     files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
+    files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
     manifest = {
         **facts,
         "context": decided.decoder.context,

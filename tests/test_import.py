@@ -27,7 +27,8 @@ HOMES = {
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
-    "openvino": ("embedllm.backends.ov",),
+    "openvino": ("embedllm.backends.ov", "embedllm.export.openvino_tokenizer"),
+    "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
     "platformdirs": ("embedllm.backends.ov",),
     "psutil": ("embedllm.backends.split",),
     "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
@@ -35,6 +36,7 @@ HOMES = {
     "onnxruntime": ("embedllm.backends.ort",),
     "rich": ("embedllm.cli",),
     "tokenizers": ("embedllm.text",),
+    "transformers": ("embedllm.export.openvino_tokenizer",),
 }
 
 
