@@ -79,7 +79,7 @@ def compile_folder(
         if cut_logits:
             _cut_logits(model, len(package.decoder.layers))
         return runtime.compile_model(model, target, properties)
-    except RuntimeError as error:
+    except (RuntimeError, KeyError) as error:  # KeyError: a model without the layers that are cut
         raise DeviceError(f"OpenVINO {version()} cannot load '{path}' on {target}: {reason(error)}") from error
 
 
@@ -341,7 +341,7 @@ def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool
     chosen: dict[str, object] = {"PERFORMANCE_HINT": options.hint.upper()}
     plugin = target.partition(".")[0]
     if plugin not in ("CPU", "GPU"):
-        return chosen | ({"EXECUTION_MODE_HINT": "ACCURACY"} if exact else {})
+        return chosen | (EXACT if exact else {})
     wishes = {
         "INFERENCE_PRECISION_HINT": options.precision,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,
