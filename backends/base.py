@@ -92,7 +92,11 @@ class Session(Protocol):
     """One sequence on one device: its KV cache and how far it has come."""
 
     position: int  # tokens held
-    capacity: int  # most it can hold without taking more memory; grows in steps up to the context
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens it can hold without taking more memory; grows in steps up to the context."""
+        ...
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Append at least one token; the logits after the last of them, valid until the next feed.
