@@ -350,6 +350,24 @@ def test_unknown_values_are_refused_with_the_known_ones(arguments: list[str], al
     assert allowed in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "group"),
+    [(["--target", "npu"], 128), (["--target", "npu", "--group", "64"], 64), ([], 32), (["--group", "256"], 256)],
+)
+def test_a_target_sets_what_was_not_said(options: list[str], group: int, checkpoint: str, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assert embed("export", checkpoint, str(out), "--quiet", *options).exit_code == 0
+    (packing,) = json.loads(embed("inspect", str(out), "--json").stdout)["packing"]
+    assert (packing["bits"], packing["group"], packing["symmetric"]) == (4, group, True)
+
+
+def test_the_npu_takes_no_zero_points(tmp_path: Path) -> None:
+    result = embed("export", "source", str(tmp_path / "out"), "--target", "npu", "--asymmetric")
+    assert result.exit_code == 2
+    assert "--target npu and --asymmetric" in result.stderr
+    assert embed("export", "source", str(tmp_path / "out"), "--target", "gpu").exit_code == 2
+
+
 def test_no_weight_is_lost_between_the_options_and_the_recipe(checkpoint: str, tmp_path: Path) -> None:
     """A tied model refuses two widths for its one table: the option arrived."""
     result = embed("export", checkpoint, str(tmp_path / "out"), "--embedding-bits", "8", "--lm-head-bits", "16")

@@ -7,13 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from onnx import TensorProto, helper
 
 from embedllm.describe import Description, Share, describe_package, memory, shares
-from embedllm.describe_graphs import check_model
+from embedllm.describe_graphs import check_ir, check_model
 from embedllm.export import Recipe
+from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, open_package
 from embedllm.tensorfile import Tensor, TensorFile, read_header
 
@@ -187,6 +189,63 @@ def test_a_weight_hidden_in_a_constant_node_is_found() -> None:
     node = helper.make_node("Constant", [], ["y"], value=hidden)
     _, problems = check_model(helper.make_model(helper.make_graph([node], "g", [], [])), HEADER, 200)
     assert problems[0].startswith("'hidden' is stored in the graph itself")
+
+
+def ir(data: str) -> ElementTree.Element:
+    """An OpenVINO model of one constant, and of a layer that is none."""
+    other = '<layer id="1" name="y" type="Add"><data offset="-1" size="x"/></layer>'
+    constant = f'<layer id="0" name="x" type="Const">{data}</layer>'
+    return ElementTree.fromstring(f"<net><layers>{constant}{other}</layers></net>")
+
+
+# as HEADER, with small constants behind it: bytes 200 to 240
+WITH_CONSTANTS = TensorFile({**HEADER.tensors, CONSTANTS: Tensor(Path(WEIGHTS), "U8", (40,), 200, 40)}, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "weights", "problem"),
+    [
+        ('<data offset="100" size="10"/>', 1, None),
+        ('<data offset="100" size="30"/>', 1, None),  # two neighbours as one
+        ('<data offset="200" size="40"/>', 0, None),  # what is no weight is not counted
+        ('<data offset="208" size="8"/>', 0, None),  # any part of the small ones
+        ('<data offset="232" size="16"/>', 0, "'x' ends at byte 248; weights.safetensors has 240"),
+        ('<data offset="196" size="8"/>', 1, "'x' is bytes 196 to 204, which are no whole tensors"),
+        ('<data offset="105" size="10"/>', 1, "'x' is bytes 105 to 115, which are no whole tensors"),
+        ('<data offset="100" size="9"/>', 1, "'x' is bytes 100 to 109, which are no whole tensors"),
+        ('<data offset="240" size="1"/>', 0, "'x' ends at byte 241; weights.safetensors has 240"),
+        ('<data offset="-8" size="10"/>', 0, "'x' has no offset and length"),
+        ('<data offset="100"/>', 0, "'x' has no offset and length"),
+        ("", 0, "'x' has no offset and length"),
+    ],
+)
+def test_an_openvino_model_is_held_to_whole_tensors_too(data: str, weights: int, problem: str | None) -> None:
+    spans, problems = check_ir(ir(data), WITH_CONSTANTS, 240)
+    assert problems == ((problem,) if problem else ())
+    assert len(spans) == weights
+
+
+@pytest.mark.parametrize("text", ["", "<net", "no xml"])
+def test_an_openvino_model_that_is_no_xml_is_a_problem(text: str, tiny_package: MakePackage, tmp_path: Path) -> None:
+    folder = copy(tiny_package(), tmp_path)
+    path = folder / "openvino_model.xml"
+    path.write_text(text.ljust(path.stat().st_size))
+    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.dialect == "openvino")
+    assert (graph.weights, graph.unused_bytes) == (None, None)
+    assert graph.problems[0].startswith("cannot be read as XML: ")
+
+
+def test_a_moved_constant_of_an_export_is_found(tiny_package: MakePackage, tmp_path: Path) -> None:
+    folder = copy(tiny_package(), tmp_path)
+    path, header = folder / "openvino_model.xml", read_header(folder / WEIGHTS)
+    offset = header.tensors["embedding.weight"].offset
+    text = path.read_text()
+    assert f'offset="{offset}"' in text
+    path.write_text(text.replace(f'offset="{offset}"', f'offset="{offset + 1}"'))
+    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.dialect == "openvino")
+    assert len(graph.problems) == 2  # of the embedding, and of the head that is tied to it
+    assert all(problem.endswith("which are no whole tensors") for problem in graph.problems)
+    assert graph.unused_bytes  # the table that nothing reads now
 
 
 def copy(folder: Path, to: Path) -> Path:

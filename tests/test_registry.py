@@ -1,0 +1,127 @@
+"""Which names stand for a device, what is imported for it, and what a missing OpenVINO says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import embedllm
+from embedllm.backends import registry
+from embedllm.backends.base import Device
+from embedllm.errors import DeviceUnavailable
+from embedllm.package import Package, open_package
+
+MakePackage = Callable[..., Path]
+PIP = 'pip install "embedllm[openvino]"'
+
+
+@pytest.fixture(scope="module")
+def package(tiny_package: MakePackage) -> Package:
+    return open_package(tiny_package())
+
+
+def found(package: Package, *wishes: str) -> dict[str, Device]:
+    return {device.name: device for device in registry.devices_for(package, wishes)}
+
+
+def python(code: str, *arguments: str) -> str:
+    """What a fresh process prints, whose OpenVINO has not been looked for."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["openvino:AUTO", "openvino:HETERO:GPU,CPU", "openvino:CPU"])
+def test_a_target_in_openvinos_words_is_a_device(name: str, package: Package) -> None:
+    device = found(package, name)[name]
+    assert device.available
+    assert device.description == f"OpenVINO's {name.removeprefix('openvino:')}"
+    assert device.backend.startswith("openvino 20")
+    assert name not in found(package)
+
+
+def test_a_pair_is_available_when_both_are(package: Package) -> None:
+    pair = found(package, "openvino+cpu")["openvino+cpu"]
+    assert (pair.available, pair.reason) == (True, "")
+    assert " + onnxruntime " in pair.backend
+    assert found(package, "cpu+openvino:AUTO")["cpu+openvino:AUTO"].available
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tpu+cpu", "'tpu': not found"),
+        ("tpu+xpu", "'tpu': not found; 'xpu': not found"),
+        ("npu-on-cpu+cpu", "'npu-on-cpu': its KV can be neither taken out nor put in"),
+    ],
+)
+def test_a_pair_says_which_half_lacks_what(name: str, reason: str, package: Package) -> None:
+    pair = found(package, name)[name]
+    assert (pair.available, pair.reason) == (False, reason)
+
+
+@pytest.mark.parametrize("name", ["tpu", "openvino-tpu", "cpu+openvino+cpu", "openvin"])
+def test_an_unknown_name_is_refused(name: str, package: Package) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"not found by .*onnxruntime"):
+        embedllm.load(package.folder, device=name)
+
+
+def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
+    graphs = [graph for graph in package.manifest["graphs"] if graph["dialect"] != "openvino"]  # type: ignore[attr-defined]
+    older = Package(package.folder, {**package.manifest, "graphs": graphs})
+    lack = "'package' has no 'openvino' graph (it has 'generic-float32', 'generic-float16')"
+    devices = found(older, "openvino", "openvino+cpu", "openvino:AUTO")
+    for name in ("openvino", "npu-on-cpu", "openvino:AUTO"):
+        assert (devices[name].reason, devices[name].remedy) == (lack, "export the model again")
+    assert devices["openvino+cpu"].reason == f"'openvino': {lack}"
+    assert devices["cpu"].available
+    with pytest.raises(DeviceUnavailable, match="'openvino' cannot run this model: 'package' has no 'openvino' graph"):
+        registry.open_engine(older, found(package, "openvino")["openvino"])
+
+
+def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(package: Package) -> None:
+    devices = found(package, "openvino+cpu", "cpu+openvino", "openvino+openvino:AUTO")
+    rounding = {name for name, device in devices.items() if registry.runs_graphs(device)}
+    assert {"cpu", "openvino+cpu", "cpu+openvino"} <= rounding
+    assert not {"openvino", "reference", "npu-on-cpu", "openvino+openvino:AUTO"} & rounding
+
+
+# --- what is imported, in processes of their own
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_openvino_is_not_loaded_for_others(device: str, package: Package) -> None:
+    code = (
+        "import sys, embedllm\n"
+        "embedllm.load(sys.argv[1], device=sys.argv[2]).generate('a', max_tokens=1)\n"
+        "print('openvino' in sys.modules)"
+    )
+    assert python(code, str(package.folder), device) == "False"
+    assert python(code, str(package.folder), "openvino") == "True"
+
+
+def test_without_openvino_its_devices_say_what_to_install(package: Package) -> None:
+    code = (
+        "import sys; sys.modules['openvino'] = None\n"
+        "import embedllm\n"
+        "for one in embedllm.devices(): print(one.name, one.available, one.reason, one.remedy, sep='|')\n"
+        "for name in ('openvino', 'npu', 'openvino:AUTO', 'cpu+openvino'):\n"
+        "    try: embedllm.load(sys.argv[1], device=name)\n"
+        "    except embedllm.DeviceUnavailable as error: print(error)\n"
+        "print(embedllm.load(sys.argv[1]).device.name)\n"
+    )
+    lines = python(code, str(package.folder)).splitlines()
+    listed = {line.split("|")[0]: line.split("|")[1:] for line in lines if "|" in line}
+    for name in ("openvino", "openvino-gpu", "npu", "npu-on-cpu"):
+        available, reason, remedy = listed[name]
+        assert (available, remedy) == ("False", PIP)
+        assert reason.startswith("OpenVINO cannot be imported (")
+    assert listed["cpu"][0] == "True"
+    *refusals, last = lines[len(listed) :]
+    assert len(refusals) == 4
+    assert all(PIP in refusal and "cannot be imported" in refusal for refusal in refusals)
+    assert last == "cpu"  # what "auto" takes
