@@ -16,6 +16,9 @@ class Dialect:
     float_kernels: frozenset[int]  # bits for which accuracy_level 0 is a kernel, not an unpacking at every call
     norm_in_attention: bool  # GroupQueryAttention applies the q and k norms itself (CUDA, WebGPU; not the CPU)
     bias_in_matmul: bool  # MatMulNBits adds the bias itself
+    # GatherBlockQuantized looks up quantized embeddings. Else standard operators do, which any reader of ONNX has:
+    # OpenVINO's takes that operator only with scales that are constants in the type of the activations
+    gathers_blocks: bool
 
     def multiplies(self, bits: int) -> bool:
         """Whether MatMulNBits is the way to multiply by matrices of that many bits."""
@@ -30,6 +33,7 @@ FLOAT32 = Dialect(
     float_kernels=frozenset({4}),  # 8 bits: 20 ms instead of 0.3 for a 2048 x 2048 product, ONNX Runtime 1.31
     norm_in_attention=False,
     bias_in_matmul=True,
+    gathers_blocks=False,
 )
 FLOAT16 = Dialect(
     name="generic-float16",
@@ -39,6 +43,7 @@ FLOAT16 = Dialect(
     float_kernels=frozenset({4, 8}),
     norm_in_attention=True,
     bias_in_matmul=False,
+    gathers_blocks=True,
 )
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted

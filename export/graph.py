@@ -65,6 +65,12 @@ class Graph:
             self._initializers[name] = numpy_helper.from_array(array, name)
         return name
 
+    def number(self, value: float) -> str:
+        """One number in the type of the activations."""
+        name = f"constant.number.{value:g}"
+        self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
+        return name
+
     def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
         """An initializer over neighbouring entries of the weights file, joined along their first axis.
 

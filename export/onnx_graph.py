@@ -71,6 +71,9 @@ class _Emitter:
             weight = graph.stored([f"{table.name}.weight"])
             return graph.cast(graph.op("Gather", [weight, "input_ids"], "rows", axis=0), like=weight)
         stored_columns = packing.groups(table.columns) * packing.group
+        if not self.dialect.gathers_blocks:
+            rows = self.unpacked_rows(table, packing)
+            return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
         weight = graph.stored([f"{table.name}.weight"], shape=flat, name="embedding.rows.weight")
         zero = [] if packing.symmetric else [graph.stored([f"{table.name}.zero"])]
@@ -85,6 +88,46 @@ class _Emitter:
             quantize_axis=1,
         )
         return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
+
+    def unpacked_rows(self, table: Linear, packing: Packing) -> str:
+        """Rows of a quantized table by standard operators: packed rows are gathered, then unpacked."""
+        graph, groups = self.graph, packing.groups(table.columns)
+
+        def gathered(kind: str, shape: Sequence[int], *, name: str) -> str:
+            """[B, T, ...]; under a name and shape of its own, because the head may read the same bytes otherwise."""
+            entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"embedding.rows.{kind}")
+            return graph.op("Gather", [entry, "input_ids"], name, axis=0)
+
+        weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
+        values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")
+        if packing.symmetric:
+            zero = graph.cast(graph.constant(1 << packing.bits - 1))
+        else:
+            width = -(-groups * packing.bits // 8)
+            held = width * 8 // packing.bits  # a row ends with a whole byte
+            zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, held, 1], "zeros")
+            if held > groups:
+                bounds = [graph.constant(value) for value in (0, groups, 2)]
+                zero = graph.op("Slice", [zero, *bounds], "zeros.given")
+        scale = gathered("scale", [groups, 1], name="packed_scale")
+        scale = graph.op("Cast", [scale], "scales", to=FLOAT_TYPES[self.dialect.activations])
+        scaled = graph.op("Mul", [graph.op("Sub", [values, zero], "centred"), scale], "scaled")
+        return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group)], "rows")
+
+    def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
+        """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
+
+        By float arithmetic, which is exact here: OpenVINO 2026.4 rounds a right shift of bytes.
+        """
+        graph = self.graph
+        floats = graph.op("Cast", [packed], f"{name}.floats", to=FLOAT_TYPES[self.dialect.activations])
+        if packing.bits == 4:
+            sixteenth = graph.op("Mul", [floats, graph.number(1 / 16)], f"{name}.sixteenth")
+            high = graph.op("Floor", [sixteenth], f"{name}.high")
+            low = graph.op("Sub", [floats, graph.op("Mul", [high, graph.number(16)], f"{name}.rest")], f"{name}.low")
+            last = [graph.op("Unsqueeze", [part, graph.constant(-1)], f"{part}.apart") for part in (low, high)]
+            floats = graph.op("Concat", last, f"{name}.pairs", axis=-1)
+        return graph.op("Reshape", [floats, graph.constant(*shape)], name)
 
     def lengths(self) -> list[str]:
         """seqlens_k [B] and total_sequence_length [] from the attention mask, once for all layers."""

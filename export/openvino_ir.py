@@ -17,12 +17,13 @@ from embedllm.export.weights import CONSTANTS, Layout
 
 # element type -> how a port names it
 _PRECISIONS = {"f32": "FP32", "f16": "FP16", "i64": "I64", "i32": "I32", "u8": "U8", "u4": "U4", "boolean": "BOOL"}
-_NUMPY = {"f32": np.float32, "f16": np.float16, "i64": np.int64, "i32": np.int32, "u8": np.uint8}
+_NUMPY = {"f32": np.float32, "f16": np.float16, "i64": np.int64, "i32": np.int32, "u8": np.uint8, "boolean": np.bool_}
 _ALIGNMENT = 8  # bytes; the widest element of a small constant
 # the version of an operation that is meant; "opset1" where it has only one that we know
 _VERSIONS = {
-    "Assign": "opset6", "Broadcast": "opset3", "Gather": "opset8", "Range": "opset4", "ReadValue": "opset6",
-    "ScaledDotProductAttention": "opset13", "ShapeOf": "opset3", "Slice": "opset8", "Swish": "opset4",
+    "Assign": "opset6", "BitwiseAnd": "opset13", "Broadcast": "opset3", "CumSum": "opset3", "Gather": "opset8",
+    "Range": "opset4", "ReadValue": "opset6", "ScaledDotProductAttention": "opset13", "ShapeOf": "opset3",
+    "Slice": "opset8", "Swish": "opset4",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import embedllm
 from embedllm.backends import npu, ov
-from embedllm.backends.npu import NpuEngine
+from embedllm.backends.npu import NpuEngine, NpuSession
 from embedllm.backends.ov import cache_folder, version
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
@@ -88,6 +88,33 @@ def test_any_pieces_give_the_logits_of_openvino(lengths: list[int], folder: Path
         piece = tokens[session.position : end]
         np.testing.assert_allclose(values(session.feed(piece)), values(plain.feed(piece)), atol=ATOL)
         assert session.position == end
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([10, 1], [(0, 10), (10, 11)]),
+        ([10, 20], [(0, 10), (10, 18), (18, 26), (26, 30)]),  # in steps of eight
+        ([10, 33], [(0, 10), (0, 43)]),  # more than four steps: all is read anew, while the prompt model can
+        ([20, 45], [(0, 20), (20, 28), (28, 36), (36, 44), (44, 52), (52, 60), (60, 65)]),
+        ([70], [(0, 64), (64, 70)]),
+    ],
+)
+def test_what_comes_after_a_prompt_is_read_by_the_cheaper_way(
+    lengths: list[int], expected: list[tuple[int, int]], engine: NpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    infer = NpuSession._infer
+
+    def noted(self: NpuSession, tokens: list[int], start: int, stop: int) -> np.ndarray:
+        seen.append((start, stop))
+        return infer(self, tokens, start, stop)
+
+    monkeypatch.setattr(NpuSession, "_infer", noted)
+    session = engine.open()
+    for length in lengths:
+        session.feed(some_tokens(length))
+    assert seen == expected
 
 
 def test_rewind_then_feed_equals_a_fresh_session(folder: Path, engine: NpuEngine) -> None:

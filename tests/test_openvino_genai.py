@@ -193,17 +193,13 @@ def test_both_backends_give_the_same_greedy_tokens(family: str, config: Mapping[
     assert genai_tokens(folder, "CPU", SDPA) == ours
 
 
-def lost(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 @pytest.mark.peer
 @pytest.mark.parametrize(
     ("device", "properties"),
     [
         pytest.param("CPU", SDPA, id="sdpa"),
-        pytest.param("CPU", EXACT, id="paged", marks=lost("PagedAttention (2026.4) tells windows by the mask's form")),
-        pytest.param("NPU", NPUW, id="npu", marks=lost("the mask counts places, between which NPUW leaves gaps")),
+        pytest.param("CPU", EXACT, id="paged"),
+        pytest.param("NPU", NPUW, id="npu"),
     ],
 )
 def test_a_window_is_kept(device: str, properties: Mapping[str, object], tmp_path: Path) -> None:
