@@ -131,6 +131,13 @@ def test_any_order_of_feeds_and_rewinds_holds_the_right_tokens(steps: list[tuple
         assert max(reads.position, makes.position) == len(held)
 
 
+def test_an_imported_state_is_held_where_tokens_are_made() -> None:
+    session, reads, makes = pair()
+    session.feed(LONG)
+    session.import_state([(np.array([[[7.0], [8.0]]], np.float32),) * 2])
+    assert (session.position, makes.tokens, reads.tokens) == (LEAST + 2, [*LONG, 7, 8], [])
+
+
 @pytest.mark.parametrize("position", [-1, 4])
 def test_a_rewind_goes_back_only(position: int) -> None:
     session, *_ = pair()
