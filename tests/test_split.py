@@ -134,7 +134,8 @@ def test_any_order_of_feeds_and_rewinds_holds_the_right_tokens(steps: list[tuple
 def test_an_imported_state_is_held_where_tokens_are_made() -> None:
     session, reads, makes = pair()
     session.feed(LONG)
-    session.import_state([(np.array([[[7.0], [8.0]]], np.float32),) * 2])
+    keys = np.array([[[7.0], [8.0]]], np.float32)
+    session.import_state([(keys, keys)])
     assert (session.position, makes.tokens, reads.tokens) == (LEAST + 2, [*LONG, 7, 8], [])
 
 
