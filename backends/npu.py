@@ -58,8 +58,9 @@ class NpuEngine:
         start = time.monotonic()
         _log.info(
             "compiling '%s' for %s: prompts of %d tokens, %d in all; takes up to minutes once, and then lies in %s",
-            package.name, device.name, self.prompt, self.context, properties["CACHE_DIR"],
+            package.name, device.name, self.prompt, self.context, properties.get("CACHE_DIR", "no cache"),
         )  # fmt: skip
+        self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests
         self._compiled = compile_folder(package, graph, "NPU", properties, cut_logits=False)
         _log.info("compiled in %.1f s", time.monotonic() - start)
 
@@ -77,7 +78,7 @@ class NpuEngine:
 
 
 class NpuSession:
-    """One sequence. The wrapper cannot rewind: after that, what is kept is computed again with the next feed."""
+    """One sequence. After a rewind, or when another one was fed between, all is computed again with the next feed."""
 
     def __init__(self, engine: NpuEngine) -> None:
         self.position = 0
@@ -85,6 +86,7 @@ class NpuSession:
         self._remedy = engine.remedy
         self._vocabulary = engine.package.decoder.vocabulary
         self._prompt = engine.prompt
+        self._engine = engine
         self._request = engine.compiled.create_infer_request()
         self._tokens: list[int] = []
         self._held = 0  # tokens that the wrapper holds, which are the first of `_tokens`; 0 after a rewind
@@ -100,6 +102,9 @@ class NpuSession:
             limit=self._limit,
             remedy=self._remedy,
         )
+        if self._engine.holder is not self:
+            self._held = 0
+            self._engine.holder = self
         everything = [*self._tokens, *tokens]
         end = len(everything)
         start = self._held
@@ -125,6 +130,8 @@ class NpuSession:
 
     def close(self) -> None:
         self._request = None
+        if self._engine.holder is self:
+            self._engine.holder = None
         self._tokens.clear()
         self.position = self._held = 0
 
@@ -183,7 +190,8 @@ def _properties(
     if on_cpu:
         chosen |= {"NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
         chosen |= {key: EXACT[key] for key in ("INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE") if exact}
-    chosen["CACHE_DIR"] = os.fspath(cache_folder(options, "NPU", driver))
+    if not exact:  # what is read from the cache forgets that it was
+        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, "NPU", driver))
     return chosen
 
 

@@ -196,6 +196,7 @@ class OvEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT
         options = options or OpenVINOOptions()
+        self.last = 0  # tokens of the last whole step, of any session
         self._compiled: ov.CompiledModel | None = compile_folder(
             package, graph, target, _properties(target, options, threads, exact), cut_logits=True
         )
@@ -209,6 +210,17 @@ class OvEngine:
     def open(self, capacity: int = 0) -> OvSession:
         return OvSession(self)
 
+    def settle(self, cancelled: int) -> None:
+        """To be called when a step of so many tokens was cancelled.
+
+        All requests share one graph in the plugin (2026.4). After a cancelled step part of it is left with that step's
+        shapes and takes those of the last whole step for current, so that one of the same size would fail. A step of
+        another size puts it right.
+        """
+        other = next(count for count in (1, 2, 3) if count not in (cancelled, self.last))
+        self.compiled.create_infer_request().infer(_inputs([0] * other, 0, -1))
+        self.last = other
+
     def close(self) -> None:
         self._compiled = None
 
@@ -218,14 +230,14 @@ class OvSession:
 
     def __init__(self, engine: OvEngine) -> None:
         self.position = 0
+        self._engine = engine
         self._context = engine.context
         self._decoder = engine.package.decoder
         self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed
         self._request: ov.InferRequest | None = engine.compiled.create_infer_request()
         self._states = self._by_layer(self._request)
-        self._ones = np.ones((1, 0), np.int64)
-        self._beam = np.zeros(1, np.int32)
         self._stopping = False
+        self._cancelled = False  # the running step was, even if nobody wants that any more
 
     @property
     def capacity(self) -> int:
@@ -247,6 +259,7 @@ class OvSession:
         self._stopping = stop
         request = self._request
         if stop and request is not None:
+            self._cancelled = True
             request.cancel()
 
     def close(self) -> None:
@@ -282,26 +295,21 @@ class OvSession:
             raise Interrupted
         self._cut()
         start, end = self.position, self.position + len(tokens)
-        if end > self._ones.shape[1]:
-            self._ones = np.ones((1, max(end, 2 * start)), np.int64)
-        inputs = {
-            "input_ids": np.array([tokens], np.int64),
-            "attention_mask": self._ones[:, :end],
-            "position_ids": np.arange(start, end, dtype=np.int64)[None],
-            "beam_idx": self._beam,
-            "logits_from": np.array([logits_from], np.int64),
-        }
         self._held = -1
+        self._cancelled = False
         try:
-            self._request.start_async(inputs)
+            self._request.start_async(_inputs(tokens, start, logits_from))
             if self._stopping:  # asked for before there was anything to cancel
+                self._cancelled = True
                 self._request.cancel()
             self._request.wait()
         except RuntimeError as error:
-            if self._stopping:
+            if self._cancelled:
+                self._engine.settle(len(tokens))
                 raise Interrupted from error
             raise DeviceError(f"OpenVINO failed at position {start}: {reason(error)}") from error
         self.position = self._held = end
+        self._engine.last = len(tokens)
         return self._request.get_output_tensor(0).data
 
     def _cut(self) -> None:
@@ -327,6 +335,17 @@ class OvSession:
         return [(found[index, "key"], found[index, "value"]) for index in range(len(self._decoder.layers))]
 
 
+def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
+    end = start + len(tokens)
+    return {
+        "input_ids": np.array([tokens], np.int64),
+        "attention_mask": np.ones((1, end), np.int64),
+        "position_ids": np.arange(start, end, dtype=np.int64)[None],
+        "beam_idx": np.zeros(1, np.int32),
+        "logits_from": np.array([logits_from], np.int64),
+    }
+
+
 def _held(variable: ov.VariableState) -> np.ndarray:
     """A copy of what a variable holds, [kv heads, T, D]."""
     return variable.state.data[0]
@@ -340,8 +359,6 @@ def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool
     """The options in OpenVINO's words, for one device or for several behind one name (AUTO, HETERO)."""
     chosen: dict[str, object] = {"PERFORMANCE_HINT": options.hint.upper()}
     plugin = target.partition(".")[0]
-    if plugin not in ("CPU", "GPU"):
-        return chosen | (EXACT if exact else {})
     wishes = {
         "INFERENCE_PRECISION_HINT": options.precision,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PRECISIONS = ("f32", "f16", "bf16")
-_KV_TYPES = ("f32", "f16", "bf16", "u8", "u4")
+_KV_TYPES = ("f32", "f16", "bf16", "u8")  # not u4: rewinding it corrupts memory (OpenVINO 2026.4)
 _HINTS = ("latency", "throughput")
 
 
@@ -21,7 +21,7 @@ class OpenVINOOptions:
     rounding_group: int | None = (
         None  # values that share a scale when f32 activations are rounded to int8; 0: not rounded
     )
-    kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8", "u4"
+    kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8"
     hint: str = "latency"  # or "throughput": streams for several sequences at once
     cache: Path | None = None  # folder for compiled models; None: in the user's cache folder
     prompt: int = (

@@ -15,7 +15,7 @@ from tests.test_cli import embed
     ("given", "message"),
     [
         ({"precision": "int8"}, "precision is 'int8'; expected one of f32, f16, bf16."),
-        ({"kv": "u2"}, "kv is 'u2'; expected one of f32, f16, bf16, u8, u4."),
+        ({"kv": "u4"}, "kv is 'u4'; expected one of f32, f16, bf16, u8."),
         ({"hint": "speed"}, "hint is 'speed'; expected one of latency, throughput."),
         ({"prompt": 0}, "prompt is 0; expected a number of tokens, at least 1."),
         ({"prompt": "64"}, "prompt is '64'; expected a number of tokens, at least 1."),
@@ -71,7 +71,7 @@ def test_without_the_option_nothing_is_chosen(given: list[OpenVINOOptions | None
         ("speed=1", "'speed=1': expected KEY=VALUE with one of the keys precision,"),
         ("kv", "'kv': expected KEY=VALUE"),
         ("=1", "'=1': expected KEY=VALUE"),
-        ("kv=u2", "kv is 'u2'; expected one of f32, f16, bf16, u8, u4."),
+        ("kv=u4", "kv is 'u4'; expected one of f32, f16, bf16, u8."),
         ("prompt=many", "prompt is 'many'; expected a number of tokens, at least 1."),
         ("prompt=-3", "prompt is '-3'; expected a number of tokens, at least 1."),
     ],

@@ -35,7 +35,6 @@ SETTINGS = {
     "exact (float32, KV float32)": None,
     "the plugin's choice": OpenVINOOptions(),
     "the plugin's choice, KV float16": OpenVINOOptions(kv="f16"),
-    "the plugin's choice, KV 4 bits": OpenVINOOptions(kv="u4"),
     "float32, rounded in groups of the weights": OpenVINOOptions(precision="f32"),
     "float32, not rounded": OpenVINOOptions(precision="f32", rounding_group=0),
     "float32, not rounded, KV float16": OpenVINOOptions(precision="f32", rounding_group=0, kv="f16"),
