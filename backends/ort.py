@@ -39,13 +39,13 @@ _QUIET = 4  # log severity "fatal": errors are raised here, and a library does n
 
 
 def devices() -> list[Device]:
-    """What ONNX Runtime can run on here, and what it has that this version does not drive."""
+    """What ONNX Runtime can run on here, CUDA aside, and what it has that this version does not drive."""
     backend = f"onnxruntime {ort.__version__}"
     found = [Device(name="cpu", backend=backend, description=_processor(), available=True)]
     for provider in ort.get_available_providers():
         name = provider.removesuffix("ExecutionProvider").lower()
-        if name not in ("cpu", "azure"):  # azure: calls a server; no device
-            reason = "this version of embedllm drives ONNX Runtime's CPU provider only"
+        if name not in ("cpu", "cuda", "azure"):  # cuda: backends/cuda.py; azure: calls a server, no device
+            reason = "this version of embedllm does not drive this provider"
             found.append(Device(name=name, backend=backend, description=provider, available=False, reason=reason))
     return found
 
@@ -77,7 +77,7 @@ class OrtEngine:
                     os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
                 )
         except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {_first_line(error)}") from error
+            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
         self.half = graph.activations == "float16"
 
     @property
@@ -185,7 +185,7 @@ class OrtSession:
         except Exception as error:
             if self._stopping:
                 raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {_first_line(error)}") from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self.position += count
 
     def _reserve(self, tokens: int) -> None:
@@ -206,7 +206,7 @@ class OrtSession:
         self.capacity = capacity
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device, Engine
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.dialects import FLOAT32, OPENVINO
+from embedllm.export.dialects import FLOAT16, FLOAT32, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 
@@ -44,7 +44,7 @@ def devices() -> list[Device]:
     """Every device of every backend, those that cannot be used with the reason."""
     from embedllm.backends import reference
 
-    return [*_ort_devices(), *_ov_devices(), reference.DEVICE]
+    return [*_ort_devices(), *_cuda_devices(), *_ov_devices(), reference.DEVICE]
 
 
 def devices_for(package: Package, wishes: Sequence[str] = ()) -> list[Device]:
@@ -57,6 +57,8 @@ def devices_for(package: Package, wishes: Sequence[str] = ()) -> list[Device]:
 
     parts = [part for wish in wishes for part in wish.split(PAIR)]
     found = _ort_devices()
+    if not parts or any(part.startswith("cuda") for part in parts):
+        found += _cuda_devices()
     if not parts or any(part.startswith(_OPENVINO_NAMES) for part in parts):
         found += _ov_devices()
     found.append(reference.DEVICE)
@@ -118,6 +120,13 @@ def _open_ort(choices: Choices) -> Engine:
     return OrtEngine(choices.package, choices.graph, choices.device, threads=choices.threads, exact=choices.exact)
 
 
+def _open_cuda(choices: Choices) -> Engine:
+    from embedllm.backends.cuda import CudaEngine
+
+    assert choices.graph is not None
+    return CudaEngine(choices.package, choices.graph, choices.device, exact=choices.exact)
+
+
 def _open_ov(choices: Choices) -> Engine:
     from embedllm.backends.ov import OvEngine, target_of
 
@@ -170,6 +179,7 @@ def _open_pair(
 # by what a device's name begins with
 _DRIVERS = {
     "cpu": Driver(_open_ort, FLOAT32.name),
+    "cuda": Driver(_open_cuda, FLOAT16.name),
     "npu": Driver(_open_npu, OPENVINO, shares=False),
     "openvino": Driver(_open_ov, OPENVINO),
     "reference": Driver(_open_reference, None, shares=False),
@@ -201,6 +211,14 @@ def _pair(name: str, by_name: dict[str, Device]) -> Device:
         reason="; ".join(f"'{half}': {reason}" for half, reason, _ in lacks),
         remedy="; ".join(remedy for _, _, remedy in lacks if remedy),
     )
+
+
+def _cuda_devices() -> list[Device]:
+    try:
+        from embedllm.backends import cuda
+    except ImportError:
+        return []  # without ONNX Runtime, which _ort_devices() says
+    return cuda.devices()
 
 
 def _ov_devices() -> list[Device]:

@@ -71,7 +71,9 @@ def trials(package: Package, on_device: Callable[[str], None] = lambda name: Non
         if device.available:
             yield _trial(package, device, facts, prompt, right, row)
         else:
-            yield Trial(device=device, facts=facts, error=f"{device.reason} ({device.remedy})")
+            yield Trial(
+                device=device, facts=facts, error=device.reason + (f" ({device.remedy})" if device.remedy else "")
+            )
 
 
 def _trial(

@@ -279,8 +279,10 @@ def test_backends_import_little() -> None:
     allowed = {f"embedllm.{module}" for module in shared}
     for found in imports():
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
-            # the NPU's file goes on where OpenVINO's ends
-            is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in ("registry", "select", "npu"))
+            # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
+            is_chooser = found.of in tuple(
+                f"embedllm.backends.{name}" for name in ("registry", "select", "npu", "cuda")
+            )
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 
 

@@ -1,0 +1,203 @@
+"""Sessions on ONNX Runtime's CUDA provider. What needs a GPU is marked so: pytest -m gpu tests/test_cuda.py"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm.backends import cuda, registry
+from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesState
+from embedllm.backends.cuda import CudaEngine, CudaSession
+from embedllm.backends.ort import OrtEngine
+from embedllm.backends.reference import ReferenceEngine
+from embedllm.errors import ContextFull, DeviceUnavailable
+from embedllm.export import Recipe
+from embedllm.opening import package_folder
+from embedllm.package import Package, open_package
+
+ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
+DEMO_ATOL = 0.5  # of logits up to 29, which activations of up to several hundred lead to; between two ways of feeding
+MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
+    "llama": ("llama", Recipe(), {}),
+    "llama, group 128": ("llama", Recipe(group=128), {"hidden_size": 128}),
+    "mistral, window": ("mistral", Recipe(), {"sliding_window": 16}),
+    "qwen2, asymmetric": ("qwen2", Recipe(symmetric=False), {}),
+    "qwen3, head 8": ("qwen3", Recipe(head_bits=8), {}),
+    "qwen3, untied, 8 bits": ("qwen3", Recipe(bits=8), {"tie_word_embeddings": False}),
+    "qwen3, 16 bits": ("qwen3", Recipe(bits=16), {}),
+}
+PROMPTS = ["list files by size", "show disk usage", "count lines in a.txt", "compress the folder logs",
+           "find all empty files", "show running processes", "what is my IP address?", "stop the process 123",
+           "rename a.txt to b.txt", "show the last 20 lines of app.log"]  # fmt: skip
+gpu = pytest.mark.gpu
+
+
+def engine(package: Package, *, capture: bool = True) -> CudaEngine:
+    graph = package.graph("generic-float16")
+    assert graph is not None
+    return CudaEngine(package, graph, cuda.devices()[0], capture=capture)
+
+
+def row(session: CudaSession, tokens: list[int]) -> np.ndarray:
+    logits = session.feed(tokens)
+    return np.array(logits.values(range(logits.size)))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[CudaEngine]:
+    opened = engine(open_package(package_folder("demo")))
+    yield opened
+    opened.close()
+
+
+@gpu
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Callable[..., Path]) -> None:
+    family, recipe, config = MODELS[model]
+    package = open_package(tiny_package(family, recipe, **config))
+    tokens = np.random.default_rng(3).integers(0, 307, 60).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    opened = engine(package, capture=capture)
+    session = opened.open()
+    np.testing.assert_allclose(session.feed_all(tokens), expected, atol=ATOL, rtol=0)
+    session.rewind(0)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=ATOL, rtol=0)
+    session.rewind(20)
+    np.testing.assert_allclose(row(session, tokens[20:]), expected[-1], atol=ATOL, rtol=0)
+
+
+@gpu
+def test_a_session_is_all_that_a_session_may_be(demo: CudaEngine) -> None:
+    session = demo.open()
+    assert isinstance(session, FeedsAll)
+    assert isinstance(session, Interruptible)
+    assert isinstance(session, MovesState)
+    session.close()
+    session.close()
+    with pytest.raises(ValueError, match="this session was closed"):
+        session.feed([1])
+
+
+@gpu
+def test_sessions_do_not_disturb_each_other_nor_those_before_them(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(5).integers(3, 16000, 80).tolist()
+    alone = demo.open()
+    expected = [row(alone, [token]) for token in tokens[:40]]
+    alone.close()  # its buffers, and its captured step, go to the next one
+    first, second = demo.open(), demo.open()
+    for at in range(40):
+        np.testing.assert_array_equal(row(first, [tokens[at]]), expected[at])
+        second.feed([tokens[at + 40]])
+    first.close()
+    second.close()
+
+
+@gpu
+def test_a_session_grows_and_goes_on(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(6).integers(3, 16000, 1100).tolist()
+    session = demo.open(1000)
+    session.feed(tokens[:1000])
+    assert session.capacity == 1024
+    stepped = [row(session, [token]) for token in tokens[1000:]][-1]
+    assert session.capacity == 2048
+    whole = row(demo.open(2048), tokens)
+    np.testing.assert_allclose(stepped, whole, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_a_full_context_is_refused_whole(demo: CudaEngine) -> None:
+    session = demo.open()
+    session.feed([5] * 2040)
+    with pytest.raises(ContextFull, match="2040 tokens are held and 9 more were given; 2048 can be held"):
+        session.feed([5] * 9)
+    assert session.position == 2040
+    session.feed([5] * 8)
+
+
+@gpu
+def test_the_kv_goes_to_the_cpu_and_back(demo: CudaEngine) -> None:
+    package = demo.package
+    graph = package.graph("generic-float32")
+    assert graph is not None
+    device = next(device for device in registry.devices() if device.name == "cpu")
+    tokens = np.random.default_rng(7).integers(3, 16000, 60).tolist()
+    on_gpu, on_cpu = demo.open(), OrtEngine(package, graph, device).open()
+    expected = row(on_gpu, tokens)
+    on_cpu.import_state(on_gpu.export_state(0, 59))
+    logits = on_cpu.feed(tokens[59:])
+    np.testing.assert_allclose(logits.values(range(logits.size)), expected, atol=2 * DEMO_ATOL, rtol=0)
+    back = demo.open()
+    back.feed(tokens[:20])
+    back.import_state(on_cpu.export_state(20, 59))
+    np.testing.assert_allclose(row(back, tokens[59:]), expected, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_an_interrupted_feed_appends_nothing(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(8).integers(3, 16000, 1400).tolist()
+    expected = row(demo.open(), tokens[:60])
+    session = demo.open(2048)
+
+    def feed_again_and_again() -> None:
+        for _ in range(1000):
+            session.feed(tokens)
+            session.rewind(0)
+
+    threading.Timer(0.005, session.interrupt).start()
+    with pytest.raises(Interrupted):
+        feed_again_and_again()
+    assert session.position == 0
+    session.interrupt(False)
+    np.testing.assert_allclose(row(session, tokens[:60]), expected, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_greedy_replies_are_those_of_the_cpu_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def replies(device: str) -> list[str]:
+        with embedllm.load("demo", device=device) as model:
+            greedy = embedllm.Sampling(temperature=0)
+            return [model.chat([{"role": "user", "content": p}], greedy, max_tokens=40).text for p in PROMPTS]
+
+    assert replies("cuda") == replies("cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+@gpu
+def test_exact_is_refused() -> None:
+    with pytest.raises(DeviceUnavailable, match="float16, so that nothing is exact there; load it without exact"):
+        embedllm.load("demo", device="cuda", exact=True)
+
+
+@pytest.mark.skipif(cuda.PROVIDER in cuda.ort.get_available_providers(), reason="this build has the provider")
+def test_a_build_without_the_provider_says_what_to_install() -> None:
+    (device,) = cuda.devices()
+    assert (device.name, device.available) == ("cuda", False)
+    with pytest.raises(DeviceUnavailable, match=r"no CUDA provider \(pip uninstall onnxruntime, then pip install"):
+        embedllm.load("demo", device="cuda")
+
+
+def test_a_gpu_is_named_by_its_index() -> None:
+    assert [cuda.index_of(name) for name in ("cuda", "cuda:1", "cuda:12")] == [0, 1, 12]
+
+
+def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with the provider, on a machine without its libraries or driver."""
+
+    class Broken:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            raise RuntimeError("libcuda.so.1: cannot open shared object file\nmore")
+
+    monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, "CPUExecutionProvider"])
+    monkeypatch.setattr(cuda.ort, "preload_dlls", lambda **_: None, raising=False)
+    monkeypatch.setattr(cuda.ort, "InferenceSession", Broken)
+    monkeypatch.setattr(cuda.ort.SessionOptions, "add_provider", lambda *_: None)
+    (device,) = cuda.devices()
+    assert not device.available
+    assert device.reason == "no session can be made on it: libcuda.so.1: cannot open shared object file"
+    assert "nvidia-smi" in device.remedy
