@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
 _PIECE = 8  # tokens that the continuing model takes at once, at the cost of a slower step for one: docs/performance.md
+_READ_ANEW = 4  # pieces; more new tokens than that, and the prompt is read again from its start when it fits
 _UNPACKED_GROUP = 64  # values; NPUW unpacks groups of a multiple of it only (OpenVINO 2026.4)
 _LARGER = "load with larger OpenVINOOptions(prompt=..., reply=...)"
 _GUIDE = "docs/devices.md#npu"
@@ -60,7 +62,8 @@ class NpuEngine:
             "compiling '%s' for %s: prompts of %d tokens, %d in all; takes up to minutes once, and then lies in %s",
             package.name, device.name, self.prompt, self.context, properties.get("CACHE_DIR", "no cache"),
         )  # fmt: skip
-        self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests
+        self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests,
+        self.lock = threading.Lock()  # so that one session can be fed at a time
         self._compiled = compile_folder(package, graph, "NPU", properties, cut_logits=False)
         _log.info("compiled in %.1f s", time.monotonic() - start)
 
@@ -102,14 +105,21 @@ class NpuSession:
             limit=self._limit,
             remedy=self._remedy,
         )
+        everything = [*self._tokens, *tokens]
+        with self._engine.lock:
+            logits = self._computed(everything)
+        self._tokens = everything
+        self.position = self._held = len(everything)
+        return Row(logits)
+
+    def _computed(self, everything: list[int]) -> np.ndarray:
+        """The logits after the last token; what the wrapper holds of the others is not computed again."""
         if self._engine.holder is not self:
             self._held = 0
             self._engine.holder = self
-        everything = [*self._tokens, *tokens]
-        end = len(everything)
-        start = self._held
-        # reading a prompt anew costs as much as some steps; from the start is the only way that it can be read
-        if start == 0 or (end - start > 4 * _PIECE and end <= self._prompt):
+        start, end = self._held, len(everything)
+        # a prompt can be read from the start only; that costs as much as a few steps
+        if end - start > _READ_ANEW * _PIECE and end <= self._prompt:
             start = 0
         self._held = 0
         logits = np.empty(0, np.float32)
@@ -117,9 +127,7 @@ class NpuSession:
             stop = min(end, start + (_PIECE if start else self._prompt))
             logits = self._infer(everything, start, stop)
             start = stop
-        self._tokens = everything
-        self.position = self._held = end
-        return Row(logits)
+        return logits
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
