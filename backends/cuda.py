@@ -7,10 +7,13 @@ fixed buffers of its capacity, and an attention mask as long as that, whose ones
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +71,7 @@ def devices() -> list[Device]:
     raise AssertionError("unreachable")
 
 
-_INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda] (both are the same import)"
+_INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda], which takes its place"
 
 
 def index_of(name: str) -> int:
@@ -81,16 +84,11 @@ class CudaEngine:
 
     chunk = CHUNK
 
-    def __init__(
-        self, package: Package, graph: Graph, device: Device, *, exact: bool = False, capture: bool = True
-    ) -> None:
+    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         """capture: replay decoding steps as a CUDA graph; without it they are launched kernel by kernel.
 
         Raises DeviceUnavailable when part of the work would run on the CPU.
         """
-        if exact:
-            lack, remedy = "its graph computes in float16, so that nothing is exact there", "load it without exact"
-            raise DeviceUnavailable(f"'{device.name}': {lack}; {remedy}.", [(device.name, lack, remedy)])
         self.device = device
         self.package = package
         self.context = package.context
@@ -99,6 +97,7 @@ class CudaEngine:
         self.index = index_of(device.name)
         self.graph_ids = itertools.count(1)
         self._spare: list[_Buffers] = []
+        self.lock = threading.RLock()  # of the spare buffers, and one step at a time: a capture allows no other work
         _load_libraries()
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
@@ -131,15 +130,18 @@ class CudaEngine:
 
     def take(self, capacity: int) -> _Buffers:
         """Buffers for so many tokens: those of a closed session when they are large enough, whose graph still holds."""
-        for place, spare in enumerate(self._spare):
-            if spare.capacity >= capacity:
-                return self._spare.pop(place)
+        with self.lock:
+            for spare in self._spare:
+                if spare.capacity >= capacity:
+                    self._spare.remove(spare)
+                    return spare
         capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, self.context)
         return _Buffers(self, capacity)
 
     def give_back(self, buffers: _Buffers) -> None:
-        if self._session is not None and len(self._spare) < _SPARE:
-            self._spare.append(buffers)
+        with self.lock:
+            if self._session is not None and len(self._spare) < _SPARE:
+                self._spare.append(buffers)
 
 
 class _Buffers:
@@ -279,7 +281,8 @@ class CudaSession:
     def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
         assert self._session is not None  # as long as there are buffers
         try:
-            self._session.run_with_iobinding(binding, options)
+            with self._engine.lock:
+                self._session.run_with_iobinding(binding, options)
         except Exception as error:
             if self._stopping:
                 raise Interrupted from error
@@ -306,6 +309,7 @@ class CudaSession:
         if self._engine.captures:
             self._replayed = ort.RunOptions()
             self._replayed.add_run_config_entry("gpu_graph_id", buffers.graph_id)
+            self._replayed.terminate = self._stopping
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
@@ -340,7 +344,11 @@ def _load_libraries() -> None:
     """CUDA's libraries from where pip puts them; those of the system are found without."""
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
-        preload(cudnn=False)
+        said = io.StringIO()
+        with redirect_stdout(said):  # it prints what it does not find
+            preload(cudnn=False)
+        if said.getvalue():
+            _log.info("%s", said.getvalue().strip())
 
 
 def _lack(index: int) -> str:
@@ -356,6 +364,7 @@ def _lack(index: int) -> str:
     return ""
 
 
+_log = logging.getLogger("embedllm")
 # an ONNX model of one Neg of float32 [1], opset 21
 _NOTHING = bytes.fromhex(
     "080a3a320a0b0a017812017922034e656712016e5a0f0a0178120a0a08080112040a020801620f0a0179120a0a0808011204"

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, check_rewind, check_tokens
-from embedllm.backends.ov import EXACT, cache_folder, compile_folder, reason
+from embedllm.backends.ov import EXACT, compile_folder
+from embedllm.backends.ov_runtime import as_device_error, cache_folder, core, ov, reason
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
@@ -25,7 +26,7 @@ from embedllm.rows import Row
 _PIECE = 8  # tokens that the continuing model takes at once, at the cost of a slower step for one: docs/performance.md
 _READ_ANEW = 4  # pieces; more new tokens than that, and the prompt is read again from its start when it fits
 _UNPACKED_GROUP = 64  # values; NPUW unpacks groups of a multiple of it only (OpenVINO 2026.4)
-_LARGER = "load with larger OpenVINOOptions(prompt=..., reply=...)"
+_LARGER = "load with larger OpenVINOOptions(prompt=..., reply=...), --openvino prompt=N"
 _GUIDE = "docs/devices.md#npu"
 _log = logging.getLogger("embedllm")
 
@@ -45,10 +46,9 @@ class NpuEngine:
     ) -> None:
         """Compiles for minutes the first time on a device; the result is kept in the cache folder.
 
-        Raises DeviceUnavailable for a package that the NPU cannot run, DeviceError when compiling fails.
+        Raises DeviceUnavailable without a driver, DeviceError when compiling fails.
         """
         options = options or OpenVINOOptions()
-        _check(package, exact=exact and not on_cpu, device=device.name)
         self.device = device
         self.package = package
         self.prompt = min(options.prompt, package.context)
@@ -59,19 +59,19 @@ class NpuEngine:
         properties = _properties(package, self.prompt, options, on_cpu=on_cpu, exact=exact)
         start = time.monotonic()
         _log.info(
-            "compiling '%s' for %s: prompts of %d tokens, %d in all; takes up to minutes once, and then lies in %s",
+            "compiling '%s' for %s: prompts of %d tokens, %d in all; takes up to minutes, unless it lies in %s",
             package.name, device.name, self.prompt, self.context, properties.get("CACHE_DIR", "no cache"),
         )  # fmt: skip
         self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests,
         self.lock = threading.Lock()  # so that one session can be fed at a time
-        self._compiled = compile_folder(package, graph, "NPU", properties, cut_logits=False)
+        self._compiled: ov.CompiledModel | None = compile_folder(package, graph, "NPU", properties, cut_logits=False)
         _log.info("compiled in %.1f s", time.monotonic() - start)
 
     def open(self, capacity: int = 0) -> NpuSession:
         return NpuSession(self)
 
     @property
-    def compiled(self):  # noqa: ANN201 - openvino's type, which this file does not import
+    def compiled(self) -> ov.CompiledModel:
         if self._compiled is None:
             raise ValueError("this model was closed")
         return self._compiled
@@ -90,7 +90,8 @@ class NpuSession:
         self._vocabulary = engine.package.decoder.vocabulary
         self._prompt = engine.prompt
         self._engine = engine
-        self._request = engine.compiled.create_infer_request()
+        with as_device_error("cannot make a session"):
+            self._request: ov.InferRequest | None = engine.compiled.create_infer_request()
         self._tokens: list[int] = []
         self._held = 0  # tokens that the wrapper holds, which are the first of `_tokens`; 0 after a rewind
         self._beam = np.zeros(1, np.int32)
@@ -159,23 +160,6 @@ class NpuSession:
         return self._request.get_tensor("logits").data[0, -1].astype(np.float32)
 
 
-def _check(package: Package, *, exact: bool, device: str) -> None:
-    """Raises DeviceUnavailable when the NPU cannot compute what is asked."""
-    entries = package.manifest.get("quantization")
-    packings = entries.values() if isinstance(entries, dict) else ()
-    symmetric = all(isinstance(entry, dict) and entry.get("symmetric", True) for entry in packings)
-    lack = ""
-    if not symmetric:
-        lack, remedy = (
-            "its weights have zero points, which the NPU's compiler does not take",
-            "export it with --target npu",
-        )
-    elif exact:
-        lack, remedy = "the NPU computes in float16, so that nothing is exact there", "load it without exact"
-    if lack:
-        raise DeviceUnavailable(f"'{device}' cannot run '{package.name}': {lack}; {remedy}.", [(device, lack, remedy)])
-
-
 def _properties(
     package: Package, prompt: int, options: OpenVINOOptions, *, on_cpu: bool, exact: bool
 ) -> dict[str, object]:
@@ -205,8 +189,6 @@ def _properties(
 
 def driver_version() -> str:
     """The NPU driver's version. DeviceUnavailable when there is none."""
-    from embedllm.backends.ov import core
-
     try:
         return str(core().get_property("NPU", "NPU_DRIVER_VERSION"))
     except RuntimeError as error:

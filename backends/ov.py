@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import threading
 from collections.abc import Sequence
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +20,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.ov_runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
 from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_SUM
@@ -30,18 +28,7 @@ from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
-# OpenVINO's tools, which its package imports, write an identifier into the home folder and report their use, where
-# openvino_telemetry is installed; they go without where it is not (2026.4; tests/test_import.py)
-_telemetry = sys.modules.get("openvino_telemetry")
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # which makes importing it fail
-try:
-    import openvino as ov
-    from openvino import opset13 as op
-finally:
-    if _telemetry is None:
-        del sys.modules["openvino_telemetry"]
-    else:
-        sys.modules["openvino_telemetry"] = _telemetry
+op = ov.opset13
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -52,16 +39,7 @@ CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
 # but unpacks the weights at every step where their scales are float16 (OpenVINO 2026.4)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
 _TO_END = int(np.iinfo(np.int64).max)
-_FACTS = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION", "NPU_MAX_TILES",
-          "GPU_UARCH_VERSION", "GPU_DEVICE_TOTAL_MEM_SIZE", "OPTIMIZATION_CAPABILITIES")  # fmt: skip
-_PLACE = re.compile(r"Exception from|Check '.*' failed at ")  # in OpenVINO's sources
 _VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
-
-
-@cache
-def core() -> ov.Core:
-    """The only one: models of AUTO and HETERO use it after they are compiled, and crash when it is gone (2026.4)."""
-    return ov.Core()
 
 
 def compile_folder(
@@ -73,105 +51,11 @@ def compile_folder(
     openvino-genai takes four inputs and no more.
     """
     path = package.folder / graph.file
-    try:
-        runtime = core()
-        model = runtime.read_model(path, package.weights)
+    with as_device_error(f"cannot load '{path}' on {target}"):
+        model = core().read_model(path, package.weights)
         if cut_logits:
             _cut_logits(model, len(package.decoder.layers))
-        return runtime.compile_model(model, target, properties)
-    except (RuntimeError, KeyError) as error:  # KeyError: a model without the layers that are cut
-        raise DeviceError(f"OpenVINO {version()} cannot load '{path}' on {target}: {reason(error)}") from error
-
-
-def version() -> str:
-    """Such as "2026.4.1"."""
-    return ov.get_version().partition("-")[0]
-
-
-def reason(error: Exception) -> str:
-    """What an exception of OpenVINO says, without the places in its sources."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line and not _PLACE.match(line)) or type(error).__name__
-
-
-def cache_folder(options: OpenVINOOptions, target: str, driver: str) -> Path:
-    """Where compiled models of this device, driver and version are kept."""
-    if options.cache is not None:
-        folder = options.cache
-    else:
-        from platformdirs import user_cache_path
-
-        folder = user_cache_path("embedllm", appauthor=False)
-    plain = re.sub(r"[^\w.-]+", "_", f"openvino-{version()}-{target}-{driver}".rstrip("-"))
-    return folder / plain
-
-
-def devices() -> list[Device]:
-    """What OpenVINO can run on here; for an NPU or GPU that is not found, what it would need."""
-    backend = f"openvino {version()}"
-    targets = core().available_devices
-    found: list[Device] = []
-    for target in targets:
-        if name := _name(target):
-            description, lack = "", ""
-            try:
-                description = str(core().get_property(target, "FULL_DEVICE_NAME"))
-            except RuntimeError as error:  # a device whose driver does not answer
-                lack = f"OpenVINO lists it, but it does not tell its name ({reason(error)})"
-            remedy = "update its driver: docs/devices.md" if lack else ""
-            found.append(
-                Device(
-                    name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy
-                )
-            )
-    lack = "" if "CPU" in targets else "OpenVINO has no CPU plugin here"
-    checking = "the NPU's static shapes, run on the CPU; for checking"
-    found.append(Device(name="npu-on-cpu", backend=backend, description=checking, available=not lack, reason=lack))
-    names = {device.name for device in found}
-    for name, lack, remedy in _ABSENT:
-        if name not in names:
-            found.append(
-                Device(name=name, backend=backend, description="", available=False, reason=lack, remedy=remedy)
-            )
-    return found
-
-
-_ABSENT = (
-    ("openvino-gpu", "OpenVINO finds no Intel GPU, or no OpenCL driver for it",
-     "install the driver: docs/devices.md#intel-gpu"),
-    ("npu", "OpenVINO finds no NPU, or no driver for it", "install the driver: docs/devices.md#npu"),
-)  # fmt: skip
-
-
-def _name(target: str) -> str:
-    """What a device of OpenVINO is called here; empty for one that needs no name."""
-    plugin, _, index = target.partition(".")
-    if plugin == "GPU":
-        return "openvino-gpu" if index in ("", "0") else f"openvino-gpu.{index}"
-    return {"CPU": "openvino", "NPU": "npu"}.get(plugin, "")
-
-
-def facts(name: str) -> dict[str, str]:
-    """What OpenVINO tells of a device that a report should have."""
-    return _facts_of({"npu": "NPU", "npu-on-cpu": "CPU"}.get(name) or target_of(name))
-
-
-def _facts_of(target: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key in _FACTS:
-        try:
-            found[key] = str(core().get_property(target, key))
-        except RuntimeError:
-            continue  # not a property of this plugin
-    return found
-
-
-def target_of(name: str) -> str:
-    """The device in OpenVINO's words: "GPU.1" for "openvino-gpu.1", "HETERO:GPU,CPU" for "openvino:HETERO:GPU,CPU"."""
-    if name == "openvino":
-        return "CPU"
-    given = name.removeprefix("openvino:")
-    return given if given != name else name.removeprefix("openvino-").upper()
+        return core().compile_model(model, target, properties)
 
 
 class OvEngine:
@@ -195,10 +79,11 @@ class OvEngine:
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
-        options = options or OpenVINOOptions()
-        self.last = 0  # tokens of the last whole step, of any session
+        # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/test_ov.py)
+        self.lock = threading.Lock()
+        self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         self._compiled: ov.CompiledModel | None = compile_folder(
-            package, graph, target, _properties(target, options, threads, exact), cut_logits=True
+            package, graph, target, _properties(target, options or OpenVINOOptions(), threads, exact), cut_logits=True
         )
 
     @property
@@ -210,16 +95,23 @@ class OvEngine:
     def open(self, capacity: int = 0) -> OvSession:
         return OvSession(self)
 
-    def settle(self, cancelled: int) -> None:
-        """To be called when a step of so many tokens was cancelled.
+    def settle(self, cancelled: tuple[int, int]) -> None:
+        """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.
 
         All requests share one graph in the plugin (2026.4). After a cancelled step part of it is left with that step's
         shapes and takes those of the last whole step for current, so that one of the same size would fail. A step of
-        another size puts it right.
+        other sizes puts it right.
         """
-        other = next(count for count in (1, 2, 3) if count not in (cancelled, self.last))
-        self.compiled.create_infer_request().infer(_inputs([0] * other, 0, -1))
-        self.last = other
+        compiled = self._compiled
+        if compiled is None:  # closed meanwhile; nobody will feed it
+            return
+        for count in (n for n in range(1, 8) if n not in (*cancelled, *self.last)):
+            try:
+                compiled.create_infer_request().infer(_inputs([0] * count, 0, -1))
+            except RuntimeError:
+                continue  # a size that part of the graph still has
+            self.last = (count, count)
+            return
 
     def close(self) -> None:
         self._compiled = None
@@ -233,11 +125,13 @@ class OvSession:
         self._engine = engine
         self._context = engine.context
         self._decoder = engine.package.decoder
-        self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed
-        self._request: ov.InferRequest | None = engine.compiled.create_infer_request()
-        self._states = self._by_layer(self._request)
+        self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
+        with as_device_error("cannot make a session"):
+            self._request: ov.InferRequest | None = engine.compiled.create_infer_request()
+            self._states = self._by_layer(self._request)
         self._stopping = False
-        self._cancelled = False  # the running step was, even if nobody wants that any more
+        self._is_running = False
+        self._was_cancelled = False  # the running step, even if nobody wants that any more
 
     @property
     def capacity(self) -> int:
@@ -252,14 +146,17 @@ class OvSession:
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = position
-        if not position:
-            self._cut()  # gives the memory back
+        if not position and self._engine.lock.acquire(blocking=False):  # else with the next feed
+            try:
+                self._cut()  # gives the memory back
+            finally:
+                self._engine.lock.release()
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
         request = self._request
-        if stop and request is not None:
-            self._cancelled = True
+        if stop and self._is_running and request is not None:
+            self._was_cancelled = True
             request.cancel()
 
     def close(self) -> None:
@@ -269,7 +166,10 @@ class OvSession:
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
-        return [(_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states]
+        with self._engine.lock, as_device_error("cannot give the KV away"):
+            return [
+                (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states
+            ]
 
     def import_state(self, state: KeyValues) -> None:
         if self._request is None:
@@ -279,9 +179,10 @@ class OvSession:
         check_room(self.position, count, limit=self._context, remedy=LARGER_EXPORT)
         kept = self.position
         self._held = -1  # until all is written: a failure in between must not pass for a whole state
-        for variables, pair in zip(self._states, state, strict=True):
-            for variable, new in zip(variables, pair, strict=True):
-                _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
+        with self._engine.lock, as_device_error("cannot take a KV"):
+            for variables, pair in zip(self._states, state, strict=True):
+                for variable, new in zip(variables, pair, strict=True):
+                    _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
         self.position = self._held = kept + count
 
     def _run(self, tokens: Sequence[int], *, logits_from: int) -> np.ndarray:
@@ -291,39 +192,47 @@ class OvSession:
         check_tokens(
             tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._context, remedy=LARGER_EXPORT
         )
-        if self._stopping:
-            raise Interrupted
-        self._cut()
-        start, end = self.position, self.position + len(tokens)
-        self._held = -1
-        self._cancelled = False
-        try:
-            self._request.start_async(_inputs(tokens, start, logits_from))
-            if self._stopping:  # asked for before there was anything to cancel
-                self._cancelled = True
-                self._request.cancel()
-            self._request.wait()
-        except RuntimeError as error:
-            if self._cancelled:
-                self._engine.settle(len(tokens))
-                raise Interrupted from error
-            raise DeviceError(f"OpenVINO failed at position {start}: {reason(error)}") from error
-        self.position = self._held = end
-        self._engine.last = len(tokens)
+        with self._engine.lock:
+            if self._stopping:
+                raise Interrupted
+            self._cut()
+            self._step(self._request, tokens, logits_from)
         return self._request.get_output_tensor(0).data
+
+    def _step(self, request: ov.InferRequest, tokens: Sequence[int], logits_from: int) -> None:
+        size = (len(tokens), self.position + len(tokens))
+        self._held = -1
+        self._was_cancelled = False
+        self._is_running = True
+        try:
+            request.start_async(_inputs(tokens, self.position, logits_from))
+            if self._stopping:  # asked for before there was anything to cancel
+                self._was_cancelled = True
+                request.cancel()
+            request.wait()
+        except RuntimeError as error:
+            if self._was_cancelled:
+                self._engine.settle(size)
+                raise Interrupted from error
+            raise DeviceError(f"OpenVINO failed at position {self.position}: {reason(error)}") from error
+        finally:
+            self._is_running = False
+        self._engine.last = size
+        self.position = self._held = size[1]
 
     def _cut(self) -> None:
         """Makes the state hold `position` tokens; of a step that was stopped, some layers have taken theirs already."""
         if self._request is None or self._held == self.position:
             return
-        if not self.position:
-            self._request.reset_state()
-        else:
-            for variables in self._states:
-                for variable in variables:
-                    held = _held(variable)
-                    if held.shape[1] != self.position:
-                        _set(variable, held[:, : self.position])
+        with as_device_error("cannot rewind"):
+            if not self.position:
+                self._request.reset_state()
+                self._held = 0
+                return
+            for variable in (variable for variables in self._states for variable in variables):
+                held = _held(variable)
+                if held.shape[1] != self.position:
+                    _set(variable, held[:, : self.position])
         self._held = self.position
 
     def _by_layer(self, request: ov.InferRequest) -> list[tuple[ov.VariableState, ov.VariableState]]:
@@ -357,8 +266,10 @@ def _set(variable: ov.VariableState, values: np.ndarray) -> None:
 
 def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
     """The options in OpenVINO's words, for one device or for several behind one name (AUTO, HETERO)."""
-    chosen: dict[str, object] = {"PERFORMANCE_HINT": options.hint.upper()}
     plugin = target.partition(".")[0]
+    if options.precision == "f16" and plugin != "GPU":
+        raise ValueError(f"precision 'f16' is for GPUs; on {target} OpenVINO 2026.4 crashes. Use bf16 or f32.")
+    chosen: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}  # one step at a time
     wishes = {
         "INFERENCE_PRECISION_HINT": options.precision,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,
@@ -370,8 +281,7 @@ def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool
     if plugin == "CPU" and (count := threads or compute_threads()):
         chosen["INFERENCE_NUM_THREADS"] = count
     if plugin == "GPU":  # minutes to compile
-        driver = sha256(repr(_facts_of(target)).encode()).hexdigest()[:16]
-        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, driver))
+        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, fingerprint(target)))
     return chosen
 
 
@@ -380,6 +290,9 @@ def _cut_logits(model: ov.Model, layers: int) -> None:
     start = op.parameter([1], ov.Type.i64, name="logits_from")
     start.output(0).set_names({"logits_from"})
     named = {node.get_friendly_name(): node for node in model.get_ops()}
+    lacking = {OPENVINO_CONTEXT.format(layers - 1), OPENVINO_SUM.format(layers - 1)} - named.keys()
+    if lacking:
+        raise RuntimeError(f"the model has no layer '{min(lacking)}'")  # as OpenVINO's own, for the caller to name
     bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
     context, total = named[OPENVINO_CONTEXT.format(layers - 1)].output(0), named[OPENVINO_SUM.format(layers - 1)]
     for place in [*context.get_target_inputs(), total.input(0)]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
 from embedllm.errors import DeviceUnavailable
@@ -26,9 +26,8 @@ def choose(devices: Sequence[Device], wish: str | Sequence[str]) -> Choice:
     wish: a device's name, "auto", or a list of such that are tried in order.
     Raises DeviceUnavailable, with what was tried, when there is none; ValueError for an empty wish.
     """
-    wishes = [wish] if isinstance(wish, str) else list(wish)
-    if not wishes or not all(isinstance(name, str) and name for name in wishes):
-        raise ValueError(f"device is {wish!r}; expected a name such as 'cpu', 'auto', or a list of names.")
+    names = plain(wish)
+    wishes = [names] if isinstance(names, str) else names
     tried: list[tuple[str, str, str]] = []
     for name in wishes:
         for candidate in _RANKING if name == AUTO else (name,):
@@ -38,6 +37,26 @@ def choose(devices: Sequence[Device], wish: str | Sequence[str]) -> Choice:
             tried.append(_refusal(candidate, device, devices))
     listed = "; ".join(f"'{name}': {reason}" + (f" ({remedy})" if remedy else "") for name, reason, remedy in tried)
     raise DeviceUnavailable(f"no device can run this model. Tried {listed}.", tried)
+
+
+def plain(wish: str | Sequence[str]) -> str | list[str]:
+    """A wish as devices are named: without blanks around the names, in small letters up to a colon.
+
+    Raises ValueError for what is no name or list of names.
+    """
+    names = [wish] if isinstance(wish, str) else list(wish)
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"device is {wish!r}; expected a name such as 'cpu', 'auto', or a list of names.")
+    cleaned = []
+    for name in names:
+        start, colon, rest = name.strip().partition(":")
+        cleaned.append(start.lower() + colon + rest)
+    return cleaned[0] if isinstance(wish, str) else cleaned
+
+
+def without(devices: Sequence[Device], device: Device, reason: str) -> list[Device]:
+    """The devices, this one no longer available."""
+    return [replace(d, available=False, reason=reason, remedy="") if d.name == device.name else d for d in devices]
 
 
 def _refusal(name: str, device: Device | None, devices: Sequence[Device]) -> tuple[str, str, str]:

@@ -114,8 +114,11 @@ def check_memory(package: Package) -> None:
 
 def _free_bytes() -> int:
     """Memory that this process can take without swapping, by the system and by its container's limit."""
-    import psutil
-
+    try:
+        import psutil
+    except ImportError as error:
+        lack, remedy = "psutil, which tells the free memory, is not installed", "pip install psutil"
+        raise DeviceUnavailable(f"two devices at once: {lack}; {remedy}.", [("+", lack, remedy)]) from error
     free = psutil.virtual_memory().available
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

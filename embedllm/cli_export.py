@@ -22,6 +22,7 @@ _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
 _GROUP = 32  # values that share a scale, by default
 _TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe for its NPU, docs/devices.md#npu
+_NPU_LEAST = 64
 _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with the reference"}
 
 
@@ -69,6 +70,10 @@ def export(
     """
     if target == "npu" and asymmetric:
         raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
+    if target == "npu" and group and int(group) < _NPU_LEAST:
+        raise click.UsageError(
+            f"--target npu and --group {group}: the NPU wants groups of {_NPU_LEAST} or more, best {_TARGETS[target]}."
+        )
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert

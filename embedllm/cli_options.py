@@ -128,7 +128,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      help="CPU threads; by default one a physical core."),
         click.option("--exact", is_flag=True, help="Float activations in every product: slower, a little closer."),
         click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
-                     help="For OpenVINO's devices: precision, rounding_group, kv, hint, cache, prompt, reply, as in "
+                     help="For OpenVINO's devices: precision, rounding_group, kv, cache, prompt, reply, as in "
                      "OpenVINOOptions. Repeatable."),
         click.option("--system", metavar="TEXT", help="What the model is told before all else."),
         *(click.option(name, type=kind, metavar=kind.__name__.upper(), help=text) for name, kind, text in _SAMPLING),

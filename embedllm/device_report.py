@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -57,12 +58,12 @@ def trials(package: Package, on_device: Callable[[str], None] = lambda name: Non
     from embedllm.backends import registry
 
     prompt = [random.Random(_SEED + at).randrange(package.decoder.vocabulary) for at in range(_TOKENS)]
-    prompt = prompt[: package.context - _STEPS - 1]
+    prompt = prompt[: max(1, package.context - 2 * _STEPS - 1)]
     devices = registry.devices_for(package)
     reference = next(device for device in devices if device.name == "reference")
     on_device(reference.name)
-    with_reference = registry.open_engine(package, reference)
-    right, row = _continued(with_reference, prompt)
+    with closing(registry.open_engine(package, reference)) as engine:
+        right, row = _continued(engine, prompt)
     for device in devices:
         if device is reference:
             continue
@@ -83,13 +84,12 @@ def _trial(
 
     try:
         start = time.perf_counter()
-        engine = registry.open_engine(package, device)
-        load_s = time.perf_counter() - start
-        start = time.perf_counter()
-        tokens, found = _continued(engine, prompt)
-        first_s = time.perf_counter() - start
-        prefill_s, decode_s = _timed(engine.open(), prompt)
-        engine.close()
+        with closing(registry.open_engine(package, device)) as engine:
+            load_s = time.perf_counter() - start
+            start = time.perf_counter()
+            tokens, found = _continued(engine, prompt)
+            first_s = time.perf_counter() - start
+            prefill_s, decode_s = _timed(engine.open(), prompt)
     except EmbedError as error:
         return Trial(device=device, facts=facts, error=str(error))
     pairs = list(zip(tokens, right, strict=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embedllm.backends.base import Device
 from embedllm.chat import ChatTemplate
-from embedllm.errors import PackageError
+from embedllm.errors import DeviceError, PackageError
 from embedllm.model import Model
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
@@ -47,14 +47,25 @@ def load(
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
     package = open_package(package_folder(path))
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
-    wishes = [wish] if isinstance(wish, str) else list(wish)
-    choice = select.choose(registry.devices_for(package, [name for name in wishes if isinstance(name, str)]), wish)
-    if exact and registry.runs_graphs(choice.device):
-        _check_exact(package)
-    passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
-    _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
+    if openvino is not None and not isinstance(openvino, OpenVINOOptions):
+        raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
+    wish = select.plain(wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine = registry.open_engine(package, choice.device, threads=threads, exact=exact, openvino=openvino)
+    found = registry.devices_for(package, [wish] if isinstance(wish, str) else wish, exact=exact)
+    while True:
+        choice = select.choose(found, wish)
+        if exact and registry.runs_graphs(choice.device):
+            _check_exact(package)
+        passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
+        _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
+        try:
+            engine = registry.open_engine(package, choice.device, threads=threads, exact=exact, openvino=openvino)
+            break
+        except DeviceError as error:
+            if isinstance(wish, str):
+                raise  # what was asked for alone never falls back to another
+            _log.info("'%s' could not be opened: %s", choice.device.name, error)
+            found = select.without(found, choice.device, str(error))
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 _PRECISIONS = ("f32", "f16", "bf16")
 _KV_TYPES = ("f32", "f16", "bf16", "u8")  # not u4: rewinding it corrupts memory (OpenVINO 2026.4)
-_HINTS = ("latency", "throughput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,21 +21,22 @@ class OpenVINOOptions:
         None  # values that share a scale when f32 activations are rounded to int8; 0: not rounded
     )
     kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8"
-    hint: str = "latency"  # or "throughput": streams for several sequences at once
-    cache: Path | None = None  # folder for compiled models; None: in the user's cache folder
+    cache: str | Path | None = None  # folder for compiled models; None: in the user's cache folder
     prompt: int = (
         1024  # NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps
     )
     reply: int = 512  # NPU: tokens that it holds beyond those
 
     def __post_init__(self) -> None:
-        for name, known in (("precision", _PRECISIONS), ("kv", _KV_TYPES), ("hint", _HINTS)):
+        for name, known in (("precision", _PRECISIONS), ("kv", _KV_TYPES)):
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
         for name, value, least in (("prompt", self.prompt, 1), ("reply", self.reply, 1)):
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} is {value!r}; expected a number of tokens, at least {least}.")
+        if not isinstance(self.cache, str | Path | None) or self.cache == "":
+            raise ValueError(f"cache is {self.cache!r}; expected the path of a folder.")
         group = self.rounding_group
         if group is not None and (type(group) is not int or group < 0):
             raise ValueError(f"rounding_group is {group!r}; expected 0 (no rounding) or a number of values.")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from embedllm.errors import ExportError
 from embedllm.package import WEIGHTS
+from embedllm.untracked import untracked
 
 LINK = "openvino_model.bin"  # where it looks for the weights of openvino_model.xml
 
@@ -16,7 +14,7 @@ LINK = "openvino_model.bin"  # where it looks for the weights of openvino_model.
 def check_installed() -> None:
     """Raises ExportError when a package that this module uses is missing."""
     try:
-        with _without_telemetry():
+        with untracked():
             import openvino_tokenizers  # noqa: F401
             import transformers  # noqa: F401
     except ImportError as error:
@@ -31,7 +29,7 @@ def write_tokenizer(source: Path, folder: Path) -> None:
 
     Raises ExportError when openvino-tokenizers cannot convert it.
     """
-    with _without_telemetry():
+    with untracked():
         import openvino
         from openvino_tokenizers import convert_tokenizer
         from transformers import AutoTokenizer
@@ -67,17 +65,3 @@ def link_weights(folder: Path) -> None:
                 f"the disk of '{folder.parent}' takes no links ({error.strerror or error}), but openvino-genai needs "
                 f"'{LINK}' as a second name of '{WEIGHTS}'. Export to another disk, or without --openvino-tokenizer."
             ) from error
-
-
-@contextmanager
-def _without_telemetry() -> Iterator[None]:
-    """Keeps OpenVINO's tools, which its package imports, from reporting their use: as in backends/ov.py."""
-    telemetry = sys.modules.get("openvino_telemetry")
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # which makes importing it fail
-    try:
-        yield
-    finally:
-        if telemetry is None:
-            del sys.modules["openvino_telemetry"]
-        else:
-            sys.modules["openvino_telemetry"] = telemetry

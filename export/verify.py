@@ -96,10 +96,10 @@ def _open(package: Package, graph: Graph) -> Engine | None:
     """The graph on this machine's CPU; None when its runtime is not installed."""
     if graph.dialect == OPENVINO:
         try:
-            from embedllm.backends import ov
+            from embedllm.backends import ov, ov_runtime
         except ImportError:
             return None
-        return ov.OvEngine(package, graph, ov.devices()[0], "CPU")
+        return ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU")
     from embedllm.backends.ort import OrtEngine, devices
 
     return OrtEngine(package, graph, devices()[0])

@@ -350,6 +350,12 @@ def test_unknown_values_are_refused_with_the_known_ones(arguments: list[str], al
     assert allowed in result.stderr
 
 
+def test_the_npus_target_takes_no_small_groups(checkpoint: str, tmp_path: Path) -> None:
+    result = embed("export", checkpoint, str(tmp_path / "model"), "--target", "npu", "--group", "32")
+    assert result.exit_code == 2
+    assert "the NPU wants groups of 64 or more" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("options", "group"),
     [(["--target", "npu"], 128), (["--target", "npu", "--group", "64"], 64), ([], 32), (["--group", "256"], 256)],

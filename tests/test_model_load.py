@@ -107,7 +107,8 @@ def test_an_unknown_device_is_an_error_that_lists_what_was_tried(package: Path) 
     ((name, reason, remedy),) = caught.value.tried
     assert name == "tpu"
     assert reason.startswith("not found by onnxruntime")
-    assert remedy == "available: 'cpu', 'reference'"
+    assert remedy.startswith("available: 'cpu', ")
+    assert remedy.endswith("'reference'")
 
 
 @pytest.mark.parametrize(

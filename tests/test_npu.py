@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends import npu, ov
+from embedllm.backends import npu, ov_runtime, registry
 from embedllm.backends.npu import NpuEngine, NpuSession
-from embedllm.backends.ov import cache_folder, version
-from embedllm.errors import ContextFull, DeviceUnavailable
+from embedllm.backends.ov_runtime import cache_folder, version
+from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.openvino_options import OpenVINOOptions
-from embedllm.package import Package, open_package
+from embedllm.package import open_package
 from embedllm.types import Logits
-from tests.openings import device, npu_engine, ov_engine
+from tests.openings import npu_engine, ov_engine
 
 MakePackage = Callable[..., Path]
 ATOL = 0.01  # of logits up to 5: its KV is float16, 0.003 measured; rounded activations give 0.03 on these models
@@ -227,34 +228,36 @@ def test_closed_things_say_so(folder: Path, tmp_path: Path) -> None:
 
 def test_zero_points_are_refused_with_what_to_do(tiny_package: MakePackage, tmp_path: Path) -> None:
     folder = tiny_package("qwen3", Recipe(symmetric=False))
-    with pytest.raises(DeviceUnavailable, match=r"its weights have zero points.*--target npu") as caught:
+    with pytest.raises(DeviceUnavailable, match=r"the weights of 'package' have zero points.*--target npu") as caught:
         embedllm.load(folder, device="npu-on-cpu", openvino=options(tmp_path))
     assert caught.value.tried[0][0] == "npu-on-cpu"
     assert caught.value.tried[0][2] == "export it with --target npu"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_npu_itself_is_never_exact(folder: Path, tiny_package: MakePackage) -> None:
-    package = open_package(folder)
-    npu._check(package, exact=False, device="npu")
-    with pytest.raises(DeviceUnavailable, match="'npu' cannot run 'package': the NPU computes in float16") as caught:
-        npu._check(package, exact=True, device="npu")
-    assert caught.value.tried[0][2] == "load it without exact"
-    with pytest.raises(DeviceUnavailable, match="zero points"):
-        npu._check(open_package(tiny_package("qwen3", Recipe(symmetric=False))), exact=False, device="npu")
+def test_a_list_goes_on_behind_a_device_that_the_package_does_not_suit(tiny_package: MakePackage) -> None:
+    folder = tiny_package("qwen3", Recipe(symmetric=False))
+    with embedllm.load(folder, device=["npu-on-cpu", "cpu"]) as model:
+        assert model.device.name == "cpu"
 
 
-def test_exact_is_given_to_the_device_that_is_meant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def checked(package: Package, *, exact: bool, device: str) -> None:
-        raise DeviceUnavailable(f"{device} {exact}", [])
+def test_a_list_goes_on_behind_a_device_that_does_not_open(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    unusable = OpenVINOOptions(cache=tmp_path / "file" / "cache")
+    with embedllm.load(folder, device=["npu-on-cpu", "cpu"], openvino=unusable) as model:
+        assert model.device.name == "cpu"
+    with pytest.raises(DeviceError, match="cannot load"):
+        embedllm.load(folder, device="npu-on-cpu", openvino=unusable)
 
-    monkeypatch.setattr(npu, "_check", checked)
-    package = open_package(folder)
-    graph = package.graph("openvino")
-    assert graph is not None
-    for on_cpu, said in ((True, "npu-on-cpu False"), (False, "npu-on-cpu True")):
-        with pytest.raises(DeviceUnavailable, match=said):
-            NpuEngine(package, graph, device("npu-on-cpu"), on_cpu=on_cpu, exact=True)
+
+def test_the_npu_itself_is_never_exact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [replace(d, available=True, reason="", remedy="") for d in ov_runtime.devices()]
+    monkeypatch.setattr(ov_runtime, "devices", lambda: there)
+    found = {d.name: d for d in registry.devices_for(open_package(folder), ["npu", "npu-on-cpu"], exact=True)}
+    assert (found["npu"].available, found["npu"].remedy) == (False, "load it without exact")
+    assert "float16" in found["npu"].reason
+    assert found["npu-on-cpu"].available
+    assert {d.name: d for d in registry.devices_for(open_package(folder), ["npu"])}["npu"].available
 
 
 def test_an_npu_that_is_not_there_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +269,7 @@ def test_an_npu_that_is_not_there_says_what_to_install(folder: Path, monkeypatch
                 raise RuntimeError("Device NPU is not registered")
             return "a processor"
 
-    monkeypatch.setattr(ov, "core", WithoutNpu)
+    monkeypatch.setattr(ov_runtime, "core", WithoutNpu)
     with pytest.raises(DeviceUnavailable) as caught:
         embedllm.load(folder, device="npu")
     (tried,) = caught.value.tried

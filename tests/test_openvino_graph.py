@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedllm.backends.ov import EXACT, core
+from embedllm.backends.ov import EXACT
+from embedllm.backends.ov_runtime import core
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.export import Recipe, convert, openvino_graph
 from embedllm.export.architectures import describe

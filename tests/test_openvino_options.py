@@ -16,7 +16,8 @@ from tests.test_cli import embed
     [
         ({"precision": "int8"}, "precision is 'int8'; expected one of f32, f16, bf16."),
         ({"kv": "u4"}, "kv is 'u4'; expected one of f32, f16, bf16, u8."),
-        ({"hint": "speed"}, "hint is 'speed'; expected one of latency, throughput."),
+        ({"cache": ""}, "cache is ''; expected the path of a folder."),
+        ({"cache": 3}, "cache is 3; expected the path of a folder."),
         ({"prompt": 0}, "prompt is 0; expected a number of tokens, at least 1."),
         ({"prompt": "64"}, "prompt is '64'; expected a number of tokens, at least 1."),
         ({"reply": True}, "reply is True; expected a number of tokens, at least 1."),
@@ -33,7 +34,7 @@ def test_wrong_values_are_refused(given: dict[str, object], message: str) -> Non
 def test_what_is_left_out_is_the_plugins() -> None:
     options = OpenVINOOptions()
     assert (options.precision, options.kv, options.rounding_group, options.cache) == (None, None, None, None)
-    assert (options.hint, options.prompt, options.reply) == ("latency", 1024, 512)
+    assert (options.prompt, options.reply) == (1024, 512)
     assert OpenVINOOptions(rounding_group=0, prompt=1, reply=1).rounding_group == 0
 
 
@@ -51,12 +52,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[OpenVINOOptions | None]:
 
 
 def test_every_key_reaches_the_model(given: list[OpenVINOOptions | None]) -> None:
-    pairs = "precision=f32 rounding_group=0 kv=u8 hint=throughput cache=/some/where prompt=64 reply=32"
+    pairs = "precision=f32 rounding_group=0 kv=u8 cache=/some/where prompt=64 reply=32"
     options = [part for pair in pairs.split() for part in ("--openvino", pair)]
     assert embed("run", *options, "hello").stderr == "error: loaded\n"
     (found,) = given
     assert found is not None
-    assert (found.precision, found.rounding_group, found.kv, found.hint) == ("f32", 0, "u8", "throughput")
+    assert (found.precision, found.rounding_group, found.kv) == ("f32", 0, "u8")
     assert (found.cache, found.prompt, found.reply) == (Path("/some/where"), 64, 32)
 
 

@@ -16,7 +16,7 @@ from embedllm.errors import DeviceUnavailable
 from embedllm.package import Package, open_package
 
 MakePackage = Callable[..., Path]
-PIP = 'pip install "embedllm[openvino]"'
+PIP = "pip install openvino platformdirs psutil, which is the extra embedllm[openvino]"
 
 
 @pytest.fixture(scope="module")

@@ -106,13 +106,13 @@ def compare_recipes(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> 
 
 
 def compare_settings(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> None:
-    from embedllm.backends import ov
+    from embedllm.backends import ov, ov_runtime
 
     package = open_package(convert(checkpoint, folder / "package", Recipe(head_bits=8)))
     graph = package.graph(OPENVINO)
     assert graph is not None
     engines = {
-        name: ov.OvEngine(package, graph, ov.devices()[0], "CPU", options=options, exact=options is None)
+        name: ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU", options=options, exact=options is None)
         for name, options in SETTINGS.items()
     }
     print("| settings | mean KL | 99 % KL | perplexity | same top token |")
