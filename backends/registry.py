@@ -69,9 +69,7 @@ def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = F
     by_name = {device.name: device for device in found}
     for part in parts:
         if part.startswith(_FREE) and "openvino" in by_name and part not in by_name:
-            by_name[part] = replace(
-                by_name["openvino"], name=part, description=f"OpenVINO's {part.removeprefix(_FREE)}"
-            )
+            by_name[part] = _free(part, by_name["openvino"])
     for place, device in by_name.items():
         if device.available and (lack := _lack(package, device, exact=exact)):
             reason, remedy = lack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,3 +126,16 @@ def test_without_openvino_its_devices_say_what_to_install(package: Package) -> N
     assert len(refusals) == 4
     assert all(PIP in refusal and "cannot be imported" in refusal for refusal in refusals)
     assert last == "cpu"  # what "auto" takes
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("openvino:", "OpenVINO has no ''"),
+        ("openvino:nope", "OpenVINO has no 'nope'"),
+        ("openvino:NPU", "it has no dynamic shapes (use the device 'npu')"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_before_it_is_loaded(name: str, reason: str, package: Package) -> None:
+    with pytest.raises(DeviceUnavailable, match=re.escape(f"'{name}': {reason}")):
+        embedllm.load(package.folder, device=name)
