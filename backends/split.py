@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 LEAST = 32  # tokens; fewer are fed where tokens are made: handing over costs more (docs/performance.md)
-_PACKED = (
-    1.6  # private memory of a loaded model, in sizes of its weights file: measured 1.45 (OpenVINO), 1.55 (ONNX Runtime)
-)
+_PACKED = 1.6  # private memory of a loaded model, in sizes of its weights file: 1.55 to 1.65 (docs/performance.md)
 
 
 class SplitEngine:

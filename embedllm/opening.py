@@ -33,8 +33,8 @@ def load(
 
     path: a folder written by `embedllm export`, or "demo", the model that ships with this library.
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
-    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". A device that was asked for never falls
-    back to another.
+    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". A device that was asked for alone never
+    falls back to another; of a list the first that is there, suits the package and opens is taken.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
