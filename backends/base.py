@@ -31,6 +31,7 @@ class Device:
     available: bool
     reason: str = ""  # why not
     remedy: str = ""  # what to install or do
+    memory: int = 0  # bytes of its own; 0: the machine's, or not told
 
 
 class Interrupted(Exception):
