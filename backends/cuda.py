@@ -1,8 +1,7 @@
-"""ONNX Runtime's CUDA provider: KV and logits stay on the GPU, decoding steps are replayed as a captured CUDA graph.
+"""ONNX Runtime's CUDA provider: decoding steps are replayed as a captured CUDA graph.
 
 A step of a small model is hundreds of kernels of microseconds each, and launching them one by one costs more than they
-do. A captured graph is launched as a whole; it needs the same addresses and shapes at every step. So each session has
-fixed buffers of its capacity, and an attention mask as long as that, whose ones count the tokens.
+do. A captured graph is launched as a whole.
 """
 
 from __future__ import annotations
@@ -10,41 +9,17 @@ from __future__ import annotations
 import io
 import itertools
 import logging
-import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Device,
-    Interrupted,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import Device
 from embedllm.backends.ort import first_line, ort
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.backends.resident import ResidentEngine
 from embedllm.package import Graph, Package
-from embedllm.rows import Row
-
-if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
-    from embedllm.types import F32
 
 PROVIDER = "CUDAExecutionProvider"
-CHUNK = 2048  # tokens of a prompt fed at once
-_STEP = 1024  # tokens; capacities are multiples of it
-_GROWTH = 2  # a growth copies the KV through the host and captures the step anew
-_SPARE = 2  # buffers of closed sessions that wait for the next one
-# operators that do the work: none of them may be left to the CPU
-_HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
-          "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _QUIET, _WARNING = 4, 2  # log severities; the second is what ONNX Runtime starts with
 
 
@@ -79,255 +54,26 @@ def index_of(name: str) -> int:
     return int(name.partition(":")[2] or 0)
 
 
-class CudaEngine:
+class CudaEngine(ResidentEngine):
     """A folder's float16 graph on one NVIDIA GPU."""
 
-    chunk = CHUNK
-
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
-        """capture: replay decoding steps as a CUDA graph; without it they are launched kernel by kernel.
-
-        Raises DeviceUnavailable when part of the work would run on the CPU.
-        """
-        self.device = device
-        self.package = package
-        self.context = package.context
-        self.remedy = LARGER_EXPORT
-        self.captures = capture
         self.index = index_of(device.name)
-        self.graph_ids = itertools.count(1)
-        self._spare: list[_Buffers] = []
-        self.lock = threading.RLock()  # of the spare buffers, and one step at a time: a capture allows no other work
         _load_libraries()
-        options = ort.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        path = package.folder / graph.file
-        try:
-            with _unlogged():
-                options.add_provider(PROVIDER, _provider_options(self.index, capture=capture))
-                self._session: ort.InferenceSession | None = ort.InferenceSession(
-                    os.fspath(path), options, enable_fallback=0
-                )
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        if left := _left_to_the_cpu(self._session):
-            lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it"
-            raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+        super().__init__(package, graph, device, capture=capture)
 
-    @property
-    def session(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ValueError("this model was closed")
-        return self._session
+    def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
+        with _unlogged():
+            options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
+            return ort.InferenceSession(path, options, enable_fallback=0)
 
-    def open(self, capacity: int = 0) -> CudaSession:
-        return CudaSession(self, capacity)
-
-    def close(self) -> None:
-        self._spare.clear()
-        self._session = None
-
-    def take(self, capacity: int) -> _Buffers:
-        """Buffers for so many tokens: those of a closed session when they are large enough, whose graph still holds."""
-        with self.lock:
-            for spare in self._spare:
-                if spare.capacity >= capacity:
-                    self._spare.remove(spare)
-                    return spare
-        capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, self.context)
-        return _Buffers(self, capacity)
-
-    def give_back(self, buffers: _Buffers) -> None:
-        with self.lock:
-            if self._session is not None and len(self._spare) < _SPARE:
-                self._spare.append(buffers)
-
-
-class _Buffers:
-    """What a step reads and writes, at fixed addresses on the GPU."""
-
-    def __init__(self, engine: CudaEngine, capacity: int) -> None:
-        self.capacity = capacity
-        self.graph_id = str(next(engine.graph_ids))
-        self._index = engine.index
-        decoder = engine.package.decoder
-        self.kv: dict[str, ort.OrtValue] = {}
-        for at, attention in enumerate(layer.attention for layer in decoder.layers):
-            for part in ("key", "value"):
-                # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
-                empty = np.zeros((1, attention.kv_heads, capacity, attention.head_dim), np.float16)
-                self.kv[f"{at}.{part}"] = self.on_gpu(empty)
-        self.token = self.on_gpu(np.zeros((1, 1), np.int64))
-        self.mask = self.on_gpu(np.zeros((1, capacity), np.int64))
-        self.logits = self.on_gpu(np.zeros((1, 1, decoder.vocabulary), np.float16))
-        self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
-        self.step = self._bound(engine.session)  # one token, everything in place
-        self.step.bind_ortvalue_input("input_ids", self.token)
-        self.step.bind_ortvalue_input("attention_mask", self.mask)
-        self.step.bind_ortvalue_input("logits_from", self.last)
-        self.step.bind_ortvalue_output("logits", self.logits)
-        self.several = self._bound(engine.session)  # any number of tokens
-
-    def on_gpu(self, array: np.ndarray) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, "cuda", self._index)
-
-    def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
-        binding = session.io_binding()
-        for name, value in self.kv.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
-        return binding
-
-
-class CudaSession:
-    """One sequence. A step appends in place, a rewind is a number."""
-
-    def __init__(self, engine: CudaEngine, capacity: int) -> None:
-        self.position = 0
-        self._engine = engine
-        self._context = engine.context
-        self._decoder = engine.package.decoder
-        self._session: ort.InferenceSession | None = engine.session
-        self._stopping = False
-        self._launched = ort.RunOptions()  # kernel by kernel
-        self._launched.add_run_config_entry("gpu_graph_id", "-1")
-        self._replayed = self._launched
-        self._buffers: _Buffers | None = None
-        self._use(engine.take(min(capacity, engine.context)))
-
-    @property
-    def capacity(self) -> int:
-        return self._buffers.capacity if self._buffers else 0
-
-    def feed(self, tokens: Sequence[int]) -> Row:
-        buffers = self._prepare(tokens)
-        end = self.position + len(tokens)
-        if len(tokens) == 1 and self.position:
-            buffers.token.update_inplace(np.array([tokens], np.int64))
-            mask = np.zeros((1, buffers.capacity), np.int64)
-            mask[:, :end] = 1
-            buffers.mask.update_inplace(mask)
-            self._run(buffers.step, self._replayed, end)
-        else:
-            self._bind_several(buffers, tokens, logits_from=-1)
-            buffers.several.bind_ortvalue_output("logits", buffers.logits)
-            self._run(buffers.several, self._launched, end)
-        return Row(buffers.logits.numpy()[0, 0].astype(np.float32))
-
-    def feed_all(self, tokens: Sequence[int]) -> F32:
-        buffers = self._prepare(tokens)
-        self._bind_several(buffers, tokens, logits_from=0)
-        buffers.several.bind_output("logits")
-        self._run(buffers.several, self._launched, self.position + len(tokens))
-        return buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
-
-    def rewind(self, position: int) -> None:
-        check_rewind(position, self.position)
-        self.position = position
-
-    def interrupt(self, stop: bool = True) -> None:
-        self._stopping = stop
-        self._launched.terminate = self._replayed.terminate = stop
-
-    def export_state(self, start: int, stop: int) -> KeyValues:
-        check_span(start, stop, self.position)
-        kv = self._held().kv
-        return [
-            (kv[f"{at}.key"].numpy()[0, :, start:stop].copy(), kv[f"{at}.value"].numpy()[0, :, start:stop].copy())
-            for at in range(len(self._decoder.layers))
-        ]
-
-    def import_state(self, state: KeyValues) -> None:
-        attentions = [layer.attention for layer in self._decoder.layers]
-        end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
-        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
-        buffers = self._reserve(end)
-        for at, pair in enumerate(state):
-            for part, new in zip(("key", "value"), pair, strict=True):
-                values = buffers.kv[f"{at}.{part}"].numpy()
-                values[0, :, self.position : end] = new
-                buffers.kv[f"{at}.{part}"].update_inplace(values)
-        self.position = end
-
-    def close(self) -> None:
-        if self._buffers is not None:
-            self._engine.give_back(self._buffers)
-        self._buffers = None
-        self._session = None
-        self.position = 0
-
-    def _held(self) -> _Buffers:
-        if self._buffers is None:
-            raise ValueError("this session was closed")
-        return self._buffers
-
-    def _prepare(self, tokens: Sequence[int]) -> _Buffers:
-        """Checks the tokens and makes room for them."""
-        self._held()
-        vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
-        if self._stopping:
-            raise Interrupted
-        return self._reserve(self.position + len(tokens))
-
-    def _bind_several(self, buffers: _Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        binding, end = buffers.several, self.position + len(tokens)
-        binding.bind_ortvalue_input("input_ids", buffers.on_gpu(np.array([tokens], np.int64)))
-        binding.bind_ortvalue_input("attention_mask", buffers.on_gpu(np.ones((1, end), np.int64)))
-        start = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
-        binding.bind_ortvalue_input("logits_from", start)
-
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
-        assert self._session is not None  # as long as there are buffers
-        try:
-            with self._engine.lock:
-                self._session.run_with_iobinding(binding, options)
-        except Exception as error:
-            if self._stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
-        self.position = end
-
-    def _reserve(self, tokens: int) -> _Buffers:
-        """Buffers with room for that many tokens; the KV goes over through the host."""
-        old = self._held()
-        if tokens <= old.capacity:
-            return old
-        new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
-        for name, value in old.kv.items():
-            held = value.numpy()
-            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
-            grown[:, :, : self.position] = held[:, :, : self.position]
-            new.kv[name].update_inplace(grown)
-        self._engine.give_back(old)
-        self._use(new)
-        return new
-
-    def _use(self, buffers: _Buffers) -> None:
-        self._buffers = buffers
-        if self._engine.captures:
-            self._replayed = ort.RunOptions()
-            self._replayed.add_run_config_entry("gpu_graph_id", buffers.graph_id)
-            self._replayed.terminate = self._stopping
+    def place(self, array: np.ndarray) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(array, "cuda", self.index)
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
     options = {"device_id": str(index), "arena_extend_strategy": "kSameAsRequested"}
     return options | ({"enable_cuda_graph": "1"} if capture else {})
-
-
-def _left_to_the_cpu(session: ort.InferenceSession) -> list[str]:
-    """Heavy operators that are not on the GPU."""
-    return sorted(
-        {
-            node.op_type
-            for part in session.get_provider_graph_assignment_info()
-            if part.ep_name != PROVIDER
-            for node in part.get_nodes()
-            if node.op_type in _HEAVY
-        }
-    )
 
 
 @contextmanager

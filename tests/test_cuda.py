@@ -12,9 +12,10 @@ import pytest
 import embedllm
 from embedllm.backends import cuda, registry
 from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesState
-from embedllm.backends.cuda import CudaEngine, CudaSession
+from embedllm.backends.cuda import CudaEngine
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.reference import ReferenceEngine
+from embedllm.backends.resident import ResidentSession
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.opening import package_folder
@@ -43,7 +44,7 @@ def engine(package: Package, *, capture: bool = True) -> CudaEngine:
     return CudaEngine(package, graph, cuda.devices()[0], capture=capture)
 
 
-def row(session: CudaSession, tokens: list[int]) -> np.ndarray:
+def row(session: ResidentSession, tokens: list[int]) -> np.ndarray:
     logits = session.feed(tokens)
     return np.array(logits.values(range(logits.size)))
 
