@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,9 @@ FLOAT16 = Dialect(
     bias_in_matmul=False,
     gathers_blocks=True,
 )
+# for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
+GPU_FLOAT32 = replace(FLOAT16, name="gpu-float32", file="model.fp32.onnx", activations="float32")
+DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32)  # in the order of an export and its manifest
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]

@@ -20,7 +20,7 @@ from embedllm.export import onnx_graph, openvino_graph
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
-from embedllm.export.dialects import FLOAT16, FLOAT32, OPENVINO
+from embedllm.export.dialects import DIALECTS, FLOAT32, OPENVINO
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
@@ -111,7 +111,7 @@ def _write(
 
     hashes = {WEIGHTS: write_weights(reader, decided, partial / WEIGHTS, on_bytes)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
-    dialects = [dataclasses.replace(FLOAT32, accuracy_level=0) if recipe.exact else FLOAT32, FLOAT16]
+    dialects = [dataclasses.replace(d, accuracy_level=0) if recipe.exact else d for d in DIALECTS]
     for index, dialect in enumerate(dialects):
         graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
         (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.dialects import FLOAT16, OPENVINO
+from embedllm.export.dialects import DIALECTS, OPENVINO
 from embedllm.export.progress import Progress, write_json
 from embedllm.package import MANIFEST, Graph, Package, open_package
 
@@ -106,9 +106,9 @@ def _open(package: Package, graph: Graph) -> Engine | None:
 
 
 def _needs_a_gpu(package: Package, graph: Graph) -> bool:
-    """Whether the graph is the float16 one of a model with q and k norms."""
+    """Whether the graph leaves the q and k norms of its model to the attention operator."""
     normed = any(layer.attention.q_norm is not None for layer in package.decoder.layers)
-    return graph.dialect == FLOAT16.name and normed
+    return normed and any(d.norm_in_attention for d in DIALECTS if d.name == graph.dialect)
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from embedllm.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.tensorfile import read_header
 from tests.tiny import tiny_checkpoint, tiny_config, tiny_tensors
 
-GRAPHS = ("model.onnx", "model.fp16.onnx")
+GRAPHS = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx")
 IR = "openvino_model.xml"
 ITEM_BYTES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.UINT8: 1}
 STORED_AS = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
