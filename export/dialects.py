@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedllm.export.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +23,29 @@ class Dialect:
     # GatherBlockQuantized looks up quantized embeddings. Else standard operators do, which any reader of ONNX has:
     # OpenVINO's takes that operator only with scales that are constants in the type of the activations
     gathers_blocks: bool
+    # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
+    whole_attention: bool = True
+    lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
+    omits_middle: bool = True  # a zero point that MatMulNBits is not given is the middle of the range; else it is 0
+    ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group, and odd counts of groups
 
-    def multiplies(self, bits: int) -> bool:
-        """Whether MatMulNBits is the way to multiply by matrices of that many bits."""
+    def multiplies(self, bits: int, groups: int) -> bool:
+        """Whether MatMulNBits is the way to multiply by matrices of that many bits and groups a row."""
+        if not self.ragged_blocks and bits == 8 and groups % 2:
+            return False  # DirectML takes each row of zero points for one longer, whatever the bits
         return self.accuracy_level > 0 or bits in self.float_kernels
+
+    def lack(self, decoder: Decoder) -> str:
+        """Why there is no such graph of a model; empty when there is one."""
+        if self.whole_attention:
+            return ""
+        narrow = min((layer.attention.window or decoder.context for layer in decoder.layers), default=decoder.context)
+        if narrow < decoder.context:
+            return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
+        sizes = {layer.attention.head_dim for layer in decoder.layers}
+        if sizes != {decoder.rope.rotated}:
+            return f"{decoder.rope.rotated} of {max(sizes)} head dimensions turn; DirectML's rotation turns all of them"
+        return ""
 
 
 FLOAT32 = Dialect(
@@ -47,7 +70,19 @@ FLOAT16 = Dialect(
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
 GPU_FLOAT32 = replace(FLOAT16, name="gpu-float32", file="model.fp32.onnx", activations="float32")
-DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32)  # in the order of an export and its manifest
+# what each value is for: docs/directml.md
+DIRECTML = replace(
+    FLOAT16,
+    name="directml-float16",
+    file="model.dml.onnx",
+    norm_in_attention=False,
+    gathers_blocks=False,
+    whole_attention=False,
+    lengths_from_mask=False,
+    omits_middle=False,
+    ragged_blocks=False,
+)
+DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, DIRECTML)  # in the order of an export and its manifest
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]

@@ -38,7 +38,7 @@ class Graph:
         outputs: Sequence[str],
         name: str,
         domain: str = "",
-        **attributes: float | Sequence[int],
+        **attributes: float | Sequence[int] | TensorProto,
     ) -> None:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
@@ -71,6 +71,18 @@ class Graph:
         self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
         return name
 
+    def filled(self, rows: int, columns: int, *, byte: int) -> str:
+        """[rows, columns] uint8 of one value, made by the runtime; one for equal ones."""
+        name = f"filled.{byte}.{rows}_{columns}"
+        if not self.has(name):
+            value = helper.make_tensor("value", TensorProto.UINT8, [1], [byte])
+            self.node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=value)
+        return name
+
+    def has(self, name: str) -> bool:
+        """Whether a node gives this value."""
+        return any(name in node.output for node in self._nodes)
+
     def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
         """An initializer over neighbouring entries of the weights file, joined along their first axis.
 
@@ -97,7 +109,7 @@ class Graph:
         if self._initializers[like or value].data_type == FLOAT_TYPES[self.activations]:
             return value
         name = f"{value}.{self.activations}"
-        if not any(name in node.output for node in self._nodes):
+        if not self.has(name):
             self.node("Cast", [value], [name], name, to=FLOAT_TYPES[self.activations])
         return name
 

@@ -111,7 +111,11 @@ def _write(
 
     hashes = {WEIGHTS: write_weights(reader, decided, partial / WEIGHTS, on_bytes)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
-    dialects = [dataclasses.replace(d, accuracy_level=0) if recipe.exact else d for d in DIALECTS]
+    dialects = [
+        dataclasses.replace(dialect, accuracy_level=0) if recipe.exact else dialect
+        for dialect in DIALECTS
+        if not dialect.lack(decided.decoder)
+    ]
     for index, dialect in enumerate(dialects):
         graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
         (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.dialects import DIALECTS, OPENVINO
+from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO
 from embedllm.export.progress import Progress, write_json
 from embedllm.package import MANIFEST, Graph, Package, open_package
 
@@ -102,6 +102,10 @@ def _open(package: Package, graph: Graph) -> Engine | None:
         return ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU")
     from embedllm.backends.ort import OrtEngine, devices
 
+    if graph.dialect == DIRECTML.name:
+        from embedllm.backends.directml import DirectMLEngine
+
+        return DirectMLEngine(package, graph, devices()[0], provider="CPUExecutionProvider")
     return OrtEngine(package, graph, devices()[0])
 
 

@@ -21,7 +21,9 @@ from embedllm.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.tensorfile import read_header
 from tests.tiny import tiny_checkpoint, tiny_config, tiny_tensors
 
-GRAPHS = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx")
+GENERIC = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx")
+DML = "model.dml.onnx"
+GRAPHS = (*GENERIC, DML)
 IR = "openvino_model.xml"
 ITEM_BYTES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.UINT8: 1}
 STORED_AS = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
@@ -34,6 +36,14 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def graphs_of(package: Path) -> list[str]:
+    """Those that the folder has; DirectML has no windows."""
+    windows = any(layer.attention.window for layer in open_package(package).decoder.layers)
+    found = [file for file in GRAPHS if (package / file).exists()]
+    assert found == list(GENERIC if windows else GRAPHS)
+    return found
 
 
 def manifest_of(package: Path) -> dict[str, object]:
@@ -178,13 +188,13 @@ def test_every_tensor_is_stored_once_and_every_graph_points_at_it(
     assert problems == ()
     covered = {at for span in spans for at in entries if span.start <= at < span.stop}
     assert {entries[at][0] for at in covered} == names
-    for file in GRAPHS:
+    for file in graphs_of(package):
         model = onnx.load(package / file, load_external_data=False)
         assert (package / file).stat().st_size < 100_000
         seen: set[str] = set()
         for tensor in model.graph.initializer:
             if tensor.data_location != TensorProto.EXTERNAL:
-                assert tensor.data_type in (TensorProto.INT64, TensorProto.FLOAT)
+                assert tensor.data_type in (TensorProto.INT64, TensorProto.FLOAT, TensorProto.FLOAT16)
                 assert tensor.ByteSize() < 200
                 continue
             place = {entry.key: entry.value for entry in tensor.external_data}
@@ -214,7 +224,7 @@ def test_onnx_understands_the_graphs_and_onnx_runtime_loads_them(
     family: str, config: dict[str, object], recipe: Recipe, tiny_package: Callable[..., Path]
 ) -> None:
     package = tiny_package(family, recipe, **config)
-    for file in GRAPHS:
+    for file in graphs_of(package):
         # no onnx.checker: SimplifiedLayerNormalization is of the default domain in ONNX Runtime only
         onnx.shape_inference.infer_shapes(onnx.load(package / file, load_external_data=False), check_type=True)
         options = onnxruntime.SessionOptions()
@@ -222,7 +232,10 @@ def test_onnx_understands_the_graphs_and_onnx_runtime_loads_them(
         session = onnxruntime.InferenceSession(str(package / file), options, providers=["CPUExecutionProvider"])
         layers = range(2)
         kv = [f"{index}.{part}" for index in layers for part in ("key", "value")]
-        inputs = ["input_ids", "attention_mask", *(f"past_key_values.{name}" for name in kv)]
+        given = ["attention_mask"], []
+        if file == DML:
+            given = ["position_ids", "seqlens_k", "total_sequence_length"], ["logits_at"]
+        inputs = ["input_ids", *given[0], *(f"past_key_values.{name}" for name in kv), *given[1]]
         assert [i.name for i in session.get_inputs()] == inputs
         assert [o.name for o in session.get_outputs()] == ["logits", *(f"present.{name}" for name in kv)]
 

@@ -1,0 +1,161 @@
+"""The stored matrices in a graph: products with them, and rows of the embedding, in the operators of one dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedllm.export.decoder import Linear
+from embedllm.export.dialects import Dialect
+from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.quantize import Packing
+
+
+class Products:
+    """Writes products and look-ups into a graph. packing: by the name of the matrix."""
+
+    def __init__(self, graph: Graph, packing: Mapping[str, Packing], dialect: Dialect) -> None:
+        self.graph = graph
+        self.packing = packing
+        self.dialect = dialect
+
+    def embedding(self, table: Linear) -> str:
+        """Rows of the table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape."""
+        graph, packing = self.graph, self.packing[table.name]
+        if not packing.quantized:
+            weight = graph.stored([f"{table.name}.weight"])
+            return graph.cast(graph.op("Gather", [weight, "input_ids"], "rows", axis=0), like=weight)
+        stored_columns = packing.groups(table.columns) * packing.group
+        if not self.dialect.gathers_blocks:
+            rows = self.unpacked_rows(table, packing)
+            return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
+        flat = [table.rows, stored_columns * packing.bits // 8]
+        weight = graph.stored([f"{table.name}.weight"], shape=flat, name="embedding.rows.weight")
+        zero = [] if packing.symmetric else [graph.stored([f"{table.name}.zero"])]
+        rows = graph.op(
+            "GatherBlockQuantized",
+            [weight, "input_ids", self.scale([table]), *zero],
+            "rows",
+            MICROSOFT,
+            bits=packing.bits,
+            block_size=packing.group,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
+
+    def unpacked_rows(self, table: Linear, packing: Packing) -> str:
+        """Rows of a quantized table by standard operators: packed rows are gathered, then unpacked."""
+        graph, groups = self.graph, packing.groups(table.columns)
+
+        def gathered(kind: str, shape: Sequence[int], *, name: str) -> str:
+            """[B, T, ...]; under a name and shape of its own, because the head may read the same bytes otherwise."""
+            entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"embedding.rows.{kind}")
+            return graph.op("Gather", [entry, "input_ids"], name, axis=0)
+
+        weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
+        values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")
+        if packing.symmetric:
+            zero = graph.cast(graph.constant(1 << packing.bits - 1))
+        else:
+            width = -(-groups * packing.bits // 8)
+            held = width * 8 // packing.bits  # a row ends with a whole byte
+            zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, held, 1], "zeros")
+            if held > groups:
+                bounds = [graph.constant(value) for value in (0, groups, 2)]
+                zero = graph.op("Slice", [zero, *bounds], "zeros.given")
+        scale = gathered("scale", [groups, 1], name="packed_scale")
+        scale = graph.op("Cast", [scale], "scales", to=FLOAT_TYPES[self.dialect.activations])
+        scaled = graph.op("Mul", [graph.op("Sub", [values, zero], "centred"), scale], "scaled")
+        return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group)], "rows")
+
+    def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
+        """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
+
+        By float arithmetic, which is exact here: OpenVINO 2026.4 rounds a right shift of bytes.
+        """
+        graph = self.graph
+        floats = graph.op("Cast", [packed], f"{name}.floats", to=FLOAT_TYPES[self.dialect.activations])
+        if packing.bits == 4:
+            sixteenth = graph.op("Mul", [floats, graph.number(1 / 16)], f"{name}.sixteenth")
+            high = graph.op("Floor", [sixteenth], f"{name}.high")
+            low = graph.op("Sub", [floats, graph.op("Mul", [high, graph.number(16)], f"{name}.rest")], f"{name}.low")
+            last = [graph.op("Unsqueeze", [part, graph.constant(-1)], f"{part}.apart") for part in (low, high)]
+            floats = graph.op("Concat", last, f"{name}.pairs", axis=-1)
+        return graph.op("Reshape", [floats, graph.constant(*shape)], name)
+
+    def linear(self, x: str, parts: Sequence[Linear], name: str, *, output: str = "") -> str:
+        """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side."""
+        graph, packing = self.graph, self.packing[parts[0].name]
+        name = graph.named(name)
+        result = output or name
+        columns, groups = parts[0].columns, packing.groups(parts[0].columns)
+        bias = graph.cast(graph.stored([f"{part.name}.bias" for part in parts])) if parts[0].bias else ""
+        in_integers = packing.quantized and self.dialect.multiplies(packing.bits, groups)
+        added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
+        product = f"{name}.product" if added else result
+        weights = graph.stored([f"{part.name}.weight" for part in parts])
+        if in_integers:
+            if not self.dialect.ragged_blocks and columns < groups * packing.group:
+                x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
+            graph.node(
+                "MatMulNBits",
+                [x, weights, self.scale(parts), self.zero(parts, packing), "", "" if added else bias],
+                [product],
+                name,
+                MICROSOFT,
+                K=columns,
+                N=sum(part.rows for part in parts),
+                bits=packing.bits,
+                block_size=packing.group,
+                accuracy_level=self.dialect.accuracy_level,
+            )
+        else:
+            floats = self.unpacked(parts, packing, name) if packing.quantized else graph.cast(weights)
+            turned = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
+            graph.node("MatMul", [x, turned], [product], name)
+        if added:
+            graph.node("Add", [product, bias], [result], f"{name}.bias")
+        return result
+
+    def zero(self, parts: Sequence[Linear], packing: Packing) -> str:
+        """The zero points of neighbouring matrices; empty where they are the middle and need not be said."""
+        if not packing.symmetric:
+            return self.graph.stored([f"{part.name}.zero" for part in parts])
+        if self.dialect.omits_middle:
+            return ""
+        middle = 0x88 if packing.bits == 4 else 0x80
+        width = -(-packing.groups(parts[0].columns) * packing.bits // 8)  # bytes a row, the last one whole
+        return self.graph.filled(sum(part.rows for part in parts), width, byte=middle)
+
+    def filled_up(self, x: str, columns: int, stored: int) -> str:
+        """x with zeros behind its last dimension, as the last group of each row of a matrix has them."""
+        graph, name = self.graph, f"{x}.filled_up"
+        if not graph.has(name):
+            graph.node("Pad", [x, graph.constant(0, stored - columns), "", graph.constant(-1)], [name], name)
+        return name
+
+    def unpacked(self, parts: Sequence[Linear], packing: Packing, name: str) -> str:
+        """8-bit matrices as floats, which the runtime folds when it loads: for exact products."""
+        graph = self.graph
+        rows, groups = sum(part.rows for part in parts), packing.groups(parts[0].columns)
+
+        def per_group(kind: str) -> str:
+            names = [f"{part.name}.{kind}" for part in parts]
+            return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
+
+        values = graph.cast(graph.stored([f"{part.name}.weight" for part in parts]))
+        zero = per_group("zero") if not packing.symmetric else graph.cast(graph.constant(128))
+        centred = graph.op("Sub", [values, zero], f"{name}.centred")
+        scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
+        floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group)], f"{name}.floats")
+        columns = parts[0].columns
+        whole = columns == groups * packing.group
+        return floats if whole else self.first_columns(floats, columns, f"{name}.columns")
+
+    def first_columns(self, x: str, count: int, name: str) -> str:
+        """Without the zeros that fill up the last group of a row."""
+        bounds = [self.graph.constant(value) for value in (0, count, -1)]
+        return self.graph.op("Slice", [x, *bounds], name)
+
+    def scale(self, parts: Sequence[Linear]) -> str:
+        return self.graph.cast(self.graph.stored([f"{part.name}.scale" for part in parts]))
