@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnxruntime import ExecutionMode, SessionOptions
 
 import embedllm
 from embedllm.backends import directml
@@ -339,7 +338,7 @@ def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch:
 
 
 def test_the_provider_gets_what_it_needs_and_nothing_to_fall_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[SessionOptions, dict[str, object]]] = []
+    seen: list[tuple[directml.ort.SessionOptions, dict[str, object]]] = []
     monkeypatch.setattr(
         directml.ort, "InferenceSession", lambda model, options, **choices: seen.append((options, choices))
     )
@@ -347,4 +346,4 @@ def test_the_provider_gets_what_it_needs_and_nothing_to_fall_back_to(monkeypatch
     ((options, choices),) = seen
     assert choices == {"providers": [("DmlExecutionProvider", {"device_id": "1"})], "enable_fallback": 0}
     assert not options.enable_mem_pattern
-    assert options.execution_mode == ExecutionMode.ORT_SEQUENTIAL
+    assert options.execution_mode == directml.ort.ExecutionMode.ORT_SEQUENTIAL
