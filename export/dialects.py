@@ -26,13 +26,13 @@ class Dialect:
     # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
     whole_attention: bool = True
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
-    omits_middle: bool = True  # a zero point that MatMulNBits is not given is the middle of the range; else it is 0
-    ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group, and odd counts of groups
+    ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
+    odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
 
-    def multiplies(self, bits: int, groups: int) -> bool:
-        """Whether MatMulNBits is the way to multiply by matrices of that many bits and groups a row."""
-        if not self.ragged_blocks and bits == 8 and groups % 2:
-            return False  # DirectML takes each row of zero points for one longer, whatever the bits
+    def multiplies(self, bits: int, *, zero_points: int) -> bool:
+        """Whether MatMulNBits is the way to multiply by matrices of that many bits, and zero points a row."""
+        if bits == 8 and zero_points % 2 and not self.odd_zero_points:
+            return False
         return self.accuracy_level > 0 or bits in self.float_kernels
 
     def lack(self, decoder: Decoder) -> str:
@@ -79,8 +79,8 @@ DIRECTML = replace(
     gathers_blocks=False,
     whole_attention=False,
     lengths_from_mask=False,
-    omits_middle=False,
     ragged_blocks=False,
+    odd_zero_points=False,
 )
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, DIRECTML)  # in the order of an export and its manifest
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table

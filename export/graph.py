@@ -38,7 +38,7 @@ class Graph:
         outputs: Sequence[str],
         name: str,
         domain: str = "",
-        **attributes: float | Sequence[int] | TensorProto,
+        **attributes: float | Sequence[int],
     ) -> None:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
@@ -69,14 +69,6 @@ class Graph:
         """One number in the type of the activations."""
         name = f"constant.number.{value:g}"
         self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
-        return name
-
-    def filled(self, rows: int, columns: int, *, byte: int) -> str:
-        """[rows, columns] uint8 of one value, made by the runtime; one for equal ones."""
-        name = f"filled.{byte}.{rows}_{columns}"
-        if not self.has(name):
-            value = helper.make_tensor("value", TensorProto.UINT8, [1], [byte])
-            self.node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=value)
         return name
 
     def has(self, name: str) -> bool:

@@ -90,16 +90,18 @@ class Products:
         result = output or name
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
         bias = graph.cast(graph.stored([f"{part.name}.bias" for part in parts])) if parts[0].bias else ""
-        in_integers = packing.quantized and self.dialect.multiplies(packing.bits, groups)
+        zero_points = 0 if packing.symmetric else groups
+        in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
         product = f"{name}.product" if added else result
         weights = graph.stored([f"{part.name}.weight" for part in parts])
         if in_integers:
+            zero = "" if packing.symmetric else graph.stored([f"{part.name}.zero" for part in parts])
             if not self.dialect.ragged_blocks and columns < groups * packing.group:
                 x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
             graph.node(
                 "MatMulNBits",
-                [x, weights, self.scale(parts), self.zero(parts, packing), "", "" if added else bias],
+                [x, weights, self.scale(parts), zero, "", "" if added else bias],
                 [product],
                 name,
                 MICROSOFT,
@@ -116,16 +118,6 @@ class Products:
         if added:
             graph.node("Add", [product, bias], [result], f"{name}.bias")
         return result
-
-    def zero(self, parts: Sequence[Linear], packing: Packing) -> str:
-        """The zero points of neighbouring matrices; empty where they are the middle and need not be said."""
-        if not packing.symmetric:
-            return self.graph.stored([f"{part.name}.zero" for part in parts])
-        if self.dialect.omits_middle:
-            return ""
-        middle = 0x88 if packing.bits == 4 else 0x80
-        width = -(-packing.groups(parts[0].columns) * packing.bits // 8)  # bytes a row, the last one whole
-        return self.graph.filled(sum(part.rows for part in parts), width, byte=middle)
 
     def filled_up(self, x: str, columns: int, stored: int) -> str:
         """x with zeros behind its last dimension, as the last group of each row of a matrix has them."""

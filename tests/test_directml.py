@@ -25,11 +25,13 @@ from embedllm.package import Graph, Package, open_package
 
 ATOL = 0.02  # of logits up to 4.6, all in float16, over 60 tokens: measured 0.006 to 0.011
 DEVICE = Device(name="directml", backend="onnxruntime", description="the CPU in its place", available=True)
+ODD: dict[str, object] = {"hidden_size": 96, "intermediate_size": 160}  # an odd number of groups of 32
 RAGGED: dict[str, object] = {"hidden_size": 72, "intermediate_size": 136}  # no multiples of a group
 MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
     "llama": ("llama", Recipe(), {}),
     "llama, biases": ("llama", Recipe(), {"attention_bias": True, "mlp_bias": True}),
-    "llama, 8 bits, 3 and 5 groups": ("llama", Recipe(bits=8), {"hidden_size": 96, "intermediate_size": 160}),
+    "llama, 8 bits, 3 and 5 groups": ("llama", Recipe(bits=8), ODD),
+    "llama, 8 bits, 3 and 5 zero points": ("llama", Recipe(bits=8, symmetric=False), ODD),
     "mistral, group 16": ("mistral", Recipe(group=16), {}),
     "mistral, window of the context": ("mistral", Recipe(), {"sliding_window": 128}),
     "qwen2, asymmetric": ("qwen2", Recipe(symmetric=False), {}),
