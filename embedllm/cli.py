@@ -22,6 +22,7 @@ from embedllm.cli_export import export
 from embedllm.cli_inspect import families, inspect
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
+from embedllm.cli_worker import worker
 from embedllm.errors import EmbedError
 
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
@@ -74,7 +75,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, inspect, devices, families):
+for command in (run, chat, export, inspect, devices, families, worker):
     cli.add_command(command)
 
 
