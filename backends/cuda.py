@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
@@ -55,7 +56,9 @@ def index_of(name: str) -> int:
 
 
 class CudaEngine(ResidentEngine):
-    """A folder's float16 graph on one NVIDIA GPU."""
+    """A folder's graph on one NVIDIA GPU."""
+
+    reduces = True
 
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
@@ -63,7 +66,7 @@ class CudaEngine(ResidentEngine):
         super().__init__(package, graph, device, capture=capture)
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        with _unlogged():
+        with _unlogged(), _without_xqa():
             options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
             return ort.InferenceSession(path, options, enable_fallback=0)
 
@@ -72,7 +75,11 @@ class CudaEngine(ResidentEngine):
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
-    options = {"device_id": str(index), "arena_extend_strategy": "kSameAsRequested"}
+    options = {
+        "device_id": str(index),
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_ep_level_unified_stream": "1",  # all nodes on one stream: a step waits for nothing else
+    }
     return options | ({"enable_cuda_graph": "1"} if capture else {})
 
 
@@ -84,6 +91,25 @@ def _unlogged() -> Iterator[None]:
         yield
     finally:
         ort.set_default_logger_severity(_WARNING)
+
+
+@contextmanager
+def _without_xqa() -> Iterator[None]:
+    """Without the attention kernel that ONNX Runtime 1.31 prefers for steps, unless the environment has a wish.
+
+    The others were faster at every length from 500 to 30,000 tokens (docs/cuda.md). A session chooses when it is made.
+    """
+    if _XQA in os.environ:
+        yield
+        return
+    os.environ[_XQA] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_XQA, None)
+
+
+_XQA = "ORT_ENABLE_XQA"
 
 
 def _load_libraries() -> None:

@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.device_row import HEADS, LARGEST_VOCABULARY, DeviceRow, Head, sizes
 from embedllm.backends.ort import first_line, ort
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package import Graph, Package
@@ -31,7 +33,7 @@ from embedllm.rows import Row
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
-    from embedllm.types import F32
+    from embedllm.types import F32, Logits
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _STEP = 1024  # tokens; capacities are multiples of it
@@ -47,6 +49,7 @@ class ResidentEngine:
     """A folder's graph on one device. What differs between providers is in the methods of its subclasses."""
 
     chunk = CHUNK
+    reduces = False  # whether logits are reduced on the device
 
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         """capture: replay decoding steps as they were captured; without it they are launched kernel by kernel.
@@ -62,17 +65,24 @@ class ResidentEngine:
         self.graph_ids = itertools.count(1)
         self._spare: list[_Buffers] = []
         self.lock = threading.RLock()  # of the spare buffers, and one step at a time: a capture allows no other work
-        options = ort.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        path = package.folder / graph.file
-        try:
-            self._session: ort.InferenceSession | None = self.start(os.fspath(path), options)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
+        vocabulary = package.decoder.vocabulary
+        has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY
+        kind = np.dtype(self.dtype).name
+        self.head_sizes = sizes(vocabulary) if has_heads else {}
+        self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
         if left := left_to_the_cpu(self._session):
             lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it"
             raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+
+    def _load(self, path: Path) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.log_severity_level = _QUIET
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        try:
+            return self.start(os.fspath(path), options)
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         """A session on this device, without falling back to another."""
@@ -101,7 +111,14 @@ class ResidentEngine:
 
     def close(self) -> None:
         self._spare.clear()
+        self.heads.clear()
         self._session = None
+
+    def replaying(self, graph_id: str) -> ort.RunOptions:
+        """Options to run what is captured under that name, or is captured so now."""
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", graph_id if self.captures else "-1")
+        return options
 
     def take(self, capacity: int) -> _Buffers:
         """Buffers for so many tokens: those of a closed session when they are large enough, whose graph still holds."""
@@ -142,6 +159,17 @@ class _Buffers:
         self.step.bind_ortvalue_input("logits_from", self.last)
         self.step.bind_ortvalue_output("logits", self.logits)
         self.several = self._bound(engine.session)  # any number of tokens
+        self.heads = {
+            name: Head(
+                session,
+                self.logits,
+                size=engine.head_sizes[name],
+                options=engine.replaying(self.graph_id),
+                place=engine.place,
+                read=engine.read,
+            )
+            for name, session in engine.heads.items()
+        }
 
     def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
         binding = session.io_binding()
@@ -160,9 +188,9 @@ class ResidentSession:
         self._context = engine.context
         self._decoder = engine.package.decoder
         self._session: ort.InferenceSession | None = engine.session
+        self._fed = 0  # how often
         self._stopping = False
-        self._launched = ort.RunOptions()  # kernel by kernel
-        self._launched.add_run_config_entry("gpu_graph_id", "-1")
+        self._launched = engine.replaying("-1")  # kernel by kernel
         self._replayed = self._launched
         self._buffers: _Buffers | None = None
         self._use(engine.take(min(capacity, engine.context)))
@@ -171,8 +199,9 @@ class ResidentSession:
     def capacity(self) -> int:
         return self._buffers.capacity if self._buffers else 0
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> Logits:
         buffers = self._prepare(tokens)
+        self._fed += 1
         end = self.position + len(tokens)
         if len(tokens) == 1 and self.position:
             self._engine.write(buffers.token, np.array([tokens], np.int64))
@@ -184,7 +213,17 @@ class ResidentSession:
             self._bind_several(buffers, tokens, logits_from=-1)
             buffers.several.bind_ortvalue_output("logits", buffers.logits)
             self._run(buffers.several, self._launched, end)
-        return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
+        if not buffers.heads:
+            return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
+        fed = self._fed
+
+        def ask(name: str) -> F32:
+            if self._buffers is not buffers or self._fed != fed:
+                raise ValueError("these logits are gone: their session was fed again, or closed.")
+            with self._engine.lock:
+                return buffers.heads[name]()
+
+        return DeviceRow(self._decoder.vocabulary, ask)
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         buffers = self._prepare(tokens)
@@ -277,10 +316,8 @@ class ResidentSession:
 
     def _use(self, buffers: _Buffers) -> None:
         self._buffers = buffers
-        if self._engine.captures:
-            self._replayed = ort.RunOptions()
-            self._replayed.add_run_config_entry("gpu_graph_id", buffers.graph_id)
-            self._replayed.terminate = self._stopping
+        self._replayed = self._engine.replaying(buffers.graph_id)
+        self._replayed.terminate = self._stopping
 
 
 def left_to_the_cpu(session: ort.InferenceSession) -> list[str]:

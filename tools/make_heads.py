@@ -1,0 +1,81 @@
+"""Writes the small graphs that reduce a row of logits on a device: backends/heads/*.onnx.
+
+    python tools/make_heads.py
+
+Each takes logits [1, 1, V], in float32 or float16, and gives `out`, float32:
+
+    row   the logits themselves, [V]
+    best  the token of the highest logit, that logit, the log of the sum of all exponentials: [3]
+    list  the tokens of the highest logits, these logits, the same log: [2 LISTED + 1]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from embedllm.backends.device_row import HEADS, LISTED
+
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+CAST = helper.make_node("Cast", ["logits"], ["floats"], to=TensorProto.FLOAT)
+SUM = [
+    helper.make_node("ReduceMax", ["floats", "last"], ["highest"]),
+    helper.make_node("Sub", ["floats", "highest"], ["below"]),
+    helper.make_node("Exp", ["below"], ["weights"]),
+    helper.make_node("ReduceSum", ["weights", "last"], ["sum"]),
+    helper.make_node("Log", ["sum"], ["log"]),
+    helper.make_node("Add", ["log", "highest"], ["logsumexp"]),
+]
+
+
+def joined(*parts: str) -> list[NodeProto]:
+    """The parts, one after the other, as a list of numbers."""
+    return [
+        helper.make_node("Concat", [*parts], ["together"], axis=-1),
+        helper.make_node("Reshape", ["together", "last"], ["out"]),
+    ]
+
+
+BODIES = {
+    "row": [CAST, helper.make_node("Reshape", ["floats", "last"], ["out"])],
+    "best": [
+        CAST,
+        *SUM,
+        helper.make_node("ArgMax", ["floats"], ["token"], axis=-1, keepdims=1),
+        helper.make_node("Cast", ["token"], ["number"], to=TensorProto.FLOAT),
+        *joined("number", "highest", "logsumexp"),
+    ],
+    "list": [
+        CAST,
+        *SUM,
+        helper.make_node("TopK", ["floats", "count"], ["logits_of_best", "tokens"], axis=-1),
+        helper.make_node("Cast", ["tokens"], ["numbers"], to=TensorProto.FLOAT),
+        *joined("numbers", "logits_of_best", "logsumexp"),
+    ],
+}
+
+
+def main() -> None:
+    HEADS.mkdir(exist_ok=True)
+    constants = [
+        numpy_helper.from_array(np.array([-1]), "last"),
+        numpy_helper.from_array(np.array([LISTED]), "count"),
+    ]
+    for name, nodes in BODIES.items():
+        for kind, number in TYPES.items():
+            used = {place for node in nodes for place in node.input}
+            graph = helper.make_graph(
+                nodes,
+                name,
+                [helper.make_tensor_value_info("logits", number, [1, 1, "vocabulary"])],
+                [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["numbers"])],
+                [constant for constant in constants if constant.name in used],
+            )
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+            onnx.checker.check_model(model)
+            (HEADS / f"{name}.{kind}.onnx").write_bytes(model.SerializeToString())
+
+
+if __name__ == "__main__":
+    main()
