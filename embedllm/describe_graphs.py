@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.export.dialects import OPENVINO
+from embedllm.export.dialects import DIRECTML, OPENVINO
 from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, Graph, Package
 from embedllm.tensorfile import Tensor, TensorFile
@@ -77,6 +77,10 @@ def _look_at_onnx(package: Package, graph: Graph, header: TensorFile) -> _Findin
     except DecodeError as error:
         return None, None, (f"cannot be read as ONNX: {error}",)
     spans, problems = check_model(model, header, package.files[WEIGHTS].bytes)
+    if graph.dialect == DIRECTML.name:
+        from embedllm.export.directml_rules import check_directml
+
+        problems += check_directml(model)
     return len(spans), _unused(spans, header), problems
 
 
