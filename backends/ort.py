@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +23,7 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.threads import compute_threads
-from embedllm.errors import DeviceError
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
@@ -39,46 +41,70 @@ _QUIET = 4  # log severity "fatal": errors are raised here, and a library does n
 
 
 def devices() -> list[Device]:
-    """What ONNX Runtime can run on here, CUDA aside, and what it has that this version does not drive."""
-    backend = f"onnxruntime {ort.__version__}"
-    found = [Device(name="cpu", backend=backend, description=_processor(), available=True)]
-    for provider in ort.get_available_providers():
-        name = provider.removesuffix("ExecutionProvider").lower()
-        if name not in ("cpu", "cuda", "azure"):  # cuda: backends/cuda.py; azure: calls a server, no device
-            reason = "this version of embedllm does not drive this provider"
-            found.append(Device(name=name, backend=backend, description=provider, available=False, reason=reason))
-    return found
+    """ONNX Runtime's CPU provider; other providers have modules of their own."""
+    return [Device(name="cpu", backend=f"onnxruntime {ort.__version__}", description=_processor(), available=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """How a session gets a provider other than the CPU's, and what has to run there."""
+
+    add: Callable[[ort.SessionOptions], None]
+    runs: Set[str]  # operators of which none may be left to the CPU
+    model: Callable[[Path], bytes | None] = lambda path: None  # the graph in another form; None: the file as it is
 
 
 class OrtEngine:
-    """A folder's graph on ONNX Runtime's CPU provider. Weights are mapped from the file, then packed by the runtime."""
+    """A folder's graph in ONNX Runtime, its KV in the memory of the host: on the CPU, or on a provider that copies.
+
+    Weights are mapped from the file, then packed by the runtime.
+    """
 
     chunk = CHUNK
 
     def __init__(
-        self, package: Package, graph: Graph, device: Device, *, threads: int = 0, exact: bool = False
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        *,
+        threads: int = 0,
+        exact: bool = False,
+        attachment: Attachment | None = None,
     ) -> None:
-        """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows."""
+        """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows.
+
+        attachment: of the provider to run on; None: the CPU's.
+        Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead.
+        """
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or compute_threads()
-        options.log_severity_level = _QUIET
-        # a spinning pool eats the cores of the application around us and measured no faster (docs/performance.md)
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if exact:
-            options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
+        self.half = graph.activations == "float16"
+        self.only_last = False  # the graph gives the logits of the last position only
+        options = _session_options(threads, exact)
         path = package.folder / graph.file
         try:
             with on_huge_pages():
-                self._session = ort.InferenceSession(
-                    os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
-                )
+                self._session = self._start(path, options, attachment)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        self.half = graph.activations == "float16"
+        if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
+            lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device"
+            raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+
+    def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
+        if attachment is None:
+            return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        attachment.add(options)
+        model = attachment.model(path)
+        if model is None:
+            return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
+        self.only_last = True
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(path.parent))
+        return ort.InferenceSession(model, options, enable_fallback=0)
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -106,6 +132,7 @@ class OrtSession:
         self._binding: ort.IOBinding | None = engine.session.io_binding()
         self._run_options = ort.RunOptions()
         self._stopping = False
+        self._only_last = engine.only_last
         self._dtype = np.float16 if engine.half else np.float32
         shapes = [(a.kv_heads, a.head_dim) for a in (layer.attention for layer in engine.package.decoder.layers)]
         self._kv = {
@@ -125,11 +152,26 @@ class OrtSession:
         return Row(self._logits[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
+        if self._only_last:
+            return self._feed_each(tokens)
         binding = self._prepare(tokens, logits_from=0)
         # without a buffer of ours, which would be checked against the one position that the graph declares
         binding.bind_output("logits")
         self._run(binding, len(tokens))
         return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+
+    def _feed_each(self, tokens: Sequence[int]) -> F32:
+        """As feed_all, where the graph gives one row at a time."""
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+        start, rows = self.position, np.empty((len(tokens), self._vocabulary), np.float32)
+        try:
+            for row, token in zip(rows, tokens, strict=True):
+                self.feed([token])
+                row[:] = self._logits[0, 0]
+        except BaseException:
+            self.position = start
+            raise
+        return rows
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -174,8 +216,10 @@ class OrtSession:
         binding = self._binding
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
-        # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
-        binding.bind_ortvalue_input("logits_from", ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64)))
+        if not self._only_last:
+            # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
+            first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
+            binding.bind_ortvalue_input("logits_from", first)
         return binding
 
     def _run(self, binding: ort.IOBinding, count: int) -> None:
@@ -204,6 +248,30 @@ class OrtSession:
             self._binding.bind_ortvalue_output(f"present.{name}", value)
         self._ones = np.ones((1, capacity), np.int64)
         self.capacity = capacity
+
+
+def _session_options(threads: int, exact: bool) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or compute_threads()
+    options.log_severity_level = _QUIET
+    # a spinning pool eats the cores of the application around us and measured no faster (docs/performance.md)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if exact:
+        options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
+    return options
+
+
+def left_to_the_cpu(session: ort.InferenceSession, operators: Set[str]) -> list[str]:
+    """Which of these operators run on ONNX Runtime's CPU provider; the session has to record its assignments."""
+    return sorted(
+        {
+            node.op_type
+            for part in session.get_provider_graph_assignment_info()
+            if part.ep_name == "CPUExecutionProvider"
+            for node in part.get_nodes()
+            if node.op_type in operators
+        }
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -1,85 +1,89 @@
-"""Which backends there are: asks each for its devices, and opens an engine on the one that was chosen.
+"""The devices of this machine: lists them, as far as they are asked for, and opens an engine on the chosen one.
 
-A device's name begins with its backend's: "cpu" is ONNX Runtime's, "openvino", "openvino-gpu" and "npu" are OpenVINO's.
-Besides the listed ones, "openvino:TARGET" is any target in OpenVINO's own words ("openvino:HETERO:GPU,CPU"), and "A+B"
-reads prompts on A and makes tokens on B.
+Besides the listed ones, "openvino:TARGET" is any target in OpenVINO's own words ("openvino:HETERO:GPU,CPU"),
+"plugin:PATH" a provider of ONNX Runtime by the path of its library, and "A+B" reads prompts on A and makes tokens on B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from embedllm.backends.base import Device, Engine
-from embedllm.backends.select import AUTO
+from embedllm.backends.drivers import Choices, driver_of, known_driver
+from embedllm.backends.select import Refusal, resolve
+from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.dialects import FLOAT16, FLOAT32, OPENVINO
+from embedllm.export.dialects import FLOAT32, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
-from embedllm.package import Graph, Package
+from embedllm.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
+_FREE = "openvino:"  # a target in OpenVINO's own words follows
+_PLUG_IN = "plugin:"  # a path follows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """What an engine is opened with."""
+class Found:
+    """The devices of this machine for one folder, listed source by source when they are first asked for."""
 
-    package: Package
-    device: Device
-    graph: Graph | None  # of the driver's dialect, when it has one
-    threads: int = 0
-    exact: bool = False
-    openvino: OpenVINOOptions | None = None
+    def __init__(self, package: Package | None = None, *, exact: bool = False) -> None:
+        """package: devices that it has no graph for, or that cannot do what is asked, are not available."""
+        self._package = package
+        self._exact = exact
+        self._listed: dict[Source, list[Device]] = {}
 
+    def everything(self) -> list[Device]:
+        """Every device of every source, those that cannot be used with the reason."""
+        return [device for source in SOURCES for device in self._devices_of(source)]
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """How a device runs a folder."""
+    def named(self, name: str, *, automatic: bool = False) -> list[Device]:
+        """The devices that may be meant by a name; of a name that is not known, every one. See select.Find."""
+        if PAIR in name and not name.startswith(_PLUG_IN):
+            halves = {half: self.named(half) for half in name.split(PAIR)}
+            found = {device.name: device for devices in halves.values() for device in devices}
+            return [*found.values(), *([_pair(name, halves)] if name.count(PAIR) == 1 else [])]
+        if name.startswith(_PLUG_IN):
+            return [self._checked(device) for device in plug_in_devices(name)]
+        sources = [source for source in SOURCES if source.has(name)]
+        if automatic and sources and (lack := sources[0].absent(name)):
+            return [lack]
+        found = [device for source in sources or SOURCES for device in self._devices_of(source)]
+        if name.startswith(_FREE) and name not in {device.name for device in found}:
+            found += [self._checked(_free(name, device)) for device in found if device.name == "openvino"]
+        return found
 
-    open: Callable[[Choices], Engine]
-    dialect: str | None  # of the graph that it runs; None: it reads the weights itself
-    shares: bool = True  # its sessions give their KV away and take that of others
-    zero_points: bool = True  # it runs weights that have some
-    floats: bool = True  # it can compute in float32 throughout, for exact=True
+    def _devices_of(self, source: Source) -> list[Device]:
+        if source not in self._listed:
+            self._listed[source] = [self._checked(device) for device in source.devices()]
+        return self._listed[source]
+
+    def _checked(self, device: Device) -> Device:
+        """As available as the folder lets it be."""
+        if self._package is None or not device.available:
+            return device
+        lack = _lack(self._package, device, exact=self._exact)
+        return replace(device, available=False, reason=lack[0], remedy=lack[1]) if lack else device
 
 
 def devices() -> list[Device]:
     """Every device of every backend, those that cannot be used with the reason."""
-    from embedllm.backends import reference
-
-    return [*_ort_devices(), *_cuda_devices(), *_ov_devices(), reference.DEVICE]
+    return Found().everything()
 
 
 def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = False) -> list[Device]:
-    """As devices(); those that the folder has no graph for, or that cannot do what is asked, are not available.
+    """As devices(), for one folder.
 
-    wishes: names among which there may be some that no list has: a pair, or a target in OpenVINO's words. When none of
-    them may be of OpenVINO or CUDA, these are not loaded.
+    wishes: what these names may mean, pairs and targets that no list has among them; none: every device.
     """
-    from embedllm.backends import reference
-
-    parts = [part for wish in wishes for part in wish.split(PAIR)]
-    found = _ort_devices()
-    known = [_driver(part) for part in parts if part != AUTO]
-    if not parts or None in known or any(driver and driver.open is _open_cuda for driver in known):
-        found += _cuda_devices()
-    if not parts or None in known or any(driver and driver.dialect == OPENVINO for driver in known):
-        found += _ov_devices()
-    found.append(reference.DEVICE)
-    by_name = {device.name: device for device in found}
-    for part in parts:
-        if part.startswith(_FREE) and "openvino" in by_name and part not in by_name:
-            by_name[part] = _free(part, by_name["openvino"])
-    for place, device in by_name.items():
-        if device.available and (lack := _lack(package, device, exact=exact)):
-            reason, remedy = lack
-            by_name[place] = replace(device, available=False, reason=reason, remedy=remedy)
-    return [*by_name.values(), *(_pair(wish, by_name) for wish in wishes if wish.count(PAIR) == 1)]
+    found = Found(package, exact=exact)
+    if not wishes:
+        return found.everything()
+    return list({device.name: device for wish in wishes for device in found.named(wish)}.values())
 
 
 def facts(device: Device) -> dict[str, str]:
     """What the runtime tells of a device: driver, architecture, what it can compute in. For reports."""
-    if not device.available or not device.name.startswith(_OPENVINO_NAMES):
+    if not device.available or known_driver(device).dialects != (OPENVINO,):
         return {}
     from embedllm.backends import ov_runtime
 
@@ -87,8 +91,8 @@ def facts(device: Device) -> dict[str, str]:
 
 
 def runs_graphs(device: Device) -> bool:
-    """Whether a device runs a graph of the folder through ONNX Runtime, and so computes as that says."""
-    return any(_driver_of(name).dialect == FLOAT32.name for name in device.name.split(PAIR))
+    """Whether a device runs the CPU's graph of the folder through ONNX Runtime, and so computes as that says."""
+    return any(FLOAT32.name in known_driver(half).dialects for half in _halves(device))
 
 
 def open_engine(
@@ -98,71 +102,30 @@ def open_engine(
     threads: int = 0,
     exact: bool = False,
     openvino: OpenVINOOptions | None = None,
+    dialects: Sequence[str] = (),
 ) -> Engine:
     """Loads the package on an available device.
 
+    dialects: of the graphs that may be used, as a probe found them right; none: whatever the device may run.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
-    if PAIR in device.name:
+    if len(_halves(device)) > 1:
         return _open_pair(package, device, threads=threads, exact=exact, openvino=openvino)
-    if lack := _lack(package, device, exact=exact):
+    if lack := _lack(package, device, exact=exact, dialects=dialects):
         reason, remedy = lack
         raise DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
-    driver = _driver_of(device.name)
-    graph = package.graph(driver.dialect) if driver.dialect else None
+    driver = known_driver(device)
+    graph = driver.graph(package, exact=exact, dialects=dialects)
     return driver.open(
         Choices(package=package, device=device, graph=graph, threads=threads, exact=exact, openvino=openvino)
     )
 
 
-def _open_ort(choices: Choices) -> Engine:
-    from embedllm.backends.ort import OrtEngine
-
-    assert choices.graph is not None  # the driver has a dialect
-    return OrtEngine(choices.package, choices.graph, choices.device, threads=choices.threads, exact=choices.exact)
-
-
-def _open_cuda(choices: Choices) -> Engine:
-    from embedllm.backends.cuda import CudaEngine
-
-    assert choices.graph is not None
-    return CudaEngine(choices.package, choices.graph, choices.device)
-
-
-def _open_ov(choices: Choices) -> Engine:
-    from embedllm.backends.ov import OvEngine
-    from embedllm.backends.ov_runtime import target_of
-
-    assert choices.graph is not None
-    return OvEngine(
-        choices.package,
-        choices.graph,
-        choices.device,
-        target_of(choices.device.name),
-        options=choices.openvino,
-        threads=choices.threads,
-        exact=choices.exact,
-    )
-
-
-def _open_npu(choices: Choices) -> Engine:
-    from embedllm.backends.npu import NpuEngine
-
-    assert choices.graph is not None
-    return NpuEngine(
-        choices.package,
-        choices.graph,
-        choices.device,
-        options=choices.openvino,
-        on_cpu=choices.device.name == "npu-on-cpu",
-        exact=choices.exact,
-    )
-
-
-def _open_reference(choices: Choices) -> Engine:
-    from embedllm.backends.reference import ReferenceEngine
-
-    return ReferenceEngine(choices.package)
+def _halves(device: Device) -> list[Device]:
+    """The two devices of a pair, by their names; or the device itself."""
+    if PAIR not in device.name or device.name.startswith(_PLUG_IN):
+        return [device]
+    return [replace(device, name=half) for half in device.name.split(PAIR)]
 
 
 def _open_pair(
@@ -171,11 +134,13 @@ def _open_pair(
     from embedllm.backends.split import SplitEngine, check_memory
 
     check_memory(package)
-    by_name = {found.name: found for found in devices_for(package, [device.name], exact=exact)}
+    found = Found(package, exact=exact)
     opened: list[Engine] = []
     try:
-        for name in device.name.split(PAIR):
-            opened.append(open_engine(package, by_name[name], threads=threads, exact=exact, openvino=openvino))
+        for half in device.name.split(PAIR):
+            one = resolve(half, found.named(half))
+            assert isinstance(one, Device)  # else the pair would not be available
+            opened.append(open_engine(package, one, threads=threads, exact=exact, openvino=openvino))
     except BaseException:
         for engine in opened:  # its packed weights, when memory may be short
             engine.close()
@@ -184,36 +149,13 @@ def _open_pair(
     return SplitEngine(reads, makes, device)
 
 
-# by what a device's name begins with, longer beginnings first
-_DRIVERS = {
-    "cpu": Driver(_open_ort, FLOAT32.name),
-    "cuda": Driver(_open_cuda, FLOAT16.name, floats=False),
-    "npu-on-cpu": Driver(_open_npu, OPENVINO, shares=False, zero_points=False),
-    "npu": Driver(_open_npu, OPENVINO, shares=False, zero_points=False, floats=False),
-    "openvino": Driver(_open_ov, OPENVINO),
-    "reference": Driver(_open_reference, None, shares=False),
-}
-_OPENVINO_NAMES = tuple(name for name, driver in _DRIVERS.items() if driver.dialect == OPENVINO)
-_INSTALL_OPENVINO = "pip install openvino platformdirs psutil, which is the extra embedllm[openvino]"
-_FREE = "openvino:"  # a target in OpenVINO's own words follows
-
-
-def _driver(name: str) -> Driver | None:
-    return next((driver for start, driver in _DRIVERS.items() if name.startswith(start)), None)
-
-
-def _driver_of(name: str) -> Driver:
-    """Of a device that is available."""
-    driver = _driver(name)
-    assert driver is not None
-    return driver
-
-
 def _free(name: str, cpu: Device) -> Device:
     """A target in OpenVINO's own words, on the word of OpenVINO's CPU device."""
     target = name.removeprefix(_FREE)
     described = replace(cpu, name=name, description=f"OpenVINO's {target}")
     plugin = target.partition(":")[0].partition(".")[0].upper()
+    if not cpu.available:
+        return described
     if plugin == "NPU":
         return replace(described, available=False, reason="it has no dynamic shapes", remedy="use the device 'npu'")
     if plugin not in ("CPU", "GPU", "AUTO", "HETERO"):
@@ -222,69 +164,41 @@ def _free(name: str, cpu: Device) -> Device:
     return described
 
 
-def _pair(name: str, by_name: dict[str, Device]) -> Device:
+def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
     """Two devices as one, available when both are."""
-    halves = [by_name.get(half) for half in name.split(PAIR)]
-    lacks: list[tuple[str, str, str]] = []
-    for half, device in zip(name.split(PAIR), halves, strict=True):
-        driver = _driver(half)
-        if device is None or driver is None:
-            lacks.append((half, "not found", ""))
+    found = [resolve(half, halves[half]) for half in name.split(PAIR)]
+    lacks: list[Refusal] = []
+    for half, device in zip(name.split(PAIR), found, strict=True):
+        driver = driver_of(half)
+        if isinstance(device, Refusal) or driver is None:
+            lacks.append(Refusal(half, "not found"))
         elif not driver.shares:
-            lacks.append((half, "its KV can be neither taken out nor put in", "use that device alone"))
+            lacks.append(Refusal(half, "its KV can be neither taken out nor put in", "use that device alone"))
         elif not device.available:
-            lacks.append((half, device.reason, device.remedy))
-    if halves[0] is halves[1] is not None:
-        lacks.append((name, "both are the same device", "use it alone"))
+            lacks.append(Refusal(half, device.reason, device.remedy))
+    there = [device for device in found if isinstance(device, Device)]
+    if len({device.name for device in there}) < len(there):
+        lacks.append(Refusal(name, "both are the same device", "use it alone"))
     return Device(
         name=name,
-        backend=" + ".join(device.backend for device in halves if device),
-        description=" + ".join(device.description for device in halves if device),
+        backend=" + ".join(device.backend for device in there),
+        description=" + ".join(device.description for device in there),
         available=not lacks,
-        reason="; ".join(f"'{half}': {reason}" for half, reason, _ in lacks),
-        remedy="; ".join(remedy for _, _, remedy in lacks if remedy),
+        reason="; ".join(f"'{lack.device}': {lack.reason}" for lack in lacks),
+        remedy="; ".join(lack.remedy for lack in lacks if lack.remedy),
     )
 
 
-def _cuda_devices() -> list[Device]:
-    try:
-        from embedllm.backends import cuda
-    except ImportError:
-        return []  # without ONNX Runtime, which _ort_devices() says
-    return cuda.devices()
-
-
-def _ov_devices() -> list[Device]:
-    try:
-        from embedllm.backends import ov_runtime
-    except ImportError as error:
-        lack, remedy = f"OpenVINO cannot be imported ({error})", _INSTALL_OPENVINO
-        return [
-            Device(name=name, backend="openvino", description="", available=False, reason=lack, remedy=remedy)
-            for name in ("openvino", "openvino-gpu", "npu", "npu-on-cpu")
-        ]
-    return ov_runtime.devices()
-
-
-def _ort_devices() -> list[Device]:
-    try:
-        from embedllm.backends import ort
-    except ImportError as error:
-        return [
-            Device(name="cpu", backend="onnxruntime", description="", available=False,
-                   reason=f"ONNX Runtime cannot be imported ({error})", remedy="pip install onnxruntime")
-        ]  # fmt: skip
-    return ort.devices()
-
-
-def _lack(package: Package, device: Device, *, exact: bool) -> tuple[str, str] | None:
+def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[str] = ()) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
-    driver = _driver_of(device.name)
-    if driver.dialect is not None and package.graph(driver.dialect) is None:
-        has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
-        return f"'{package.name}' has no '{driver.dialect}' graph (it has {has})", "export the model again"
-    if exact and not driver.floats:
+    driver = known_driver(device)
+    if driver.dialects and exact and not driver.exact:
         return "it computes in float16, so that nothing is exact there", "load it without exact"
+    if driver.dialects and driver.graph(package, exact=exact, dialects=dialects) is None:
+        wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
+        named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
+        has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
+        return f"'{package.name}' has no {named} graph (it has {has})", "export the model again"
     entries = package.manifest.get("quantization")
     packings = entries.values() if isinstance(entries, dict) else ()
     if not driver.zero_points and not all(isinstance(p, dict) and p.get("symmetric", True) for p in packings):

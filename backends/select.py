@@ -1,15 +1,48 @@
-"""Chooses a device: pure, from what the probes found and what the caller wishes."""
+"""Which device is meant and which is best: pure, from what was found and what the caller wishes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from embedllm.backends.base import Device
 from embedllm.errors import DeviceUnavailable
 
 AUTO = "auto"
-_RANKING = ("cpu",)  # what "auto" may choose, best first; a device that only checks others is never among them
+# what "auto" may choose, best first. Never an NPU, which compiles for minutes and has fixed shapes; never a device that
+# only checks others. Where DirectML is installed it was chosen by whoever installed it: its build has no WebGPU
+RANKINGS = {
+    "win32": ("cuda", "directml", "webgpu", "openvino-gpu", "cpu"),
+    "linux": ("cuda", "openvino-gpu", "webgpu", "cpu"),
+    "darwin": ("webgpu", "cpu"),
+}
+_ELSEWHERE = ("cpu",)
+_SOFTWARE = "software"  # in the description of a GPU that is emulated on the CPU
+
+
+class Find(Protocol):
+    """Where devices come from."""
+
+    def __call__(self, name: str, *, automatic: bool) -> Sequence[Device]:
+        """The devices that may be meant by a name; of a name that is not known, every one.
+
+        automatic: nobody asked for it by name, so that it is not worth much time to look.
+        """
+        ...
+
+
+class Refusal(NamedTuple):
+    """Why a device was not taken."""
+
+    device: str
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.device}: {self.reason}" + (f" ({self.remedy})" if self.remedy else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,26 +50,64 @@ class Choice:
     """The device to use, and why not the ones before it."""
 
     device: Device
-    passed_over: tuple[tuple[str, str], ...]  # (device, reason)
+    passed_over: tuple[Refusal, ...]
 
 
-def choose(devices: Sequence[Device], wish: str | Sequence[str]) -> Choice:
+class Search:
+    """Walks a wish: gives the devices that are there, best first, and keeps why the others are passed over."""
+
+    def __init__(self, find: Find, wish: str | Sequence[str], *, platform: str = sys.platform) -> None:
+        """wish: a device's name, "auto", or a list of such that are tried in order. ValueError for an empty one.
+
+        platform: as sys.platform says it.
+        """
+        plainly = plain(wish)
+        self.names = [plainly] if isinstance(plainly, str) else plainly
+        # one device that was asked for by name: nothing else is put in its place
+        self.is_explicit = isinstance(plainly, str) and plainly != AUTO
+        self.passed_over: list[Refusal] = []
+        self._find = find
+        self._ranking = RANKINGS.get(platform, _ELSEWHERE)
+
+    def __iter__(self) -> Iterator[Device]:
+        """Devices that are available. Finds what a name means only when it is that name's turn."""
+        for name in self.names:
+            if name != AUTO:
+                yield from self._taken([resolve(name, self._find(name, automatic=False))])
+                continue
+            for candidate in self._ranking:
+                found = self._find(candidate, automatic=True)
+                family = [_not_software(device) for device in found if family_of(device.name) == candidate]
+                yield from self._taken(family or [Refusal(candidate, "no such device was found")])
+
+    def refuse(self, device: Device, reason: str, remedy: str = "") -> None:
+        """The device that was given last cannot be used after all."""
+        self.passed_over.append(Refusal(device.name, reason, remedy))
+
+    def failure(self) -> DeviceUnavailable:
+        """What to raise when no device was left."""
+        listed = "; ".join(str(one._replace(device=f"'{one.device}'")) for one in self.passed_over)
+        return DeviceUnavailable(f"no device can run this model. Tried {listed}.", self.passed_over)
+
+    def _taken(self, found: Sequence[Device | Refusal]) -> Iterator[Device]:
+        for one in found:
+            if isinstance(one, Refusal):
+                self.passed_over.append(one)
+            elif one.available:
+                yield one
+            else:
+                self.passed_over.append(Refusal(one.name, one.reason, one.remedy))
+
+
+def choose(devices: Sequence[Device], wish: str | Sequence[str], *, platform: str = sys.platform) -> Choice:
     """The first device of the wish that is available.
 
-    wish: a device's name, "auto", or a list of such that are tried in order.
     Raises DeviceUnavailable, with what was tried, when there is none; ValueError for an empty wish.
     """
-    names = plain(wish)
-    wishes = [names] if isinstance(names, str) else names
-    tried: list[tuple[str, str, str]] = []
-    for name in wishes:
-        for candidate in _RANKING if name == AUTO else (name,):
-            device = next((device for device in devices if device.name == candidate), None)
-            if device is not None and device.available:
-                return Choice(device, tuple((name, reason) for name, reason, _ in tried))
-            tried.append(_refusal(candidate, device, devices))
-    listed = "; ".join(f"'{name}': {reason}" + (f" ({remedy})" if remedy else "") for name, reason, remedy in tried)
-    raise DeviceUnavailable(f"no device can run this model. Tried {listed}.", tried)
+    search = Search(lambda name, *, automatic: devices, wish, platform=platform)
+    for device in search:
+        return Choice(device, tuple(search.passed_over))
+    raise search.failure()
 
 
 def plain(wish: str | Sequence[str]) -> str | list[str]:
@@ -54,16 +125,47 @@ def plain(wish: str | Sequence[str]) -> str | list[str]:
     return cleaned[0] if isinstance(wish, str) else cleaned
 
 
-def without(devices: Sequence[Device], device: Device, reason: str) -> list[Device]:
-    """The devices, this one no longer available."""
-    return [replace(d, available=False, reason=reason, remedy="") if d.name == device.name else d for d in devices]
+def family_of(name: str) -> str:
+    """What a device's name begins with: "cuda" of "cuda:1", "openvino-gpu" of "openvino-gpu.1"."""
+    return re.split(r"[:.]", name, maxsplit=1)[0]
 
 
-def _refusal(name: str, device: Device | None, devices: Sequence[Device]) -> tuple[str, str, str]:
-    if device is not None:
-        return name, device.reason, device.remedy
-    known = ", ".join(repr(device.name) for device in devices if device.available)
-    return name, f"not found by {_backends(devices)}", f"available: {known}"
+def resolve(name: str, devices: Sequence[Device]) -> Device | Refusal:
+    """The device that a name means.
+
+    name: as the device's own; "cuda:0" for the first of several; or "cuda:H200", a part of its description.
+    """
+    by_name = {device.name: device for device in devices}
+    family, wanted = family_of(name), name[len(family_of(name)) + 1 :]
+    if name in by_name:
+        return by_name[name]
+    if wanted == "0" and family in by_name:
+        return by_name[family]
+    members = [device for device in devices if family_of(device.name) == family]
+    if not members or not wanted:
+        known = ", ".join(repr(device.name) for device in devices if device.available)
+        return Refusal(name, f"not found by {_backends(devices)}", f"available: {known}")
+    if len(members) == 1 and not members[0].available:
+        return Refusal(name, members[0].reason, members[0].remedy)
+    fitting = [] if wanted.isdecimal() else [one for one in members if wanted.lower() in one.description.lower()]
+    usable = [device for device in fitting if device.available] or fitting
+    if len(usable) == 1:
+        return usable[0]
+    reason = f"{len(usable)} devices are called that" if usable else "no device is called that"
+    listed = ", ".join(f"'{device.name}' ({device.description})" for device in usable or members)
+    return Refusal(name, reason, f"there {'is' if len(usable or members) == 1 else 'are'} {listed}")
+
+
+def is_software(device: Device) -> bool:
+    """Whether it is a GPU that is emulated on the CPU."""
+    return _SOFTWARE in device.description.lower()
+
+
+def _not_software(device: Device) -> Device | Refusal:
+    if device.available and is_software(device):
+        reason = "it is emulated on the CPU, and slower than the device 'cpu'"
+        return Refusal(device.name, reason, f"ask for it by name: '{device.name}'")
+    return device
 
 
 def _backends(devices: Sequence[Device]) -> str:

@@ -6,8 +6,9 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from embedllm.backends.base import Device
+from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate
 from embedllm.errors import DeviceError, PackageError
 from embedllm.model import Model
@@ -15,6 +16,9 @@ from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
 from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
+
+if TYPE_CHECKING:
+    from embedllm.backends.select import Search
 
 _log = logging.getLogger("embedllm")
 _MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
@@ -33,8 +37,9 @@ def load(
 
     path: a folder written by `embedllm export`, or "demo", the model that ships with this library.
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
-    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto". A device that was asked for alone never
-    falls back to another; of a list the first that is there, suits the package and opens is taken.
+    variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
+    alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
+    rightly (docs/devices.md#probes) and opens is taken.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
@@ -49,25 +54,40 @@ def load(
     wish = device if device is not None else _wish_of_the_environment() or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
-    wish = select.plain(wish)
+    search = select.Search(registry.Found(package, exact=exact).named, wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    found = registry.devices_for(package, [wish] if isinstance(wish, str) else wish, exact=exact)
-    while True:
-        choice = select.choose(found, wish)
-        if exact and registry.runs_graphs(choice.device):
-            _check_exact(package)
-        passed = "".join(f"; not {name}: {reason}" for name, reason in choice.passed_over)
-        _log.info("running '%s' on %s (%s)%s", package.name, choice.device.name, choice.device.backend, passed)
-        try:
-            engine = registry.open_engine(package, choice.device, threads=threads, exact=exact, openvino=openvino)
-            break
-        except DeviceError as error:
-            if isinstance(wish, str):
-                raise  # what was asked for alone never falls back to another
-            _log.info("'%s' could not be opened: %s", choice.device.name, error)
-            found = select.without(found, choice.device, str(error))
+    engine = _open_first(package, search, threads=threads, exact=exact, openvino=openvino)
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
+
+
+def _open_first(
+    package: Package, search: Search, *, threads: int, exact: bool, openvino: OpenVINOOptions | None
+) -> Engine:
+    """An engine on the first device of a search that computes rightly and opens."""
+    from embedllm.backends import probe_run, registry
+
+    for device in search:
+        outcome = probe_run.outcome_for(device)
+        if outcome is not None and not outcome.ok:
+            search.refuse(device, outcome.reason, outcome.remedy)
+            continue
+        if exact and registry.runs_graphs(device):
+            _check_exact(package)
+        passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
+        noted = f"; {outcome.reason}" if outcome and outcome.reason else ""
+        _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
+        dialects = probe_run.dialects(device, outcome)
+        try:
+            return registry.open_engine(
+                package, device, threads=threads, exact=exact, openvino=openvino, dialects=dialects
+            )
+        except DeviceError as error:
+            if search.is_explicit:
+                raise  # what was asked for alone never falls back to another
+            _log.info("'%s' could not be opened: %s", device.name, error)
+            search.refuse(device, str(error))
+    raise search.failure()
 
 
 def devices() -> list[Device]:

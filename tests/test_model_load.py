@@ -161,7 +161,7 @@ def test_a_device_that_the_folder_has_no_graph_for_is_passed_over(package: Path,
         assert model.device.name == "reference"
     with pytest.raises(DeviceUnavailable, match="no 'generic-float32' graph") as caught:
         load(folder)
-    assert [name for name, _, _ in caught.value.tried] == ["cpu"]
+    assert caught.value.tried[-1][0] == "cpu"
 
 
 def test_the_reference_gives_the_tokens_of_the_exact_cpu(opened: Callable[..., Model]) -> None:

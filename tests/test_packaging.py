@@ -66,14 +66,19 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def expected(sources: Path) -> dict[str, bytes]:
-    """What an installation has of its sources: the modules of each package, py.typed, the demo."""
+    """What an installation has of its sources: the modules of each package, and what goes with them."""
     found = {}
     for package in SETUPTOOLS["packages"]:
         base = next(name for name in sorted(FOLDERS, key=len, reverse=True) if f"{package}.".startswith(f"{name}."))
         folder = sources / FOLDERS[base] / package.removeprefix(base).removeprefix(".").replace(".", "/")
         found |= {f"{package.replace('.', '/')}/{file.name}": file.read_bytes() for file in folder.glob("*.py")}
-    found["embedllm/py.typed"] = b""
-    return found | {f"embedllm/demo/{file.name}": file.read_bytes() for file in (sources / "embedllm/demo").iterdir()}
+    for package, patterns in SETUPTOOLS["package-data"].items():  # py.typed, the demo, the probe
+        folder = sources / FOLDERS[package]
+        files = [file for pattern in patterns for file in folder.glob(pattern)]
+        found |= {
+            f"{package.replace('.', '/')}/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in files
+        }
+    return found
 
 
 @pytest.mark.slow

@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embedllm import backends
-from embedllm.backends import registry, select, threads
+from embedllm.backends import registry, threads
 from embedllm.backends.base import Device
-from embedllm.backends.select import Choice, choose
+from embedllm.backends.drivers import driver_of
+from embedllm.backends.select import RANKINGS, Choice, Refusal, Search, choose
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceUnavailable
+from tests.machines import MACHINES, Machine
 
 
-def device(name: str, *, reason: str = "", remedy: str = "", backend: str = "runtime 1") -> Device:
-    return Device(name=name, backend=backend, description="", available=not reason, reason=reason, remedy=remedy)
+def device(name: str, *, reason: str = "", remedy: str = "", backend: str = "runtime 1", words: str = "") -> Device:
+    return Device(name=name, backend=backend, description=words, available=not reason, reason=reason, remedy=remedy)
 
 
 CPU = device("cpu")
@@ -25,6 +29,120 @@ CUDA = device("cuda", reason="no GPU was found", remedy="pip install embedllm[cu
 NPU = device("npu", reason="not driven yet")
 REFERENCE = device("reference", backend="numpy 2")
 ALL = (CPU, CUDA, NPU, REFERENCE)
+NO_CUDA = Refusal("cuda", "no GPU was found", "pip install embedllm[cuda]")
+NOT_THERE = "no such device was found"
+
+# --- machines
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_each_machine_gets_its_device_with_reasons_and_remedies(machine: Machine) -> None:
+    chosen, search = _walked(machine.devices(), machine.wish, machine.system, machine.failing)
+    assert (chosen.name if chosen else None) == machine.chosen
+    assert tuple(refusal.device for refusal in search.passed_over) == machine.passed
+    for refusal in search.passed_over:
+        reason, remedy = machine.lack_of(refusal.device)
+        assert refusal.reason.startswith(reason)
+        assert remedy in refusal.remedy
+    if chosen is None:
+        error = search.failure()
+        assert error.tried == tuple(search.passed_over)
+        for refusal in search.passed_over:
+            assert f"'{refusal.device}': {refusal.reason}" in str(error)
+            assert refusal.remedy in str(error)
+
+
+def test_there_are_machines_enough() -> None:
+    assert len({machine.name for machine in MACHINES}) == len(MACHINES) >= 60
+    assert {machine.system for machine in MACHINES} >= set(RANKINGS)
+
+
+def _walked(
+    devices: Sequence[Device], wish: str | Sequence[str], system: str, failing: dict[str, str]
+) -> tuple[Device | None, Search]:
+    """The first device that does not fail when it is used, as load() walks."""
+    search = Search(lambda name, *, automatic: devices, wish, platform=system)
+    for found in search:
+        if found.name not in failing:
+            return found, search
+        search.refuse(found, failing[found.name])
+    return None, search
+
+
+FAMILIES = sorted({name for ranking in RANKINGS.values() for name in ranking} | {"npu", "reference", "openvino"})
+STATES = st.sampled_from(["absent", "lacking", "failing", "software", "fine"])
+
+
+@given(
+    system=st.sampled_from([*RANKINGS, "freebsd14"]),
+    states=st.fixed_dictionaries({name: st.lists(STATES, max_size=3) for name in FAMILIES}),
+    turned=st.booleans(),
+)
+def test_auto_takes_the_first_of_the_ranking_that_works(
+    system: str, states: dict[str, list[str]], turned: bool
+) -> None:
+    names = {
+        f"{family}:{at}" if at else family: state
+        for family, several in states.items()
+        for at, state in enumerate(several)
+        if state != "absent"
+    }
+    devices = [
+        device(name, reason="lacks" if state == "lacking" else "", words="software GPU" if state == "software" else "")
+        for name, state in names.items()
+    ]
+    failing = {name: "fails" for name, state in names.items() if state == "failing"}
+    chosen, search = _walked(devices[::-1] if turned else devices, "auto", system, failing)
+
+    ranking = RANKINGS.get(system, ("cpu",))
+    ranked = [name for family in ranking for name in names if name.partition(":")[0] == family]
+    fine = [name for name in ranked if names[name] == "fine"]
+    if chosen is None:
+        assert fine == []
+    else:
+        assert chosen.name in fine
+        best = ranking.index(fine[0].partition(":")[0])
+        assert ranking.index(chosen.name.partition(":")[0]) == best
+    reasons = {"lacking": "lacks", "failing": "fails", "software": "it is emulated on the CPU"}
+    for refusal in search.passed_over:
+        state = names.get(refusal.device)
+        assert refusal.reason.startswith(reasons[state] if state else NOT_THERE)
+    passed = {refusal.device for refusal in search.passed_over}
+    for family in ranking:
+        if chosen is not None and family == chosen.name.partition(":")[0]:
+            break
+        assert {name for name in ranked if name.partition(":")[0] == family} <= passed
+
+
+@given(
+    states=st.fixed_dictionaries(dict.fromkeys(FAMILIES, STATES)),
+    wish=st.lists(st.sampled_from(FAMILIES), min_size=1, max_size=4),
+)
+def test_a_list_is_tried_in_its_order(states: dict[str, str], wish: list[str]) -> None:
+    devices = [device(name, reason="lacks" if state == "lacking" else "") for name, state in states.items()
+               if state != "absent"]  # fmt: skip
+    failing = {name: "fails" for name, state in states.items() if state == "failing"}
+    chosen, search = _walked(devices, wish, "linux", failing)
+    fine = [name for name in wish if states[name] in ("fine", "software")]
+    assert (chosen.name if chosen else None) == (fine[0] if fine else None)
+    assert [refusal.device for refusal in search.passed_over] == wish[: wish.index(fine[0]) if fine else None]
+
+
+# --- what is looked for
+
+
+def test_what_comes_after_the_choice_is_not_looked_for() -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def find(name: str, *, automatic: bool) -> Sequence[Device]:
+        asked.append((name, automatic))
+        return [device(name, reason="" if name == "openvino-gpu" else "absent")]
+
+    for found in Search(find, ["npu", "auto"], platform="linux"):
+        assert found.name == "openvino-gpu"
+        break
+    assert asked == [("npu", False), ("cuda", True), ("openvino-gpu", True)]
+
 
 # --- choose
 
@@ -32,19 +150,23 @@ ALL = (CPU, CUDA, NPU, REFERENCE)
 @pytest.mark.parametrize(
     ("wish", "name", "passed_over"),
     [
-        ("auto", "cpu", ()),
+        ("auto", "cpu", (NO_CUDA, Refusal("openvino-gpu", NOT_THERE), Refusal("webgpu", NOT_THERE))),
         ("cpu", "cpu", ()),
         ("reference", "reference", ()),
         (["reference", "cpu"], "reference", ()),
-        (["cuda", "cpu"], "cpu", (("cuda", "no GPU was found"),)),
-        (("cuda", "npu", "auto"), "cpu", (("cuda", "no GPU was found"), ("npu", "not driven yet"))),
-        (["tpu", "reference"], "reference", (("tpu", "not found by runtime 1 or numpy 2"),)),
+        (["cuda", "cpu"], "cpu", (NO_CUDA,)),
+        (("cuda", "npu", "cpu"), "cpu", (NO_CUDA, Refusal("npu", "not driven yet"))),
+        (
+            ["tpu", "reference"],
+            "reference",
+            (Refusal("tpu", "not found by runtime 1 or numpy 2", "available: 'cpu', 'reference'"),),
+        ),
     ],
 )
 def test_the_first_available_device_of_the_wish_is_chosen(
-    wish: str | Sequence[str], name: str, passed_over: tuple[tuple[str, str], ...]
+    wish: str | Sequence[str], name: str, passed_over: tuple[Refusal, ...]
 ) -> None:
-    choice = choose(ALL, wish)
+    choice = choose(ALL, wish, platform="linux")
     assert choice == Choice(next(one for one in ALL if one.name == name), passed_over)
 
 
@@ -62,10 +184,17 @@ def test_an_explicit_device_never_falls_back() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wish", "is_explicit"), [("cpu", True), (" CPU ", True), ("auto", False), ("Auto", False), (["cpu"], False)]
+)
+def test_one_name_is_explicit_and_auto_and_lists_are_not(wish: str | list[str], is_explicit: bool) -> None:
+    assert Search(lambda name, *, automatic: ALL, wish).is_explicit == is_explicit
+
+
 def test_auto_never_takes_a_device_that_is_there_to_check_others() -> None:
     broken = device("cpu", reason="ONNX Runtime cannot be imported", remedy="pip install onnxruntime")
     with pytest.raises(DeviceUnavailable) as caught:
-        choose([broken, REFERENCE], "auto")
+        choose([broken, REFERENCE], "auto", platform="elsewhere")
     assert caught.value.tried == (("cpu", broken.reason, broken.remedy),)
 
 
@@ -79,9 +208,27 @@ def test_a_refusal_lists_each_device_that_was_tried() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "reason", "remedy"),
+    [
+        ("gpu:nvidia", "2 devices are called that", "there are 'gpu' (NVIDIA A), 'gpu:1' (NVIDIA B)"),
+        ("gpu:amd", "no device is called that", "there are 'gpu' (NVIDIA A), 'gpu:1' (NVIDIA B), 'gpu:2' (Intel 1)"),
+        ("gpu:1:2", "no device is called that", "there are 'gpu' (NVIDIA A)"),
+        ("gpu:3", "no device is called that", "there are 'gpu' (NVIDIA A)"),
+    ],
+)
+def test_a_name_that_fits_none_or_several_lists_them(name: str, reason: str, remedy: str) -> None:
+    several = [device("gpu", words="NVIDIA A"), device("gpu:1", words="NVIDIA B"), device("gpu:2", words="Intel 1")]
+    with pytest.raises(DeviceUnavailable) as caught:
+        choose(several, name)
+    ((tried, why, help_),) = caught.value.tried
+    assert (tried, why) == (name, reason)
+    assert help_.startswith(remedy)
+
+
 def test_without_any_backend_the_error_says_so() -> None:
     with pytest.raises(DeviceUnavailable, match="not found by any backend"):
-        choose([], "auto")
+        choose([], "cpu")
 
 
 @pytest.mark.parametrize("wish", ["", [], [""], ["cpu", ""], [None], [3]])
@@ -90,8 +237,12 @@ def test_an_empty_wish_is_a_slip_of_the_caller(wish: str | Sequence[str]) -> Non
         choose(ALL, wish)
 
 
-def test_every_ranked_device_may_be_found_here() -> None:
-    assert set(select._RANKING) <= {found.name for found in registry.devices()}
+@pytest.mark.parametrize("system", RANKINGS)
+def test_every_ranked_device_has_a_driver_and_none_is_an_npu(system: str) -> None:
+    for name in RANKINGS[system]:
+        assert driver_of(name) is not None
+        assert "npu" not in name
+    assert RANKINGS[system][-1] == "cpu"
 
 
 # --- the devices of this machine

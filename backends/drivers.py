@@ -1,0 +1,165 @@
+"""How each device runs a folder: which graphs, and which engine opens them. A row per family of device names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from embedllm.backends.base import Device, Engine
+from embedllm.backends.providers import PLUGIN, PROVIDERS, Provider
+from embedllm.backends.select import family_of
+from embedllm.export.dialects import OPENVINO
+from embedllm.openvino_options import OpenVINOOptions
+from embedllm.package import Graph, Package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What an engine is opened with."""
+
+    package: Package
+    device: Device
+    graph: Graph | None  # of the driver's dialects, when it has any
+    threads: int = 0
+    exact: bool = False
+    openvino: OpenVINOOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """How a device runs a folder."""
+
+    open: Callable[[Choices], Engine]
+    dialects: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
+    exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
+    provider: Provider | None = None  # of ONNX Runtime
+    shares: bool = True  # its sessions give their KV away and take that of others
+    zero_points: bool = True  # it runs weights that have some
+    probed: bool = False  # a tiny model has to run and be right on it before it is used
+    tolerance: float = 0.0  # of the tiny model's logits; 0: as for every device
+
+    def graph(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> Graph | None:
+        """The best graph of a folder that it can run; dialects: those that may be used, all when there are none."""
+        for dialect in self.exact if exact else self.dialects:
+            if (not dialects or dialect in dialects) and (graph := package.graph(dialect)) is not None:
+                return graph
+        return None
+
+
+def driver_of(name: str) -> Driver | None:
+    """Of the device with that name, listed or not; None when there is no such family."""
+    return _DRIVERS.get(family_of(name))
+
+
+def known_driver(device: Device) -> Driver:
+    """Of a device that was listed."""
+    driver = driver_of(device.name)
+    assert driver is not None
+    return driver
+
+
+def _graph(choices: Choices) -> Graph:
+    assert choices.graph is not None  # the driver has dialects
+    return choices.graph
+
+
+def _open_cpu(provider: Provider, choices: Choices) -> Engine:
+    from embedllm.backends.ort import OrtEngine
+
+    return OrtEngine(choices.package, _graph(choices), choices.device, threads=choices.threads, exact=choices.exact)
+
+
+def _open_host(provider: Provider, choices: Choices) -> Engine:
+    from embedllm.backends.host import attachment
+    from embedllm.backends.ort import OrtEngine
+
+    return OrtEngine(
+        choices.package,
+        _graph(choices),
+        choices.device,
+        threads=choices.threads,
+        exact=choices.exact,
+        attachment=attachment(provider, choices.device),
+    )
+
+
+def _open_cuda(provider: Provider, choices: Choices) -> Engine:
+    from embedllm.backends.cuda import CudaEngine
+
+    return CudaEngine(choices.package, _graph(choices), choices.device)
+
+
+def _open_webgpu(provider: Provider, choices: Choices) -> Engine:
+    from embedllm.backends.webgpu import WebGpuEngine
+
+    return WebGpuEngine(choices.package, _graph(choices), choices.device)
+
+
+def _open_directml(provider: Provider, choices: Choices) -> Engine:
+    from embedllm.backends.directml import DirectMLEngine
+
+    return DirectMLEngine(choices.package, _graph(choices), choices.device)
+
+
+def _open_ov(choices: Choices) -> Engine:
+    from embedllm.backends.ov import OvEngine
+    from embedllm.backends.ov_runtime import target_of
+
+    return OvEngine(
+        choices.package,
+        _graph(choices),
+        choices.device,
+        target_of(choices.device.name),
+        options=choices.openvino,
+        threads=choices.threads,
+        exact=choices.exact,
+    )
+
+
+def _open_npu(choices: Choices) -> Engine:
+    from embedllm.backends.npu import NpuEngine
+
+    return NpuEngine(
+        choices.package,
+        _graph(choices),
+        choices.device,
+        options=choices.openvino,
+        on_cpu=choices.device.name == "npu-on-cpu",
+        exact=choices.exact,
+    )
+
+
+def _open_reference(choices: Choices) -> Engine:
+    from embedllm.backends.reference import ReferenceEngine
+
+    return ReferenceEngine(choices.package)
+
+
+# by a provider's `engine`
+_ENGINES = {
+    "cpu": _open_cpu,
+    "host": _open_host,
+    "cuda": _open_cuda,
+    "webgpu": _open_webgpu,
+    "directml": _open_directml,
+}
+_OV = (OPENVINO,)
+_DRIVERS = {
+    provider.device: Driver(
+        open=partial(_ENGINES[provider.engine], provider),
+        dialects=provider.dialects,
+        exact=provider.exact,
+        provider=provider,
+        probed=provider.probed,
+        tolerance=provider.tolerance,
+    )
+    for provider in (*PROVIDERS, PLUGIN)
+} | {
+    "openvino": Driver(open=_open_ov, dialects=_OV, exact=_OV),
+    "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True),
+    # not probed: compiling takes minutes, and nobody gets it unasked
+    "npu": Driver(open=_open_npu, dialects=_OV, shares=False, zero_points=False),
+    "npu-on-cpu": Driver(open=_open_npu, dialects=_OV, exact=_OV, shares=False, zero_points=False),
+    "reference": Driver(open=_open_reference, shares=False),
+}

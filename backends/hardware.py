@@ -1,0 +1,119 @@
+"""What the system tells about graphics hardware without loading any runtime: who made it, and which driver is there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+INTEL = 0x8086  # PCI vendor id
+_CARDS = ("/sys/class/drm/card*/device", "/sys/bus/pci/devices/*")
+_DISPLAY = 0x03  # PCI base class: display controllers
+_VULKAN = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
+_VULKAN_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+_NVIDIA = "/proc/driver/nvidia/version"
+_DISPLAY_CLASS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"  # of Windows
+
+
+def gpu_vendors() -> frozenset[int] | None:
+    """PCI vendor ids of the graphics cards; None where the system does not tell, so that any may be there."""
+    if sys.platform == "linux":
+        return _linux_vendors()
+    if sys.platform == "win32":
+        found = {_vendor_of(adapter.get("MatchingDeviceId", "")) for adapter in _windows_adapters()}
+        return frozenset(vendor for vendor in found if vendor)
+    return None
+
+
+def driver_stamp() -> str:
+    """A text that changes when a graphics driver was installed, updated or removed."""
+    parts = [platform.system(), platform.release()]
+    if sys.platform == "win32":
+        parts += [f"{one.get('DriverDesc', '')} {one.get('DriverVersion', '')}" for one in _windows_adapters()]
+    elif sys.platform == "darwin":
+        parts.append(platform.mac_ver()[0])  # drivers come with the system
+    else:
+        parts += _linux_drivers()
+    return "; ".join(parts)
+
+
+def _linux_vendors() -> frozenset[int] | None:
+    cards = [path for pattern in _CARDS for path in Path("/").glob(pattern.lstrip("/"))]
+    if not cards and not Path("/sys/class").is_dir():
+        return None  # no sysfs, as in some containers
+    found: set[int] = set()
+    for card in cards:
+        vendor = _number(card / "vendor")
+        kind = _number(card / "class")
+        if vendor is not None and (kind is None or kind >> 16 == _DISPLAY):
+            found.add(vendor)
+    # WSL 2 hands the GPUs of Windows through without saying whose they are
+    return None if Path("/dev/dxg").exists() else frozenset(found)
+
+
+def _linux_drivers() -> list[str]:
+    """NVIDIA's version, and the Vulkan drivers by size and date of their descriptions."""
+    parts: list[str] = []
+    with suppress(OSError, IndexError):
+        parts.append(Path(_NVIDIA).read_text(encoding="utf-8", errors="replace").splitlines()[0])
+    parts += [f"{name}={os.environ[name]}" for name in _VULKAN_VARIABLES if os.environ.get(name)]
+    named = [Path(file) for name in _VULKAN_VARIABLES for file in os.environ.get(name, "").split(os.pathsep) if file]
+    for path in sorted([*named, *(file for folder in _VULKAN for file in Path(folder).glob("*.json"))]):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return parts
+
+
+def _windows_adapters() -> list[dict[str, str]]:
+    """What the registry says of each display adapter."""
+    if sys.platform != "win32":
+        return []
+    import winreg
+
+    found: list[dict[str, str]] = []
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _DISPLAY_CLASS) as adapters:
+            for index in range(winreg.QueryInfoKey(adapters)[0]):
+                name = winreg.EnumKey(adapters, index)
+                if name.isdecimal():  # "0000"; others are no adapters
+                    found.append(_windows_values(adapters, name))
+    except OSError:
+        return found
+    return found
+
+
+def _windows_values(adapters: object, name: str) -> dict[str, str]:
+    if sys.platform != "win32":
+        return {}
+    import winreg
+
+    values: dict[str, str] = {}
+    try:
+        with winreg.OpenKey(adapters, name) as adapter:  # type: ignore[arg-type]  # a key of winreg, opened above
+            for key in ("DriverDesc", "DriverVersion", "MatchingDeviceId"):
+                values[key] = str(winreg.QueryValueEx(adapter, key)[0])
+    except OSError:
+        return values
+    return values
+
+
+def _vendor_of(hardware_id: str) -> int | None:
+    r"""0x8086 of "PCI\VEN_8086&DEV_9A49"."""
+    _, found, rest = hardware_id.upper().partition("VEN_")
+    try:
+        return int(rest[:4], 16) if found else None
+    except ValueError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    """Of a file such as "0x8086"."""
+    try:
+        return int(path.read_text().strip(), 16)
+    except (OSError, ValueError):
+        return None

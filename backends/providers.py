@@ -1,0 +1,170 @@
+"""ONNX Runtime's execution providers as data: a row each says how it comes, what it runs and how far it is tested.
+
+A new provider is a new row. One that keeps KV in its own memory has an engine of its own; all others run in the one
+that keeps KV in the host's memory (backends/ort.py), which is correct with any provider, and not fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from embedllm.export.dialects import FLOAT16, FLOAT32, GPU_FLOAT32
+
+_EVERYWHERE = frozenset({"linux", "win32", "darwin"})
+_NVIDIA, _AMD, _APPLE, _QUALCOMM = 0x10DE, 0x1002, 0x106B, 0x4D4F4351  # Qualcomm's is an ACPI id, "QCOM"
+_PRODUCTS = frozenset({"MatMul", "MatMulNBits"})  # without which a provider would be there for show
+_DECODER = _PRODUCTS | {"GroupQueryAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+DIRECTML_FLOAT16 = "directml-float16"  # a dialect
+GROUP = "embedllm.providers"  # entry points of other packages: NAME = a function that returns its library's path
+UNTESTED = "untested here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """One execution provider."""
+
+    device: str  # its name in this library
+    name: str  # and in ONNX Runtime
+    engine: str = "host"  # "cpu", "host" with KV in the host's memory, or the module of this package that has its own
+    module: str = ""  # the Python package whose plug-in library brings it; empty: it is part of a build of ONNX Runtime
+    dialects: tuple[str, ...]  # of the graphs that it may run, best first
+    exact: tuple[str, ...] = ()  # those of them that compute in float32 throughout
+    hardware: str  # "CPU", "GPU" or "NPU"
+    vendors: frozenset[int] = frozenset()  # PCI ids of who makes the hardware; empty: anyone
+    platforms: frozenset[str] = _EVERYWHERE  # as sys.platform says them
+    install: str  # what brings it
+    options: Mapping[str, str] = field(default_factory=dict)
+    runs: frozenset[str] = _DECODER  # operators of which none may be left to the CPU
+    takes_defaults: bool = True  # False: an input with a default has to be a constant of the graph
+    probed: bool = True  # a tiny model has to run and be right on it before it is used
+    tolerance: float = 0.0  # of the tiny model's logits; 0: as for every device
+    tested: str  # what was run on it
+
+    @property
+    def is_plug_in(self) -> bool:
+        return bool(self.module)
+
+
+_SWAP = "pip uninstall onnxruntime, then "  # a build takes the place of the CPU's: docs/devices.md#conflicts
+
+PROVIDERS = (
+    Provider(
+        device="cpu",
+        name="CPUExecutionProvider",
+        engine="cpu",
+        dialects=(FLOAT32.name,),
+        exact=(FLOAT32.name,),
+        hardware="CPU",
+        install="pip install onnxruntime",
+        probed=False,
+        tested="Linux x86-64, in every change",
+    ),
+    Provider(
+        device="cuda",
+        name="CUDAExecutionProvider",
+        engine="cuda",
+        dialects=(FLOAT16.name,),
+        hardware="GPU",
+        vendors=frozenset({_NVIDIA}),
+        platforms=frozenset({"linux", "win32"}),
+        install=_SWAP + 'pip install "onnxruntime-gpu[cuda]"',
+        tested="an NVIDIA H200 on Linux",
+    ),
+    Provider(
+        device="webgpu",
+        name="WebGpuExecutionProvider",
+        engine="webgpu",
+        module="onnxruntime_ep_webgpu",
+        dialects=(FLOAT16.name, GPU_FLOAT32.name),  # which of them, the probe finds out: not every GPU has float16
+        exact=(GPU_FLOAT32.name,),
+        hardware="GPU",
+        install="pip install onnxruntime-ep-webgpu",
+        tested="a software GPU (lavapipe) on Linux; no hardware",
+    ),
+    Provider(
+        device="directml",
+        name="DmlExecutionProvider",
+        engine="directml",
+        dialects=(DIRECTML_FLOAT16,),
+        hardware="GPU",
+        platforms=frozenset({"win32"}),
+        install=_SWAP + "pip install onnxruntime-directml",
+        tested=f"{UNTESTED}: its graph runs on the CPU in the tests",
+    ),
+    Provider(
+        device="openvino-ep",
+        name="OpenVINOExecutionProvider",
+        module="onnxruntime_ep_openvino",
+        dialects=(FLOAT32.name,),  # the float16 graph: QuickGelu of float16 is not converted (1.8.1)
+        hardware="CPU",
+        platforms=frozenset({"linux", "win32"}),
+        install="pip install onnxruntime-ep-openvino",
+        runs=_PRODUCTS,  # it leaves GroupQueryAttention to the CPU (1.8.1)
+        takes_defaults=False,  # "OpenVINO input has no ONNX binding" (1.8.1; tests/test_providers.py)
+        tested="Linux x86-64, on the CPU; the device 'openvino' is faster",
+    ),
+    Provider(
+        device="qnn",
+        name="QNNExecutionProvider",
+        module="onnxruntime_qnn",
+        # its NPU takes static shapes and QDQ nodes, for which there is no dialect: what it is offered runs on the CPU,
+        # and it is refused for that
+        dialects=(FLOAT32.name,),
+        hardware="NPU",
+        vendors=frozenset({_QUALCOMM}),
+        platforms=frozenset({"linux", "win32"}),
+        install="pip install onnxruntime-qnn",
+        runs=_PRODUCTS,
+        tested=f"{UNTESTED}; it is found, and refused because it takes no MatMulNBits",
+    ),
+    Provider(
+        device="coreml",
+        name="CoreMLExecutionProvider",
+        dialects=(FLOAT32.name,),
+        hardware="GPU",
+        vendors=frozenset({_APPLE}),
+        platforms=frozenset({"darwin"}),
+        install="pip install onnxruntime",
+        options={"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"},
+        runs=_PRODUCTS,
+        tested=UNTESTED,
+    ),
+    Provider(
+        device="tensorrt-rtx",
+        name="NvTensorRTRTXExecutionProvider",
+        module="onnxruntime_ep_nv_tensorrt_rtx",
+        dialects=(FLOAT16.name,),
+        hardware="GPU",
+        vendors=frozenset({_NVIDIA}),
+        platforms=frozenset({"linux", "win32"}),
+        install="pip install onnxruntime-ep-nv-tensorrt-rtx",
+        runs=_PRODUCTS,
+        tested=UNTESTED,
+    ),
+    Provider(
+        device="migraphx",
+        name="MIGraphXExecutionProvider",
+        dialects=(FLOAT16.name,),
+        hardware="GPU",
+        vendors=frozenset({_AMD}),
+        platforms=frozenset({"linux"}),
+        install=_SWAP + "pip install onnxruntime-migraphx",
+        options={"device_id": "0"},
+        runs=_PRODUCTS,
+        tested=UNTESTED,
+    ),
+)
+# a provider that has no row: "plugin:/path/to/library", or "plugin:NAME" of an entry point
+PLUGIN = Provider(
+    device="plugin",
+    name="",  # the library says it
+    module="a library",
+    dialects=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
+    hardware="GPU",
+    install="give the path of its library: plugin:/path/to/library",
+    runs=_PRODUCTS,
+    takes_defaults=False,  # nobody knows
+    tested="OpenVINO's plug-in, by its path",
+)
+BY_DEVICE = {provider.device: provider for provider in (*PROVIDERS, PLUGIN)}
