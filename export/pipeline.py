@@ -16,11 +16,11 @@ from pathlib import Path
 
 from embedllm import __version__
 from embedllm.errors import ExportError
-from embedllm.export import onnx_graph, openvino_graph
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
-from embedllm.export.dialects import DIALECTS, FLOAT32, OPENVINO
+from embedllm.export.dialects import FLOAT32
+from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
@@ -111,27 +111,17 @@ def _write(
 
     hashes = {WEIGHTS: write_weights(reader, decided, partial / WEIGHTS, on_bytes)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
-    dialects = [
-        dataclasses.replace(dialect, accuracy_level=0) if recipe.exact else dialect
-        for dialect in DIALECTS
-        if not dialect.lack(decided.decoder)
-    ]
-    for index, dialect in enumerate(dialects):
-        graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, dialect)
-        (partial / dialect.file).write_bytes(graph.SerializeToString(deterministic=True))
-        on_progress(Progress("graphs", index + 1, len(dialects) + 1))
-    model = openvino_graph.build(decided.decoder, decided.layout, decided.packing)
-    (partial / openvino_graph.FILE).write_text(model, encoding="utf-8", newline="\n")
-    on_progress(Progress("graphs", len(dialects) + 1, len(dialects) + 1))
+    graphs = flavours(decided.decoder)
+    model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
+    for index, graph in enumerate(graphs):
+        (partial / graph.file).write_bytes(build(graph.dialect, model))
+        on_progress(Progress("graphs", index + 1, len(graphs)))
     files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
     files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
     manifest = {
         **facts,
         "context": decided.decoder.context,
-        "graphs": [
-            *({"file": d.file, "dialect": d.name, "activations": d.activations} for d in dialects),
-            {"file": openvino_graph.FILE, "dialect": OPENVINO, "activations": "float32"},
-        ],
+        "graphs": [dataclasses.asdict(graph) for graph in graphs],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
         "architecture": to_json(decided.decoder),
         "files": {

@@ -1,0 +1,32 @@
+"""`embedllm graph`: adds a graph to a package folder whose source need not be there."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from embedllm.cli_inspect import open_folder
+from embedllm.cli_options import common_options, note
+
+
+@click.command(short_help="Add a graph to a folder, without its source.")
+@click.argument("folder")
+@click.option("--flavour", required=True, metavar="NAME", help="Such as directml-float16; an unknown one lists all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the graph.")
+@common_options
+def graph(folder: str, *, flavour: str, as_json: bool) -> None:
+    """Add one flavour of graph to a package folder, or write it anew.
+
+    It is made from the folder's manifest and points at the weights that are there: an older folder gets what newer
+    versions export, in kilobytes.
+    """
+    from embedllm.export.flavours import write_flavour
+
+    place = open_folder(folder).folder
+    written = write_flavour(place, flavour)
+    size = (place / written.file).stat().st_size
+    note(f"wrote '{place / written.file}': {flavour}, {size:,} bytes")
+    if as_json:
+        found = {"folder": str(place), "file": written.file, "dialect": written.dialect, "bytes": size}
+        click.echo(json.dumps(found, ensure_ascii=False))

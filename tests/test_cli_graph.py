@@ -1,0 +1,33 @@
+"""`embedllm graph` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from embedllm.cli import cli
+from embedllm.package import open_package
+
+
+def test_it_writes_a_graph_and_says_which(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_package("llama"), tmp_path / "package"))
+    size = (folder / "model.dml.onnx").stat().st_size
+    done = CliRunner().invoke(cli, ["graph", str(folder), "--flavour", "directml-float16", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {
+        "folder": str(folder), "file": "model.dml.onnx", "dialect": "directml-float16", "bytes": size
+    }  # fmt: skip
+    assert f"wrote '{folder / 'model.dml.onnx'}': directml-float16, {size:,} bytes" in done.stderr
+    open_package(folder).check()
+
+
+def test_an_unknown_flavour_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:
+    done = CliRunner().invoke(cli, ["graph", str(tiny_package("llama")), "--flavour", "dml"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "error: there is no flavour 'dml'; expected one of: generic-float32, generic-float16,"
+    )
