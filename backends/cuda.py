@@ -7,7 +7,6 @@ do. A captured graph is launched as a whole.
 from __future__ import annotations
 
 import io
-import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 import numpy as np
 
 from embedllm.backends.base import Device
+from embedllm.backends.cuda_driver import gpus
 from embedllm.backends.ort import first_line, ort
 from embedllm.backends.resident import ResidentEngine
 from embedllm.package import Graph, Package
@@ -31,20 +31,24 @@ def devices() -> list[Device]:
         lack, remedy = "this build of ONNX Runtime has no CUDA provider", _INSTALL
         return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
     _load_libraries()
+    known = gpus()
     found: list[Device] = []
-    for index in itertools.count():
+    for index in range(max(1, len(known))):
         lack = _lack(index)
-        if lack and index:
-            return found
-        name = "cuda" if index == 0 else f"cuda:{index}"
         remedy = "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda]" if lack else ""
+        gpu = known[index] if known else None
         found.append(
-            Device(name=name, backend=backend, description=f"CUDA device {index}", available=not lack, reason=lack,
-                   remedy=remedy)
-        )  # fmt: skip
-        if lack:
-            return found
-    raise AssertionError("unreachable")
+            Device(
+                name="cuda" if index == 0 else f"cuda:{index}",
+                backend=backend,
+                description=f"{gpu.name}, compute capability {gpu.capability}" if gpu else "",
+                available=not lack,
+                reason=lack,
+                remedy=remedy,
+                memory=gpu.memory if gpu else 0,
+            )
+        )
+    return found
 
 
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda], which takes its place"

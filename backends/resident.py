@@ -1,7 +1,8 @@
 """Sessions whose KV and logits stay in a device's own memory: CUDA, WebGPU and other providers that bind buffers there.
 
-Each session has fixed buffers of its capacity, and an attention mask as long as that, whose ones count the tokens. So
-a step of one token has the same addresses and shapes every time, and a provider that captures its work can replay it.
+Each session has fixed buffers of its capacity. A step of one token has the same addresses and shapes each time, so that
+a provider that captures its work can replay it: its attention mask is longer than what is held, and its ones count the
+tokens. Attention takes time for the whole length of the mask, so there are several, each with a capture of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _STEP = 1024  # tokens; capacities are multiples of it
+_GRAIN = 512  # tokens; lengths of masks are multiples of it, and of an eighth of themselves, or so
 _GROWTH = 2  # a growth copies the KV through the host and captures the step anew
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 # operators that do the work: none of them may be left to the CPU
@@ -114,10 +117,10 @@ class ResidentEngine:
         self.heads.clear()
         self._session = None
 
-    def replaying(self, graph_id: str) -> ort.RunOptions:
-        """Options to run what is captured under that name, or is captured so now."""
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
         options = ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", graph_id if self.captures else "-1")
+        options.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures and graph_id is not None else -1))
         return options
 
     def take(self, capacity: int) -> _Buffers:
@@ -141,7 +144,8 @@ class _Buffers:
 
     def __init__(self, engine: ResidentEngine, capacity: int) -> None:
         self.capacity = capacity
-        self.graph_id = str(next(engine.graph_ids))
+        self._engine = engine
+        self._steps: dict[int, _Step] = {}
         decoder = engine.package.decoder
         self.kv: dict[str, ort.OrtValue] = {}
         for at, attention in enumerate(layer.attention for layer in decoder.layers):
@@ -150,33 +154,52 @@ class _Buffers:
                 empty = np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype)
                 self.kv[f"{at}.{part}"] = engine.place(empty)
         self.token = engine.place(np.zeros((1, 1), np.int64))
-        self.mask = engine.place(np.zeros((1, capacity), np.int64))
         self.logits = engine.place(np.zeros((1, 1, decoder.vocabulary), engine.dtype))
         self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
-        self.step = self._bound(engine.session)  # one token, everything in place
-        self.step.bind_ortvalue_input("input_ids", self.token)
-        self.step.bind_ortvalue_input("attention_mask", self.mask)
-        self.step.bind_ortvalue_input("logits_from", self.last)
-        self.step.bind_ortvalue_output("logits", self.logits)
-        self.several = self._bound(engine.session)  # any number of tokens
+        self.several = self._bound()  # any number of tokens
+        heads_id = next(engine.graph_ids)
         self.heads = {
             name: Head(
                 session,
                 self.logits,
                 size=engine.head_sizes[name],
-                options=engine.replaying(self.graph_id),
+                options=engine.replaying(heads_id),
                 place=engine.place,
                 read=engine.read,
             )
             for name, session in engine.heads.items()
         }
 
-    def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
-        binding = session.io_binding()
+    def step(self, end: int) -> _Step:
+        """What appends one token, after which that many are held."""
+        grain = max(_GRAIN, 1 << max(0, end.bit_length() - 4))
+        length = min(-(-end // grain) * grain, self.capacity)
+        if length not in self._steps:
+            binding, mask = self._bound(), self._engine.place(np.zeros((1, length), np.int64))
+            binding.bind_ortvalue_input("input_ids", self.token)
+            binding.bind_ortvalue_input("attention_mask", mask)
+            binding.bind_ortvalue_input("logits_from", self.last)
+            binding.bind_ortvalue_output("logits", self.logits)
+            options = self._engine.replaying(next(self._engine.graph_ids))
+            self._steps[length] = _Step(length, mask, binding, options)
+        return self._steps[length]
+
+    def _bound(self) -> ort.IOBinding:
+        binding = self._engine.session.io_binding()
         for name, value in self.kv.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
             binding.bind_ortvalue_output(f"present.{name}", value)
         return binding
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One token, everything in place: can be captured once, and replayed."""
+
+    length: int
+    mask: ort.OrtValue  # [1, length]
+    binding: ort.IOBinding
+    options: ort.RunOptions
 
 
 class ResidentSession:
@@ -190,10 +213,9 @@ class ResidentSession:
         self._session: ort.InferenceSession | None = engine.session
         self._fed = 0  # how often
         self._stopping = False
-        self._launched = engine.replaying("-1")  # kernel by kernel
-        self._replayed = self._launched
-        self._buffers: _Buffers | None = None
-        self._use(engine.take(min(capacity, engine.context)))
+        self._launched = engine.replaying(None)  # kernel by kernel
+        self._running = self._launched
+        self._buffers: _Buffers | None = engine.take(min(capacity, engine.context))
 
     @property
     def capacity(self) -> int:
@@ -204,11 +226,12 @@ class ResidentSession:
         self._fed += 1
         end = self.position + len(tokens)
         if len(tokens) == 1 and self.position:
+            step = buffers.step(end)
             self._engine.write(buffers.token, np.array([tokens], np.int64))
-            mask = np.zeros((1, buffers.capacity), np.int64)
+            mask = np.zeros((1, step.length), np.int64)
             mask[:, :end] = 1
-            self._engine.write(buffers.mask, mask)
-            self._run(buffers.step, self._replayed, end)
+            self._engine.write(step.mask, mask)
+            self._run(step.binding, step.options, end)
         else:
             self._bind_several(buffers, tokens, logits_from=-1)
             buffers.several.bind_ortvalue_output("logits", buffers.logits)
@@ -238,7 +261,7 @@ class ResidentSession:
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
-        self._launched.terminate = self._replayed.terminate = stop
+        self._running.terminate = stop
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
@@ -290,6 +313,8 @@ class ResidentSession:
 
     def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
         assert self._session is not None  # as long as there are buffers
+        self._running = options
+        options.terminate = self._stopping
         try:
             with self._engine.lock:
                 self._session.run_with_iobinding(binding, options)
@@ -311,13 +336,8 @@ class ResidentSession:
             grown[:, :, : self.position] = held[:, :, : self.position]
             self._engine.write(new.kv[name], grown)
         self._engine.give_back(old)
-        self._use(new)
+        self._buffers = new
         return new
-
-    def _use(self, buffers: _Buffers) -> None:
-        self._buffers = buffers
-        self._replayed = self._engine.replaying(buffers.graph_id)
-        self._replayed.terminate = self._stopping
 
 
 def left_to_the_cpu(session: ort.InferenceSession) -> list[str]:

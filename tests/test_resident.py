@@ -60,6 +60,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
     monkeypatch.setattr(resident, "left_to_the_cpu", lambda session: [])  # it is the device here
     monkeypatch.setattr(resident, "_STEP", 16)
+    monkeypatch.setattr(resident, "_GRAIN", 2)
     graph = package.graph("generic-float32")
     assert graph is not None
     device = Device(name="host", backend="test", description="", available=True)
@@ -90,6 +91,13 @@ def test_a_session_grows_in_steps_and_keeps_what_it_holds(engine: HostEngine) ->
         capacities.append(session.capacity)
     assert sorted(set(capacities)) == [16, 32, 64]
     np.testing.assert_allclose(values(session.feed(TOKENS[-1:])), expected, atol=ATOL, rtol=0)
+
+
+def test_a_step_sees_little_more_than_what_is_held(engine: HostEngine) -> None:
+    """And there are few of them, as each is captured."""
+    buffers = engine.take(engine.context)
+    assert [buffers.step(end).length for end in (1, 2, 3, 33, 100, 127, 128)] == [2, 2, 4, 36, 104, 128, 128]
+    assert buffers.step(1) is buffers.step(2)
 
 
 def test_the_buffers_of_a_closed_session_go_to_the_next(engine: HostEngine) -> None:

@@ -49,9 +49,10 @@ BODIES = {
     "list": [
         CAST,
         *SUM,
-        helper.make_node("TopK", ["floats", "count"], ["logits_of_best", "tokens"], axis=-1),
+        helper.make_node("TopK", ["logits", "count"], ["highest_few", "tokens"], axis=-1),
+        helper.make_node("Cast", ["highest_few"], ["floats_of_few"], to=TensorProto.FLOAT),
         helper.make_node("Cast", ["tokens"], ["numbers"], to=TensorProto.FLOAT),
-        *joined("numbers", "logits_of_best", "logsumexp"),
+        *joined("numbers", "floats_of_few", "logsumexp"),
     ],
 }
 
