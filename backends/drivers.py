@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from embedllm.backends.base import Device, Engine
-from embedllm.backends.providers import PLUGIN, PROVIDERS, Provider
+from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
 from embedllm.export.dialects import OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
@@ -37,6 +37,7 @@ class Driver:
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
     probed: bool = False  # a tiny model has to run and be right on it before it is used
+    tested: str = ""  # what it was run on
     tolerance: float = 0.0  # of the tiny model's logits; 0: as for every device
 
     def graph(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> Graph | None:
@@ -153,13 +154,18 @@ _DRIVERS = {
         provider=provider,
         probed=provider.probed,
         tolerance=provider.tolerance,
+        tested=provider.tested,
     )
     for provider in (*PROVIDERS, PLUGIN)
 } | {
-    "openvino": Driver(open=_open_ov, dialects=_OV, exact=_OV),
-    "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True),
+    "openvino": Driver(open=_open_ov, dialects=_OV, exact=_OV, tested="Linux x86-64, in every change"),
+    "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
     # not probed: compiling takes minutes, and nobody gets it unasked
-    "npu": Driver(open=_open_npu, dialects=_OV, shares=False, zero_points=False),
-    "npu-on-cpu": Driver(open=_open_npu, dialects=_OV, exact=_OV, shares=False, zero_points=False),
-    "reference": Driver(open=_open_reference, shares=False),
+    "npu": Driver(
+        open=_open_npu, dialects=_OV, shares=False, zero_points=False, tested=f"{UNTESTED}; as 'npu-on-cpu' it is"
+    ),
+    "npu-on-cpu": Driver(
+        open=_open_npu, dialects=_OV, exact=_OV, shares=False, zero_points=False, tested="Linux x86-64, in every change"
+    ),
+    "reference": Driver(open=_open_reference, shares=False, tested="Linux x86-64, in every change"),
 }

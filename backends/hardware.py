@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 INTEL = 0x8086  # PCI vendor id
-_CARDS = ("/sys/class/drm/card*/device", "/sys/bus/pci/devices/*")
+_ROOT = Path("/")
+_CARDS = ("sys/class/drm/card*/device", "sys/bus/pci/devices/*")
 _DISPLAY = 0x03  # PCI base class: display controllers
 _VULKAN = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _VULKAN_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
@@ -40,8 +41,8 @@ def driver_stamp() -> str:
 
 
 def _linux_vendors() -> frozenset[int] | None:
-    cards = [path for pattern in _CARDS for path in Path("/").glob(pattern.lstrip("/"))]
-    if not cards and not Path("/sys/class").is_dir():
+    cards = [path for pattern in _CARDS for path in _ROOT.glob(pattern)]
+    if not cards and not (_ROOT / "sys/class").is_dir():
         return None  # no sysfs, as in some containers
     found: set[int] = set()
     for card in cards:
@@ -50,7 +51,7 @@ def _linux_vendors() -> frozenset[int] | None:
         if vendor is not None and (kind is None or kind >> 16 == _DISPLAY):
             found.add(vendor)
     # WSL 2 hands the GPUs of Windows through without saying whose they are
-    return None if Path("/dev/dxg").exists() else frozenset(found)
+    return None if (_ROOT / "dev/dxg").exists() else frozenset(found)
 
 
 def _linux_drivers() -> list[str]:

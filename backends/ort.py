@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
 _STEP = 256  # tokens; capacities are multiples of it
 _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
+_PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
@@ -275,7 +277,9 @@ def left_to_the_cpu(session: ort.InferenceSession, operators: Set[str]) -> list[
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What an exception says, in a line, without the place in ONNX Runtime's sources that it may begin with."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _PLACE.sub("", lines[0])
 
 
 def _processor() -> str:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from embedllm.backends import registry
 from embedllm.backends.base import Device, Engine
 from embedllm.backends.drivers import known_driver
-from embedllm.backends.providers import DIRECTML_FLOAT16
 from embedllm.backends.select import resolve
-from embedllm.export.dialects import FLOAT16, GPU_FLOAT32
+from embedllm.export.dialects import DIRECTML, FLOAT16, GPU_FLOAT32
 from embedllm.package import Package, open_package
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def tolerance(driver: Driver, dialect: str) -> float:
 # 0.007 in float16, 0.000005 in float32. A fault in attention, rotation, norms or activation: 0.42 and more
 # (tests/test_probe.py)
 _ROUNDED = 0.15
-_TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML_FLOAT16: 0.06}
+_TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 
 
 def _tried(package: Package, device: Device, driver: Driver, dialect: str) -> tuple[float, str]:

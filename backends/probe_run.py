@@ -36,7 +36,7 @@ def outcome_for(device: Device, *, anew: bool = False) -> Outcome | None:
 
     anew: what is remembered does not count.
     """
-    if not is_probed(device) or os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+    if not registry.is_probed(device) or os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
         return None
     key = _key(device)
     path = _path(device, key)
@@ -48,17 +48,18 @@ def outcome_for(device: Device, *, anew: bool = False) -> Outcome | None:
     return outcome
 
 
+def remembered(device: Device) -> Outcome | None:
+    """How the last probe of a device went, when nothing changed since."""
+    key = _key(device)
+    return _read(_path(device, key), key)
+
+
 def dialects(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
     """The graphs that may be used after a probe: the one that was right, and those after it; () for no restriction."""
     if outcome is None or not outcome.dialect:
         return ()
     preferred = known_driver(device).dialects
     return preferred[preferred.index(outcome.dialect) :]
-
-
-def is_probed(device: Device) -> bool:
-    """Whether a tiny model has to be right on a device before it is used; of a pair, whose halves are named, none."""
-    return registry.PAIR not in device.name and known_driver(device).probed
 
 
 def can_start_python() -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from embedllm.export.dialects import FLOAT16, FLOAT32, GPU_FLOAT32
+from embedllm.export.dialects import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32
 
 _EVERYWHERE = frozenset({"linux", "win32", "darwin"})
 _NVIDIA, _AMD, _APPLE, _QUALCOMM = 0x10DE, 0x1002, 0x106B, 0x4D4F4351  # Qualcomm's is an ACPI id, "QCOM"
 _PRODUCTS = frozenset({"MatMul", "MatMulNBits"})  # without which a provider would be there for show
 _DECODER = _PRODUCTS | {"GroupQueryAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
-DIRECTML_FLOAT16 = "directml-float16"  # a dialect
 GROUP = "embedllm.providers"  # entry points of other packages: NAME = a function that returns its library's path
 UNTESTED = "untested here"
 
@@ -86,7 +85,7 @@ PROVIDERS = (
         device="directml",
         name="DmlExecutionProvider",
         engine="directml",
-        dialects=(DIRECTML_FLOAT16,),
+        dialects=(DIRECTML.name,),
         hardware="GPU",
         platforms=frozenset({"win32"}),
         install=_SWAP + "pip install onnxruntime-directml",
@@ -116,7 +115,7 @@ PROVIDERS = (
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-qnn",
         runs=_PRODUCTS,
-        tested=f"{UNTESTED}; it is found, and refused because it takes no MatMulNBits",
+        tested=f"{UNTESTED}; on a machine without its NPU it is found, and refused",
     ),
     Provider(
         device="coreml",

@@ -95,6 +95,11 @@ def runs_graphs(device: Device) -> bool:
     return any(FLOAT32.name in known_driver(half).dialects for half in _halves(device))
 
 
+def is_probed(device: Device) -> bool:
+    """Whether a tiny model has to be right on a device before it is used; of a pair, whose halves are named, none."""
+    return len(_halves(device)) == 1 and known_driver(device).probed
+
+
 def open_engine(
     package: Package,
     device: Device,

@@ -20,7 +20,7 @@ RANKINGS = {
     "darwin": ("webgpu", "cpu"),
 }
 _ELSEWHERE = ("cpu",)
-_SOFTWARE = "software"  # in the description of a GPU that is emulated on the CPU
+_SOFTWARE = ", software"  # ends the description of a GPU that is emulated on the CPU
 
 
 class Find(Protocol):
@@ -158,7 +158,7 @@ def resolve(name: str, devices: Sequence[Device]) -> Device | Refusal:
 
 def is_software(device: Device) -> bool:
     """Whether it is a GPU that is emulated on the CPU."""
-    return _SOFTWARE in device.description.lower()
+    return device.description.lower().endswith(_SOFTWARE)
 
 
 def _not_software(device: Device) -> Device | Refusal:

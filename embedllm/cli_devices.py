@@ -17,32 +17,37 @@ if TYPE_CHECKING:
 
 @click.command(short_help="List what models can run on here.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list.")
+@click.option(
+    "--probe", is_flag=True, help="Run a tiny model on each GPU and plug-in anew, and say whether it was right."
+)
 @click.option("--report", is_flag=True, help="Run a model on each and say how it went, for a report.")
 @click.option("--model", "-m", default="demo", show_default=True, metavar="FOLDER", help="What --report runs.")
 @common_options
-def devices(*, as_json: bool, report: bool, model: str) -> None:
+def devices(*, as_json: bool, probe: bool, report: bool, model: str) -> None:
     """List what this machine can run models on, and why not on the rest."""
-    import embedllm
+    from embedllm.device_list import listing
 
     if report:
         _report_devices(model, as_json=as_json)
         return
 
-    found = embedllm.devices()
+    found = list(listing(probe=probe))
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(device) for device in found], ensure_ascii=False))
+        click.echo(json.dumps([listed.as_json() for listed in found], ensure_ascii=False))
         return
     rows = [
         (
-            device.name,
-            "yes" if device.available else "no",
-            device.backend,
-            device.description,
-            device.reason + (f" ({device.remedy})" if device.remedy else ""),
+            listed.device.name,
+            "yes" if listed.is_usable else "no",
+            listed.device.description,
+            f"{listed.device.memory / 2**30:.0f} GiB" if listed.device.memory else "",
+            listed.device.backend,
+            listed.note,
         )
-        for device in found
+        for listed in found
     ]
-    new_console().print(new_table(("device", "available", "backend", "description", "why not"), rows))
+    columns = ("device", "available", "description", "memory", "backend", "runs, or why not")
+    new_console().print(new_table(columns, rows))
 
 
 def _report_devices(model: str, *, as_json: bool) -> None:

@@ -65,19 +65,23 @@ def _open_first(
     package: Package, search: Search, *, threads: int, exact: bool, openvino: OpenVINOOptions | None
 ) -> Engine:
     """An engine on the first device of a search that computes rightly and opens."""
-    from embedllm.backends import probe_run, registry
+    from embedllm.backends import registry
 
     for device in search:
-        outcome = probe_run.outcome_for(device)
-        if outcome is not None and not outcome.ok:
-            search.refuse(device, outcome.reason, outcome.remedy)
-            continue
+        dialects, noted = (), ""
+        if registry.is_probed(device):
+            from embedllm.backends import probe_run
+
+            outcome = probe_run.outcome_for(device)
+            if outcome is not None and not outcome.ok:
+                search.refuse(device, outcome.reason, outcome.remedy)
+                continue
+            dialects = probe_run.dialects(device, outcome)
+            noted = f"; {outcome.reason}" if outcome and outcome.reason else ""
         if exact and registry.runs_graphs(device):
             _check_exact(package)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
-        noted = f"; {outcome.reason}" if outcome and outcome.reason else ""
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
-        dialects = probe_run.dialects(device, outcome)
         try:
             return registry.open_engine(
                 package, device, threads=threads, exact=exact, openvino=openvino, dialects=dialects

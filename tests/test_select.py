@@ -88,7 +88,11 @@ def test_auto_takes_the_first_of_the_ranking_that_works(
         if state != "absent"
     }
     devices = [
-        device(name, reason="lacks" if state == "lacking" else "", words="software GPU" if state == "software" else "")
+        device(
+            name,
+            reason="lacks" if state == "lacking" else "",
+            words="llvmpipe, software" if state == "software" else "",
+        )
         for name, state in names.items()
     ]
     failing = {name: "fails" for name, state in names.items() if state == "failing"}

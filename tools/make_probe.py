@@ -44,20 +44,22 @@ CONFIG: dict[str, object] = {
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = _write_checkpoint(Path(scratch) / "checkpoint")
-        FOLDER.parent.mkdir(exist_ok=True)
-        convert(checkpoint, FOLDER, replace=FOLDER.exists())
-    package = open_package(FOLDER)
-    with closing(ReferenceEngine(package)) as engine:
-        rows = [[round(value, _DIGITS) for value in row] for row in answers(engine)]
-    partial = ANSWERS.with_suffix(".partial")
-    partial.write_text(json.dumps({"steps": [list(step) for step in STEPS], "logits": rows}) + "\n", encoding="utf-8")
-    partial.replace(ANSWERS)
-    size = sum(path.stat().st_size for path in [*FOLDER.iterdir(), ANSWERS])
+    make(FOLDER)
+    size = sum(path.stat().st_size for path in FOLDER.iterdir())
     if size > LIMIT:
         raise SystemExit(f"the probe has {size:,} bytes; expected at most {LIMIT:,}.")
     print(f"{FOLDER}: {size:,} bytes")  # noqa: T201 - a script for the command line
+
+
+def make(folder: Path) -> None:
+    """Writes the package and its answers into a folder, in place of what is there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        convert(_write_checkpoint(Path(scratch) / "checkpoint"), folder, replace=folder.exists())
+    with closing(ReferenceEngine(open_package(folder))) as engine:
+        rows = [[round(value, _DIGITS) for value in row] for row in answers(engine)]
+    partial = folder / "answers.partial"
+    partial.write_text(json.dumps({"steps": [list(step) for step in STEPS], "logits": rows}) + "\n", encoding="utf-8")
+    partial.replace(folder / ANSWERS.name)
 
 
 def _write_checkpoint(folder: Path) -> Path:

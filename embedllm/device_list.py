@@ -1,0 +1,71 @@
+"""The devices of this machine with what they can run and how their probes went, for people and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import Device
+
+if TYPE_CHECKING:
+    from embedllm.backends.probe import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A device, and what is known of it."""
+
+    device: Device
+    runs: tuple[str, ...]  # dialects of the graphs that it may run, best first; empty for one that reads the weights
+    is_probed: bool  # it is used only when a tiny model was right on it
+    probe: Outcome | None  # how that went; None: not yet, or there is nothing to probe
+    tested: str  # what this library was run on, for that device
+
+    def as_json(self) -> dict[str, object]:
+        """The device's own fields, and the others beside them."""
+        probe = None if self.probe is None else asdict(self.probe)
+        return {**asdict(self.device), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
+                "tested": self.tested}  # fmt: skip
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether "auto" or its name would take it, as far as that is known."""
+        return self.device.available and (self.probe is None or self.probe.ok)
+
+    @property
+    def note(self) -> str:
+        """Which graphs it runs and how the probe went; or why not, and what helps."""
+        if not self.device.available:
+            return _with_remedy(self.device.reason, self.device.remedy)
+        graphs = " or ".join(self.runs) or "the weights"
+        if self.probe is None:
+            return f"{graphs}; not probed yet, --probe does it now" if self.is_probed else graphs
+        if not self.probe.ok:
+            return _with_remedy(self.probe.reason, self.probe.remedy)
+        right = f"{self.probe.dialect}, probed: right to {self.probe.max_difference:.2g} in {self.probe.seconds:.1f} s"
+        return f"{right}; {self.probe.reason}" if self.probe.reason else right
+
+
+def listing(*, probe: bool = False) -> Iterator[Listed]:
+    """Every device, in the order of the backends. probe: the tiny model is run on each that needs it, now."""
+    from embedllm.backends import probe_run, registry
+    from embedllm.backends.drivers import driver_of
+
+    for device in registry.devices():
+        driver = driver_of(device.name)
+        is_probed = device.available and registry.is_probed(device)
+        outcome = None
+        if is_probed:
+            outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
+        yield Listed(
+            device=device,
+            runs=driver.dialects if driver else (),
+            is_probed=is_probed,
+            probe=outcome,
+            tested=driver.tested if driver else "",
+        )
+
+
+def _with_remedy(reason: str, remedy: str) -> str:
+    return reason + (f" ({remedy})" if remedy else "")
