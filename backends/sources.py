@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from embedllm.backends import hardware
 from embedllm.backends.base import Device
-from embedllm.backends.distributions import builds, conflict, named
+from embedllm.backends.distributions import builds, conflict
 from embedllm.backends.providers import BY_DEVICE, GROUP, PROVIDERS, Provider
 from embedllm.backends.select import family_of
 
@@ -107,11 +106,12 @@ def _lack_of(provider: Provider) -> tuple[str, str] | None:
         return f"the package {provider.module} is not installed", provider.install
     if lack := _runtime_lack():
         return lack
-    if provider.engine == "host" and not provider.module:  # other engines say it themselves
+    if not provider.module:
         from embedllm.backends.ort import ort
 
         if provider.name not in ort.get_available_providers():
-            return f"this build of ONNX Runtime ({named(builds())}) has no {provider.name}", provider.install
+            name = provider.name.removesuffix("ExecutionProvider")
+            return f"this build of ONNX Runtime has no {name} provider", provider.install
     return None
 
 
@@ -154,6 +154,8 @@ def _unknown_devices() -> list[Device]:
 
 def _announced_devices() -> list[Device]:
     """Providers that installed packages announce."""
+    from importlib.metadata import entry_points
+
     if not entry_points(group=GROUP) or _runtime_lack():
         return []
     from embedllm.backends import host

@@ -19,7 +19,7 @@ from embedllm.errors import EmbedError
 if TYPE_CHECKING:
     from embedllm.package import Package
 
-_PACKAGES = ("onnxruntime", "openvino", "numpy", "tokenizers")
+_PACKAGES = ("openvino", "numpy", "tokenizers")
 _TOKENS = 48  # enough for every part of a model, few enough for the reference
 _STEPS = 32
 _SEED = 20261121
@@ -43,14 +43,25 @@ class Trial:
 
 def machine() -> dict[str, str]:
     """The system, and what is installed of what runs models."""
+    from embedllm.backends.distributions import builds
+    from embedllm.backends.hardware import driver_stamp
+    from embedllm.backends.providers import PROVIDERS
+
     found = {"embedllm": __version__, "system": platform.platform(), "machine": platform.machine(),
-             "python": sys.version.split()[0]}  # fmt: skip
+             "python": sys.version.split()[0], "drivers": driver_stamp()}  # fmt: skip
+    found |= {build.name: build.version for build in builds()} or {"onnxruntime": "not installed"}
     for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+        found[name] = _version(name) or "not installed"
+    plug_ins = {provider.module.replace("_", "-") for provider in PROVIDERS if provider.module}
+    return found | {name: version for name in sorted(plug_ins) if (version := _version(name))}
+
+
+def _version(distribution: str) -> str:
+    """Of an installed distribution; empty for one that is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def trials(package: Package, on_device: Callable[[str], None] = lambda name: None) -> Iterator[Trial]:
