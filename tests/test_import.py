@@ -31,7 +31,13 @@ HOMES = {
     "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_run"),
     "psutil": ("embedllm.backends.split",),
     "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
-    "onnx": ("embedllm.export.", "embedllm.describe_graphs", "embedllm.backends.fixed_inputs"),
+    "onnx": (
+        "embedllm.export.",
+        "embedllm.describe_graphs",
+        "embedllm.backends.fixed_inputs",
+        "embedllm.backends.webgpu_graph",
+        "embedllm.backends.webgpu_check",
+    ),
     "onnxruntime": ("embedllm.backends.ort",),
     "rich": ("embedllm.cli",),
     "tokenizers": ("embedllm.text",),
@@ -277,7 +283,8 @@ def test_backends_import_little() -> None:
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "host", "probe", "probe_run",
-                      "ov", "npu", "cuda", "resident", "directml")  # fmt: skip
+                      "ov", "npu", "cuda", "resident", "directml", "plugins",
+                      "webgpu", "webgpu_session", "webgpu_check")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

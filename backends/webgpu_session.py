@@ -1,0 +1,256 @@
+"""One sequence on WebGPU: its KV stays on the GPU, past and present at once, and a step of one token is replayed.
+
+Not backends/resident.py's: there is no mask here but lengths on the GPU (backends/webgpu_graph.py), so that one
+captured step serves every position, and prompts are fed in pieces where attention takes only so many tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Interrupted,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.ort import first_line, ort
+from embedllm.backends.webgpu_graph import LENGTHS, TOTAL
+from embedllm.errors import DeviceError
+from embedllm.package import Package
+from embedllm.rows import Row
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+    from embedllm.types import F32
+
+_STEP = 1024  # tokens; capacities are multiples of it
+_GROWTH = 2  # a growth copies the KV through the host and captures the step anew
+_LAUNCHED = "-1"  # the number of a captured graph that means none: kernel by kernel
+
+
+class Gpu(Protocol):
+    """What sessions need of an engine."""
+
+    package: Package
+    context: int
+    chunk: int  # most tokens that attention takes at once
+    captures: bool
+    dtype: type[np.floating]
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+    def place(self, array: np.ndarray) -> ort.OrtValue:
+        """A copy of an array on the GPU."""
+        ...
+
+    def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
+        """Puts an array where another of its shape and type is."""
+        ...
+
+    def read(self, value: ort.OrtValue) -> np.ndarray:
+        """A copy of what is on the GPU."""
+        ...
+
+    def run(self, binding: ort.IOBinding, options: ort.RunOptions) -> None: ...
+    def take(self, capacity: int) -> Buffers: ...
+    def give_back(self, buffers: Buffers) -> None: ...
+
+
+class Buffers:
+    """What a step reads and writes, at fixed places on the GPU."""
+
+    def __init__(self, gpu: Gpu, capacity: int, *, graph_id: int) -> None:
+        """capacity: tokens, rounded up. graph_id: of the step that is captured with them."""
+        self.capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
+        self.graph_id = graph_id
+        decoder = gpu.package.decoder
+        # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
+        self.kv = {
+            f"{at}.{part}": gpu.place(
+                np.zeros((1, layer.attention.kv_heads, self.capacity, layer.attention.head_dim), gpu.dtype)
+            )
+            for at, layer in enumerate(decoder.layers)
+            for part in ("key", "value")
+        }
+        self.token = gpu.place(np.zeros((1, 1), np.int64))
+        self.lengths = gpu.place(np.zeros(1, np.int32))
+        self.logits = gpu.place(np.zeros((1, 1, decoder.vocabulary), gpu.dtype))
+        self.several = self._bound(gpu.session)  # any number of tokens
+        self.step = self._bound(gpu.session)  # one token, everything in place; what has a default keeps it
+        self.step.bind_ortvalue_input("input_ids", self.token)
+        self.step.bind_ortvalue_output("logits", self.logits)
+
+    def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input(LENGTHS, self.lengths)
+        for name, value in self.kv.items():
+            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            binding.bind_ortvalue_output(f"present.{name}", value)
+        return binding
+
+
+class WebGpuSession:
+    """One sequence. A step appends in place, a rewind is a number."""
+
+    def __init__(self, gpu: Gpu, capacity: int) -> None:
+        self.position = 0
+        self._gpu = gpu
+        self._context = gpu.context
+        self._decoder = gpu.package.decoder
+        self._stopping = False
+        self._launched, self._replayed = _options(_LAUNCHED), _options(_LAUNCHED)
+        self._buffers: Buffers | None = None
+        self._use(gpu.take(min(capacity, gpu.context)))
+
+    @property
+    def capacity(self) -> int:
+        return self._buffers.capacity if self._buffers else 0
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        buffers = self._prepare(tokens)
+        if len(tokens) == 1 and self.position and self._gpu.captures:
+            self._replay(buffers, tokens)
+        else:
+            with self._whole():
+                for piece in self._pieces(tokens):
+                    self._bind(buffers, piece, logits_from=-1)
+                    buffers.several.bind_ortvalue_output("logits", buffers.logits)
+                    self._run(buffers.several, self._launched, len(piece))
+        return Row(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        buffers = self._prepare(tokens)
+        rows: list[np.ndarray] = []
+        with self._whole():
+            for piece in self._pieces(tokens):
+                self._bind(buffers, piece, logits_from=0)
+                buffers.several.bind_output("logits")
+                self._run(buffers.several, self._launched, len(piece))
+                rows.append(buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32, copy=False))  # bound last
+        return np.concatenate(rows)
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+
+    def interrupt(self, stop: bool = True) -> None:
+        self._stopping = stop
+        self._launched.terminate = self._replayed.terminate = stop
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        kv, read = self._held().kv, self._gpu.read
+        return [
+            (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
+            for at in range(len(self._decoder.layers))
+        ]
+
+    def import_state(self, state: KeyValues) -> None:
+        attentions = [layer.attention for layer in self._decoder.layers]
+        end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        buffers = self._reserve(end)
+        for at, pair in enumerate(state):
+            for part, new in zip(("key", "value"), pair, strict=True):
+                values = self._gpu.read(buffers.kv[f"{at}.{part}"])
+                values[0, :, self.position : end] = new
+                self._gpu.write(buffers.kv[f"{at}.{part}"], values)
+        self.position = end
+
+    def close(self) -> None:
+        if self._buffers is not None:
+            self._gpu.give_back(self._buffers)
+        self._buffers = None
+        self.position = 0
+
+    def _held(self) -> Buffers:
+        if self._buffers is None:
+            raise ValueError("this session was closed")
+        return self._buffers
+
+    def _prepare(self, tokens: Sequence[int]) -> Buffers:
+        """Checks the tokens and makes room for them."""
+        self._held()
+        vocabulary = self._decoder.vocabulary
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+        if self._stopping:
+            raise Interrupted
+        return self._reserve(self.position + len(tokens))
+
+    def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        """What attention takes at once, one after the other."""
+        return [tokens[at : at + self._gpu.chunk] for at in range(0, len(tokens), self._gpu.chunk)]
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """All pieces of a feed, or none of them."""
+        start = self.position
+        try:
+            yield
+        except BaseException:
+            self.position = start
+            raise
+
+    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
+        end = self.position + len(tokens)
+        self._gpu.write(buffers.lengths, np.array([end - 1], np.int32))
+        given = {
+            "input_ids": np.array([tokens], np.int64),
+            TOTAL: np.array(end, np.int32),
+            "logits_from": np.array([logits_from], np.int64),
+        }
+        for name, array in given.items():
+            buffers.several.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def _replay(self, buffers: Buffers, tokens: Sequence[int]) -> None:
+        self._gpu.write(buffers.lengths, np.array([self.position], np.int32))
+        self._gpu.write(buffers.token, np.array([tokens], np.int64))
+        try:
+            self._run(buffers.step, self._replayed, 1)
+        except (Interrupted, DeviceError):
+            self._gpu.session.release_captured_graph(buffers.graph_id)  # it may have been captured in part
+            raise
+
+    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, count: int) -> None:
+        """Raises Interrupted or DeviceError, and then has appended nothing."""
+        try:
+            self._gpu.run(binding, options)
+        except Exception as error:
+            if self._stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self.position += count
+
+    def _reserve(self, tokens: int) -> Buffers:
+        """Buffers with room for that many tokens; the KV goes over through the host."""
+        old = self._held()
+        if tokens <= old.capacity:
+            return old
+        new = self._gpu.take(min(max(tokens, old.capacity * _GROWTH), self._context))
+        for name, value in old.kv.items():
+            held = self._gpu.read(value)
+            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
+            grown[:, :, : self.position] = held[:, :, : self.position]
+            self._gpu.write(new.kv[name], grown)
+        self._gpu.give_back(old)
+        self._use(new)
+        return new
+
+    def _use(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+        self._replayed = _options(str(buffers.graph_id))
+        self._replayed.terminate = self._stopping
+
+
+def _options(graph_id: str) -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", graph_id)
+    return options
