@@ -75,6 +75,9 @@ def test_the_steps_read_a_prompt_decode_rewind_and_continue() -> None:
     assert counts[1:4] == [1, 1, 1]
     assert probe.STEPS[4][0] < ends[3]  # a rewind
     assert counts[4] > 1  # a second piece
+    assert max(counts) > 32
+    assert counts[-1] == 1
+    assert max(ends) < open_package(probe.FOLDER).context
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference", "openvino"])
@@ -201,12 +204,6 @@ def test_a_graph_that_fails_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatc
     assert probe_run.dialects(device("cpu"), outcome) == (FLOAT32.name,)
     assert probe_run.dialects(device("cpu"), replace(outcome, dialect=FLOAT16.name)) == both.dialects
     assert probe_run.dialects(device("cpu"), None) == ()
-
-
-def test_missing_float16_is_said_in_words() -> None:
-    said = "Program MatMulNBits requires f16 but the device does not support it."
-    assert probe._meaning(RuntimeError(said)) == "the device lacks shader-f16, arithmetic in float16"
-    assert probe._meaning(RuntimeError("")) == "RuntimeError"
 
 
 # --- processes and threads
