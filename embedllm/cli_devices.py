@@ -38,7 +38,7 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str) -> None:
     rows = [
         (
             listed.device.name,
-            "yes" if listed.is_usable else "no",
+            "yes" if listed.judged.available else "no",
             listed.device.description,
             f"{listed.device.memory / 2**30:.0f} GiB" if listed.device.memory else "",
             listed.device.backend,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device
@@ -25,24 +25,25 @@ class Listed:
     def as_json(self) -> dict[str, object]:
         """The device's own fields, and the others beside them."""
         probe = None if self.probe is None else asdict(self.probe)
-        return {**asdict(self.device), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
+        return {**asdict(self.judged), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
                 "tested": self.tested}  # fmt: skip
 
     @property
-    def is_usable(self) -> bool:
-        """Whether "auto" or its name would take it, as far as that is known."""
-        return self.device.available and (self.probe is None or self.probe.ok)
+    def judged(self) -> Device:
+        """The device, not available when its probe failed."""
+        if self.probe is None or self.probe.ok:
+            return self.device
+        return replace(self.device, available=False, reason=self.probe.reason, remedy=self.probe.remedy)
 
     @property
     def note(self) -> str:
         """Which graphs it runs and how the probe went; or why not, and what helps."""
-        if not self.device.available:
-            return _with_remedy(self.device.reason, self.device.remedy)
+        device = self.judged
+        if not device.available:
+            return device.reason + (f" ({device.remedy})" if device.remedy else "")
         graphs = " or ".join(self.runs) or "the weights"
         if self.probe is None:
             return f"{graphs}; not probed yet, --probe does it now" if self.is_probed else graphs
-        if not self.probe.ok:
-            return _with_remedy(self.probe.reason, self.probe.remedy)
         right = f"{self.probe.dialect}, probed: right to {self.probe.max_difference:.2g} in {self.probe.seconds:.1f} s"
         return f"{right}; {self.probe.reason}" if self.probe.reason else right
 
@@ -65,7 +66,3 @@ def listing(*, probe: bool = False) -> Iterator[Listed]:
             probe=outcome,
             tested=driver.tested if driver else "",
         )
-
-
-def _with_remedy(reason: str, remedy: str) -> str:
-    return reason + (f" ({remedy})" if remedy else "")

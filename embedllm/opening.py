@@ -95,10 +95,13 @@ def _open_first(
 
 
 def devices() -> list[Device]:
-    """What this machine offers, and why the rest is not available."""
-    from embedllm.backends import registry
+    """What this machine offers, and why the rest is not available.
 
-    return registry.devices()
+    A GPU or plug-in whose last probe failed is not; one that was never probed is, until load() finds otherwise.
+    """
+    from embedllm.device_list import listing
+
+    return [listed.judged for listed in listing()]
 
 
 def _wish_of_the_environment() -> list[str]:

@@ -252,7 +252,7 @@ def level(module: str) -> int:
         ),
         ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
         ("backends", "export", "describe", "describe_graphs"),
-        ("runner", "model", "conversation", "opening", "embedllm"),
+        ("runner", "model", "conversation", "device_list", "opening", "embedllm"),
     ]
     for place, names in enumerate(levels):
         if name in names or (place == 4 and name.startswith(("backends.", "export."))):
