@@ -6,16 +6,20 @@ do. A captured graph is launched as a whole.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import os
+import sys
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 import numpy as np
 
 from embedllm.backends.base import Device
-from embedllm.backends.cuda_driver import gpus
+from embedllm.backends.cuda_driver import gpus, stream
 from embedllm.backends.ort import first_line, ort
 from embedllm.backends.resident import ResidentEngine
 from embedllm.package import Graph, Package
@@ -35,7 +39,9 @@ def devices() -> list[Device]:
     found: list[Device] = []
     for index in range(max(1, len(known))):
         lack = _lack(index)
-        remedy = "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda]" if lack else ""
+        remedy = (
+            "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda,cudnn]" if lack else ""
+        )
         gpu = known[index] if known else None
         found.append(
             Device(
@@ -51,7 +57,10 @@ def devices() -> list[Device]:
     return found
 
 
-_INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda], which takes its place"
+# by GPU, whose stream all engines share
+_LOCKS: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
+_CHECK = "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda,cudnn]"
+_INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda,cudnn], which takes its place"
 
 
 def index_of(name: str) -> int:
@@ -67,10 +76,10 @@ class CudaEngine(ResidentEngine):
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
         _load_libraries()
-        super().__init__(package, graph, device, capture=capture)
+        super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        with _unlogged(), _without_xqa():
+        with _unlogged(), _fast_attention():
             options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
             return ort.InferenceSession(path, options, enable_fallback=0)
 
@@ -84,6 +93,8 @@ def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
         "arena_extend_strategy": "kSameAsRequested",
         "use_ep_level_unified_stream": "1",  # all nodes on one stream: a step waits for nothing else
     }
+    if shared := stream(index):
+        options |= {"has_user_compute_stream": "1", "user_compute_stream": str(shared)}
     return options | ({"enable_cuda_graph": "1"} if capture else {})
 
 
@@ -98,12 +109,13 @@ def _unlogged() -> Iterator[None]:
 
 
 @contextmanager
-def _without_xqa() -> Iterator[None]:
-    """Without the attention kernel that ONNX Runtime 1.31 prefers for steps, unless the environment has a wish.
+def _fast_attention() -> Iterator[None]:
+    """With cuDNN's attention for steps where it is there, instead of the kernel that ONNX Runtime 1.31 prefers.
 
-    The others were faster at every length from 500 to 30,000 tokens (docs/cuda.md). A session chooses when it is made.
+    It was faster at every length from 500 to 30,000 tokens; without cuDNN that kernel is (docs/cuda.md). A session
+    chooses when it is made. What the environment says goes before.
     """
-    if _XQA in os.environ:
+    if _XQA in os.environ or not _has_cudnn():
         yield
         return
     os.environ[_XQA] = "0"
@@ -116,13 +128,21 @@ def _without_xqa() -> Iterator[None]:
 _XQA = "ORT_ENABLE_XQA"
 
 
+def _has_cudnn() -> bool:
+    try:
+        ctypes.CDLL("cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9")
+    except OSError:
+        return False
+    return True
+
+
 def _load_libraries() -> None:
     """CUDA's libraries from where pip puts them; those of the system are found without."""
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
         said = io.StringIO()
         with redirect_stdout(said):  # it prints what it does not find
-            preload(cudnn=False)
+            preload()
         if said.getvalue():
             _log.info("%s", said.getvalue().strip())
 

@@ -54,10 +54,18 @@ class ResidentEngine:
     chunk = CHUNK
     reduces = False  # whether logits are reduced on the device
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        *,
+        capture: bool = True,
+        lock: threading.RLock | None = None,
+    ) -> None:
         """capture: replay decoding steps as they were captured; without it they are launched kernel by kernel.
 
-        Raises DeviceUnavailable when part of the work would run on the CPU.
+        lock: of engines that share a device's stream. Raises DeviceUnavailable when part of the work would run on the CPU.
         """
         self.device = device
         self.package = package
@@ -67,7 +75,8 @@ class ResidentEngine:
         self.dtype = np.float16 if graph.activations == "float16" else np.float32
         self.graph_ids = itertools.count(1)
         self._spare: list[_Buffers] = []
-        self.lock = threading.RLock()  # of the spare buffers, and one step at a time: a capture allows no other work
+        # of the spare buffers, and one step at a time: what one captures must not have the work of another in it
+        self.lock = lock or threading.RLock()
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         vocabulary = package.decoder.vocabulary
         has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.backends.cuda_driver import Gpu, gpus
+from embedllm.backends.cuda_driver import Gpu, gpus, stream
 
 SOURCE = """
 #include <string.h>
@@ -21,6 +21,11 @@ int cuDeviceGetName(char *name, int size, int device) {
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device - 39) << 33; return 0; }
+static int current = -1;
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(size_t)device; return 0; }
+int cuCtxPushCurrent_v2(void *context) { current = (int)(size_t)context; return 0; }
+int cuCtxPopCurrent_v2(void **context) { current = -1; return 0; }
+int cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)(size_t)(0x1000 + current); return flags != 1; }
 int cuDeviceGetAttribute(int *value, int number, int device) { *value = number == 75 ? 8 : device - 40; return 0; }
 """
 
@@ -56,3 +61,11 @@ def test_no_driver_and_another_library_are_no_gpu() -> None:
 def test_the_real_driver_tells_of_a_gpu() -> None:
     assert all("NVIDIA" in gpu.name and gpu.memory > 1 << 30 for gpu in gpus())
     assert gpus()
+
+
+def test_a_gpu_has_one_stream(tmp_path: Path) -> None:
+    library = driver(tmp_path)
+    assert stream(0, library) == stream(0, library) == 0x1028
+    assert stream(1, library) == 0x1029
+    assert stream(0, driver(tmp_path, status=100)) is None
+    assert stream(0, "libnothing-of-that-name.so") is None
