@@ -39,9 +39,7 @@ def devices() -> list[Device]:
     found: list[Device] = []
     for index in range(max(1, len(known))):
         lack = _lack(index)
-        remedy = (
-            "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda,cudnn]" if lack else ""
-        )
+        remedy = _CHECK if lack else ""
         gpu = known[index] if known else None
         found.append(
             Device(

@@ -65,7 +65,8 @@ class ResidentEngine:
     ) -> None:
         """capture: replay decoding steps as they were captured; without it they are launched kernel by kernel.
 
-        lock: of engines that share a device's stream. Raises DeviceUnavailable when part of the work would run on the CPU.
+        lock: of engines that share a device's stream.
+        Raises DeviceUnavailable when part of the work would run on the CPU.
         """
         self.device = device
         self.package = package
