@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -186,10 +187,12 @@ def _read(path: Path, key: dict[str, str]) -> Outcome | None:
 
 def _write(path: Path, key: dict[str, str], outcome: Outcome) -> None:
     """Whole or not at all; without a place to write, nothing is remembered."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps({"key": key, "outcome": asdict(outcome)}, indent=1), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         _log.info("the outcome of the probe is not remembered: %s", error)

@@ -174,6 +174,8 @@ def _ov_devices() -> list[Device]:
 
 def _no_intel_gpu(name: str) -> Device | None:
     """Importing OpenVINO takes half a second, which a machine without an Intel GPU need not spend."""
+    if family_of(name) != "openvino-gpu":
+        return None
     vendors = hardware.gpu_vendors()
     if vendors is not None and hardware.INTEL not in vendors:
         return missing(name, "openvino", "no Intel GPU is in this machine")

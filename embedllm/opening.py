@@ -66,7 +66,9 @@ def _open_first(
 ) -> Engine:
     """An engine on the first device of a search that computes rightly and opens."""
     from embedllm.backends import registry
+    from embedllm.backends.select import AUTO
 
+    failures: list[DeviceError] = []
     for device in search:
         dialects, noted = (), ""
         if registry.is_probed(device):
@@ -91,7 +93,10 @@ def _open_first(
                 raise  # what was asked for alone never falls back to another
             _log.info("'%s' could not be opened: %s", device.name, error)
             search.refuse(device, str(error))
-    raise search.failure()
+            failures.append(error)
+    if len(failures) == 1 and search.names == [AUTO]:
+        raise failures[0]  # nothing else is here: what other machines may have is no news
+    raise search.failure() from (failures[-1] if failures else None)
 
 
 def devices() -> list[Device]:

@@ -228,6 +228,7 @@ def test_auto_does_not_import_openvino_where_no_intel_gpu_can_be(monkeypatch: py
 def test_auto_asks_openvino_where_an_intel_gpu_may_be(
     vendors: frozenset[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("openvino")
     monkeypatch.setattr(hardware, "gpu_vendors", lambda: vendors)
     found = {device.name for device in registry.Found().named("openvino-gpu", automatic=True)}
     assert "openvino" in found
@@ -249,6 +250,44 @@ def test_a_library_that_is_none_says_so(tmp_path: Path, tiny_package: Callable[.
     assert "Check that it is a plug-in" in reason
     with pytest.raises(DeviceUnavailable, match="is not at"):
         embedllm.load(tiny_package(), device=f"plugin:{tmp_path / 'nothing.so'}")
+
+
+def test_a_provider_that_a_package_announces_is_listed(tmp_path: Path) -> None:
+    """A real package, by its entry point, whose library is none, or OpenVINO's where that is installed."""
+    record = tmp_path / "another-1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
+    (record / "entry_points.txt").write_text("[embedllm.providers]\nOpenVINOExecutionProvider = another:path\n")
+    there = find_spec("onnxruntime_ep_openvino") is not None
+    library = library_of("onnxruntime_ep_openvino") if there else str(tmp_path / "none.so")
+    (tmp_path / "another.py").write_text(f"def path():\n    return {library!r}\n")
+    name = "plugin:OpenVINOExecutionProvider"
+    code = (
+        "import embedllm\n"
+        f"(one,) = (one for one in embedllm.devices() if one.name == {name!r})\n"
+        "print(one.available, one.reason, one.backend, sep='|')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    available, reason, backend = done.stdout.strip().split("|")
+    assert available == str(there)
+    assert ("OpenVINOExecutionProvider 1." in backend) if there else (f"is not at '{library}'" in reason)
+
+
+@pytest.mark.webgpu
+def test_webgpu_is_right_by_its_probe() -> None:
+    found = a_device("webgpu")
+    if not found.available:
+        pytest.skip(f"webgpu: {found.reason}")
+    outcome = probe.run(found)
+    assert outcome.ok
+    assert outcome.dialect in ("generic-float16", "gpu-float32")
+
+
+@pytest.mark.gpu
+def test_cuda_is_right_by_its_probe() -> None:
+    outcome = probe.run(a_device("cuda"))
+    assert (outcome.ok, outcome.dialect) == (True, "generic-float16")
 
 
 @pytest.mark.parametrize("row", [row for row in PROVIDERS if row.module], ids=named)
