@@ -198,7 +198,7 @@ def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[s
     """Why a device cannot do what is asked with this folder, and what helps."""
     driver = known_driver(device)
     if driver.dialects and exact and not driver.exact:
-        return "it does not compute in float32 throughout, as exact asks", "load it without exact"
+        return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
     if driver.dialects and driver.graph(package, exact=exact, dialects=dialects) is None:
         wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
