@@ -26,7 +26,7 @@ from samples.directml_plugin.extension.pythonpath.embedllm_settings import DEFAU
 PYTHON = "/usr/bin/python3"  # the one that Debian's python3-uno is for
 TEXT = "One line.\nThe cat sat on the mat. It was big.\nThe last line."
 CAT = "The cat sat on the mat."
-LONG = "1 2 3 4 5 6 7 8 9 10 11 12"  # the demo goes on with this until its context is full
+LONG = "1 2 3 4 5 6 7 8 9 10 11 12"  # the demo goes on with this for ever
 START = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})

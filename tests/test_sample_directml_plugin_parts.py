@@ -23,7 +23,8 @@ from samples.directml_plugin.extension.pythonpath.embedllm_actions import ACTION
 from samples.directml_plugin.extension.pythonpath.embedllm_client import Client, WorkerError, WorkerMissing  # noqa: E402
 from samples.directml_plugin.extension.pythonpath.embedllm_settings import DEFAULT, SettingsError, read_settings  # noqa: E402
 
-LONG = "1 2 3 4 5 6 7 8 9 10 11 12"  # the demo goes on with this until its context is full
+LONG = "1 2 3 4 5 6 7 8 9 10 11 12"  # the demo goes on with this for ever
+MANY = 1900  # tokens, seconds of work
 OLDEST = (3, 8)  # the Python of LibreOffice 7.4 for Windows
 
 
@@ -47,7 +48,7 @@ def test_a_reply_comes_in_pieces_and_whole(client: Client) -> None:
 
 def test_a_request_is_cancelled(client: Client) -> None:
     has_begun = threading.Event()
-    running = client.request("generate", {"prompt": LONG}, on_chunk=lambda text: has_begun.set())
+    running = client.request("generate", {"prompt": LONG, "max_tokens": MANY}, on_chunk=lambda text: has_begun.set())
     assert has_begun.wait(60)
     running.cancel()
     assert running.result(60)["finish_reason"] == "cancelled"
@@ -80,7 +81,7 @@ def test_a_worker_that_dies_is_told_to_whoever_waits_and_asks() -> None:
 def test_closing_ends_the_worker_and_what_runs() -> None:
     client = Client(COMMAND)
     client.request("load", {"device": "cpu"}).result(60)
-    running = client.request("generate", {"prompt": LONG})
+    running = client.request("generate", {"prompt": LONG, "max_tokens": MANY})
     client.close()
     assert running.result(60)["finish_reason"] == "cancelled"
     assert not client.is_alive
