@@ -2,7 +2,8 @@
 
 Each session has fixed buffers of its capacity. A step of one token has the same addresses and shapes each time, so that
 a provider that captures its work can replay it: its attention mask is longer than what is held, and its ones count the
-tokens. Attention takes time for the whole length of the mask, so there are several, each with a capture of its own.
+tokens. Attention takes time for the whole length of the mask, so there are several, each with a capture of its own;
+not many, because CUDA's attention plans each new length for a tenth of a second.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _STEP = 1024  # tokens; capacities are multiples of it
-_GRAIN = 512  # tokens; lengths of masks are multiples of it, and of an eighth of themselves, or so
+_SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
 _GROWTH = 2  # a growth copies the KV through the host and captures the step anew
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 # operators that do the work: none of them may be left to the CPU
@@ -182,8 +183,10 @@ class _Buffers:
 
     def step(self, end: int) -> _Step:
         """What appends one token, after which that many are held."""
-        grain = max(_GRAIN, 1 << max(0, end.bit_length() - 4))
-        length = min(-(-end // grain) * grain, self.capacity)
+        length = _SHORTEST
+        while length < end:
+            length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
+        length = min(length, self.capacity)
         if length not in self._steps:
             binding, mask = self._bound(), self._engine.place(np.zeros((1, length), np.int64))
             binding.bind_ortvalue_input("input_ids", self.token)

@@ -60,7 +60,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
     monkeypatch.setattr(resident, "left_to_the_cpu", lambda session: [])  # it is the device here
     monkeypatch.setattr(resident, "_STEP", 16)
-    monkeypatch.setattr(resident, "_GRAIN", 2)
+    monkeypatch.setattr(resident, "_SHORTEST", 2)
     graph = package.graph("generic-float32")
     assert graph is not None
     device = Device(name="host", backend="test", description="", available=True)
@@ -96,7 +96,7 @@ def test_a_session_grows_in_steps_and_keeps_what_it_holds(engine: HostEngine) ->
 def test_a_step_sees_little_more_than_what_is_held(engine: HostEngine) -> None:
     """And there are few of them, as each is captured."""
     buffers = engine.take(engine.context)
-    assert [buffers.step(end).length for end in (1, 2, 3, 33, 100, 127, 128)] == [2, 2, 4, 36, 104, 128, 128]
+    assert [buffers.step(end).length for end in (1, 2, 3, 33, 100, 127, 128)] == [2, 2, 3, 48, 128, 128, 128]
     assert buffers.step(1) is buffers.step(2)
 
 
