@@ -73,7 +73,7 @@ def named(installed: Sequence[Build]) -> str:
 
 def install_line(build: str) -> str:
     """How pip installs a build with all that it needs."""
-    return f'pip install "{build}[cuda]"' if build == "onnxruntime-gpu" else f"pip install {build}"
+    return f'pip install "{build}[cuda,cudnn]"' if build == "onnxruntime-gpu" else f"pip install {build}"
 
 
 def _is_plug_in(build: Build) -> bool:

@@ -67,7 +67,7 @@ PROVIDERS = (
         hardware="GPU",
         vendors=frozenset({_NVIDIA}),
         platforms=frozenset({"linux", "win32"}),
-        install=_SWAP + 'pip install "onnxruntime-gpu[cuda]"',
+        install=_SWAP + 'pip install "onnxruntime-gpu[cuda,cudnn]"',
         tested="an NVIDIA H200 on Linux",
     ),
     Provider(

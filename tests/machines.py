@@ -9,7 +9,7 @@ from embedllm.backends.base import Device
 
 # what the devices of a machine lack: (reason, remedy). The texts are the library's own, in short
 PLUG_IN = ("the package onnxruntime_ep_webgpu is not installed", "pip install onnxruntime-ep-webgpu")
-NO_CUDA = ("this build of ONNX Runtime has no CUDAExecutionProvider", 'pip install "onnxruntime-gpu[cuda]"')
+NO_CUDA = ("this build of ONNX Runtime has no CUDAExecutionProvider", 'pip install "onnxruntime-gpu[cuda,cudnn]"')
 NO_DIRECTML = ("this build of ONNX Runtime has no DmlExecutionProvider", "pip install onnxruntime-directml")
 WINDOWS = ("it is for Windows only", "")
 NO_INTEL = ("no Intel GPU is in this machine", "")
