@@ -68,6 +68,7 @@ def test_the_guide_says_what_is_untested(row: Provider) -> None:
 
 CPU, GPU, OLDER = Build("onnxruntime", "1.31.1"), Build("onnxruntime-gpu", "1.31.1"), Build("onnxruntime-gpu", "1.27.0")
 DIRECTML = Build("onnxruntime-directml", "1.24.4")
+WITH_CUDA = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,8 @@ def test_one_build_is_no_conflict(installed: Sequence[Build]) -> None:
     ("installed", "reason", "remedy"),
     [
         ([GPU, CPU], "onnxruntime-gpu 1.31.1 and onnxruntime 1.31.1 are installed",
-         'pip uninstall -y onnxruntime-gpu onnxruntime, then one of them again: pip install "onnxruntime-gpu[cuda,cudnn]"'),
-        ([OLDER, CPU], "onnxruntime-gpu 1.27.0 and onnxruntime 1.31.1 are", 'pip install "onnxruntime-gpu[cuda,cudnn]"'),
+         f"pip uninstall -y onnxruntime-gpu onnxruntime, then one of them again: {WITH_CUDA}"),
+        ([OLDER, CPU], "onnxruntime-gpu 1.27.0 and onnxruntime 1.31.1 are", WITH_CUDA),
         ([DIRECTML, CPU], "onnxruntime-directml 1.24.4 and onnxruntime 1.31.1 are",
          "pip uninstall -y onnxruntime-directml onnxruntime, then one of them again: pip install onnxruntime-directml"),
         ([GPU, DIRECTML, CPU], "onnxruntime-gpu 1.31.1 and onnxruntime-directml 1.24.4 and onnxruntime 1.31.1 are",
