@@ -146,8 +146,12 @@ class ResidentEngine:
 
     def give_back(self, buffers: _Buffers) -> None:
         with self.lock:
-            if self._session is not None and len(self._spare) < _SPARE:
+            if self._session is None:
+                return
+            if len(self._spare) < _SPARE:
                 self._spare.append(buffers)
+            else:
+                buffers.release()
 
 
 class _Buffers:
@@ -168,13 +172,13 @@ class _Buffers:
         self.logits = engine.place(np.zeros((1, 1, decoder.vocabulary), engine.dtype))
         self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
         self.several = self._bound()  # any number of tokens
-        heads_id = next(engine.graph_ids)
+        self._heads_id = next(engine.graph_ids)
         self.heads = {
             name: Head(
                 session,
                 self.logits,
                 size=engine.head_sizes[name],
-                options=engine.replaying(heads_id),
+                options=engine.replaying(self._heads_id),
                 place=engine.place,
                 read=engine.read,
             )
@@ -193,9 +197,17 @@ class _Buffers:
             binding.bind_ortvalue_input("attention_mask", mask)
             binding.bind_ortvalue_input("logits_from", self.last)
             binding.bind_ortvalue_output("logits", self.logits)
-            options = self._engine.replaying(next(self._engine.graph_ids))
-            self._steps[length] = _Step(length, mask, binding, options)
+            graph_id = next(self._engine.graph_ids)
+            self._steps[length] = _Step(length, mask, binding, self._engine.replaying(graph_id), graph_id)
         return self._steps[length]
+
+    def release(self) -> None:
+        """Forgets what was captured, which would stay as long as the engine."""
+        for step in self._steps.values():
+            self._engine.session.release_captured_graph(step.graph_id)
+        for session in self._engine.heads.values():
+            session.release_captured_graph(self._heads_id)
+        self._steps.clear()
 
     def _bound(self) -> ort.IOBinding:
         binding = self._engine.session.io_binding()
@@ -213,6 +225,7 @@ class _Step:
     mask: ort.OrtValue  # [1, length]
     binding: ort.IOBinding
     options: ort.RunOptions
+    graph_id: int
 
 
 class ResidentSession:

@@ -100,6 +100,27 @@ def test_sessions_do_not_disturb_each_other_nor_those_before_them(demo: CudaEngi
 
 
 @gpu
+def test_closed_sessions_leave_nothing_behind(demo: CudaEngine) -> None:
+    free: list[int] = []
+    for _ in range(4):
+        sessions = [demo.open() for _ in range(6)]
+        for session in sessions:
+            for token in (5, 6, 7):
+                session.feed([token]).top(1)
+        for session in sessions:
+            session.close()
+        del session, sessions
+        free.append(free_memory())
+    assert free[-1] >= free[1] - (8 << 20)
+
+
+def free_memory() -> int:
+    """Bytes of the GPU."""
+    torch = pytest.importorskip("torch")
+    return torch.cuda.mem_get_info()[0]
+
+
+@gpu
 def test_a_session_grows_and_goes_on(demo: CudaEngine) -> None:
     tokens = np.random.default_rng(6).integers(3, 16000, 1100).tolist()
     session = demo.open(1000)
