@@ -109,7 +109,6 @@ def test_closed_sessions_leave_nothing_behind(demo: CudaEngine) -> None:
                 session.feed([token]).top(1)
         for session in sessions:
             session.close()
-        del session, sessions
         free.append(free_memory())
     assert free[-1] >= free[1] - (8 << 20)
 
