@@ -38,7 +38,6 @@ class Driver:
     zero_points: bool = True  # it runs weights that have some
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     tested: str = ""  # what it was run on
-    tolerance: float = 0.0  # of the tiny model's logits; 0: as for every device
 
     def graph(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> Graph | None:
         """The best graph of a folder that it can run; dialects: those that may be used, all when there are none."""
@@ -153,7 +152,6 @@ _DRIVERS = {
         exact=provider.exact,
         provider=provider,
         probed=provider.probed,
-        tolerance=provider.tolerance,
         tested=provider.tested,
     )
     for provider in (*PROVIDERS, PLUGIN)

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from embedllm.backends import registry
 from embedllm.backends.base import Device, Engine
@@ -22,9 +21,6 @@ from embedllm.backends.drivers import known_driver
 from embedllm.backends.select import resolve
 from embedllm.export.dialects import DIRECTML, FLOAT16, GPU_FLOAT32
 from embedllm.package import Package, open_package
-
-if TYPE_CHECKING:
-    from embedllm.backends.drivers import Driver
 
 FOLDER = Path(__file__).parent / "probe"
 ANSWERS = FOLDER / "answers.json"
@@ -63,10 +59,9 @@ def run(device: Device) -> Outcome:
     """Runs the tiny model on an available device, in this process; tries its graphs until one is right."""
     start = time.monotonic()
     package = open_package(FOLDER)
-    driver = known_driver(device)
     troubles: list[str] = []
-    for dialect in driver.dialects or ("",):
-        difference, trouble = _tried(package, device, driver, dialect)
+    for dialect in known_driver(device).dialects or ("",):
+        difference, trouble = _tried(package, device, dialect)
         if not trouble:
             return Outcome(
                 ok=True,
@@ -94,9 +89,9 @@ def answers(engine: Engine) -> list[list[float]]:
     return rows
 
 
-def tolerance(driver: Driver, dialect: str) -> float:
+def tolerance(dialect: str) -> float:
     """The largest difference of a logit that is no fault, for the type and the rounding of a graph."""
-    return driver.tolerance or _TOLERANCES.get(dialect, _ROUNDED)
+    return _TOLERANCES.get(dialect, _ROUNDED)
 
 
 # Of logits up to 3.2. Measured (docs/devices.md#probes): 0.041 and 0.036 where activations are rounded to 8 or 16 bits,
@@ -106,7 +101,7 @@ _ROUNDED = 0.15
 _TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 
 
-def _tried(package: Package, device: Device, driver: Driver, dialect: str) -> tuple[float, str]:
+def _tried(package: Package, device: Device, dialect: str) -> tuple[float, str]:
     """The largest difference on one graph, and what is wrong; the second is empty when all is well."""
     try:
         engine = registry.open_engine(package, device, dialects=(dialect,) if dialect else ())
@@ -115,7 +110,7 @@ def _tried(package: Package, device: Device, driver: Driver, dialect: str) -> tu
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
         return 0.0, str(error) or type(error).__name__
     difference = largest_difference(found, known_answers())
-    most = tolerance(driver, dialect)
+    most = tolerance(dialect)
     # not `>`: what is not a number is wrong
     wrong = "" if difference <= most else f"probe mismatch max|d|={difference:.3g}, expected at most {most:.3g}"
     return difference, wrong

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from embedllm.export.dialects import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32
 
 _EVERYWHERE = frozenset({"linux", "win32", "darwin"})
-_NVIDIA, _AMD, _APPLE, _QUALCOMM = 0x10DE, 0x1002, 0x106B, 0x4D4F4351  # Qualcomm's is an ACPI id, "QCOM"
-_PRODUCTS = frozenset({"MatMul", "MatMulNBits"})  # without which a provider would be there for show
-_DECODER = _PRODUCTS | {"GroupQueryAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}
+# without which a provider would be there for show; engines of their own ask for more
+_PRODUCTS = frozenset({"MatMul", "MatMulNBits"})
 GROUP = "embedllm.providers"  # entry points of other packages: NAME = a function that returns its library's path
 UNTESTED = "untested here"
 
@@ -30,19 +29,13 @@ class Provider:
     dialects: tuple[str, ...]  # of the graphs that it may run, best first
     exact: tuple[str, ...] = ()  # those of them that compute in float32 throughout
     hardware: str  # "CPU", "GPU" or "NPU"
-    vendors: frozenset[int] = frozenset()  # PCI ids of who makes the hardware; empty: anyone
     platforms: frozenset[str] = _EVERYWHERE  # as sys.platform says them
     install: str  # what brings it
     options: Mapping[str, str] = field(default_factory=dict)
-    runs: frozenset[str] = _DECODER  # operators of which none may be left to the CPU
+    runs: frozenset[str] = _PRODUCTS  # operators of which none may be left to the CPU
     takes_defaults: bool = True  # False: an input with a default has to be a constant of the graph
     probed: bool = True  # a tiny model has to run and be right on it before it is used
-    tolerance: float = 0.0  # of the tiny model's logits; 0: as for every device
     tested: str  # what was run on it
-
-    @property
-    def is_plug_in(self) -> bool:
-        return bool(self.module)
 
 
 _SWAP = "pip uninstall onnxruntime, then "  # a build takes the place of the CPU's: docs/devices.md#conflicts
@@ -65,7 +58,6 @@ PROVIDERS = (
         engine="cuda",
         dialects=(FLOAT16.name,),
         hardware="GPU",
-        vendors=frozenset({_NVIDIA}),
         platforms=frozenset({"linux", "win32"}),
         install=_SWAP + 'pip install "onnxruntime-gpu[cuda,cudnn]"',
         tested="an NVIDIA H200 on Linux",
@@ -99,7 +91,6 @@ PROVIDERS = (
         hardware="CPU",
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-ep-openvino",
-        runs=_PRODUCTS,  # it leaves GroupQueryAttention to the CPU (1.8.1)
         takes_defaults=False,  # "OpenVINO input has no ONNX binding" (1.8.1; tests/test_providers.py)
         tested="Linux x86-64, on the CPU; the device 'openvino' is faster",
     ),
@@ -111,10 +102,8 @@ PROVIDERS = (
         # and it is refused for that
         dialects=(FLOAT32.name,),
         hardware="NPU",
-        vendors=frozenset({_QUALCOMM}),
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-qnn",
-        runs=_PRODUCTS,
         tested=f"{UNTESTED}; on a machine without its NPU it is found, and refused",
     ),
     Provider(
@@ -122,11 +111,9 @@ PROVIDERS = (
         name="CoreMLExecutionProvider",
         dialects=(FLOAT32.name,),
         hardware="GPU",
-        vendors=frozenset({_APPLE}),
         platforms=frozenset({"darwin"}),
         install="pip install onnxruntime",
         options={"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"},
-        runs=_PRODUCTS,
         tested=UNTESTED,
     ),
     Provider(
@@ -135,10 +122,8 @@ PROVIDERS = (
         module="onnxruntime_ep_nv_tensorrt_rtx",
         dialects=(FLOAT16.name,),
         hardware="GPU",
-        vendors=frozenset({_NVIDIA}),
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-ep-nv-tensorrt-rtx",
-        runs=_PRODUCTS,
         tested=UNTESTED,
     ),
     Provider(
@@ -146,11 +131,9 @@ PROVIDERS = (
         name="MIGraphXExecutionProvider",
         dialects=(FLOAT16.name,),
         hardware="GPU",
-        vendors=frozenset({_AMD}),
         platforms=frozenset({"linux"}),
         install=_SWAP + "pip install onnxruntime-migraphx",
         options={"device_id": "0"},
-        runs=_PRODUCTS,
         tested=UNTESTED,
     ),
 )
@@ -162,7 +145,6 @@ PLUGIN = Provider(
     dialects=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
     hardware="GPU",
     install="give the path of its library: plugin:/path/to/library",
-    runs=_PRODUCTS,
     takes_defaults=False,  # nobody knows
     tested="OpenVINO's plug-in, by its path",
 )

@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import embedllm
-from embedllm.backends import distributions, drivers, hardware, probe, registry, sources
+from embedllm.backends import distributions, drivers, hardware, plugins, probe, providers, registry, sources
 from embedllm.backends.base import Device
 from embedllm.backends.distributions import Build, conflict
 from embedllm.backends.fixed_inputs import without_defaults
@@ -62,6 +62,10 @@ def test_each_row_can_be_used(row: Provider) -> None:
 def test_the_guide_says_what_is_untested(row: Provider) -> None:
     (line,) = (line for line in GUIDE.splitlines() if line.startswith(f"| `{row.device}`"))
     assert "untested" in line
+
+
+def test_the_group_of_entry_points_has_one_name() -> None:
+    assert providers.GROUP == plugins.GROUP
 
 
 # --- two builds of ONNX Runtime
