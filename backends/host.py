@@ -52,7 +52,7 @@ def _listed(provider: Provider, name: str) -> list[Device]:
     try:
         found = _offered(provider, name)
     except DeviceError as error:
-        return [Device(name=name, backend=backend, description="", available=False, reason=str(error))]
+        return [Device(name=name, backend=backend, description="", available=False, reason=str(error).rstrip("."))]
     if not found:
         reason = f"its provider lists no device: there is no {provider.hardware} for it here, or no driver"
         return [Device(name=name, backend=backend, description="", available=False, reason=reason)]
