@@ -6,15 +6,14 @@ set -uo pipefail
 is_there() { command -v soffice >/dev/null && /usr/bin/python3 -c 'import uno' 2>/dev/null; }
 
 install() {
-    local root=()
+    local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq)
     if [ "$(id -u)" -ne 0 ]; then
         sudo -n true 2>/dev/null || { echo "neither root nor sudo without a password"; return 1; }
-        root=(sudo -n)
+        apt=(sudo -n "${apt[@]}")
     fi
     command -v apt-get >/dev/null || { echo "no apt-get; install LibreOffice Writer and its Python bridge by hand"; return 1; }
-    export DEBIAN_FRONTEND=noninteractive
-    "${root[@]}" apt-get -qq update >/dev/null 2>&1
-    "${root[@]}" apt-get -qq install --no-install-recommends libreoffice-writer-nogui python3-uno 2>&1 >/dev/null | tail -n 3
+    "${apt[@]}" update >/dev/null 2>&1
+    "${apt[@]}" install --no-install-recommends libreoffice-writer-nogui python3-uno 2>&1 >/dev/null | tail -n 3
     is_there || { echo "apt-get could not install libreoffice-writer-nogui and python3-uno"; return 1; }
 }
 

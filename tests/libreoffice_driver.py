@@ -149,6 +149,9 @@ class Driver:
     def text(self) -> str:
         return self._document.Text.getString()
 
+    def selected(self) -> str:
+        return self._document.getCurrentController().getViewCursor().getString()
+
     def paragraphs(self) -> int:
         found, count = self._document.Text.createEnumeration(), 0
         while found.hasMoreElements():

@@ -211,6 +211,7 @@ def test_text_comes_as_it_is_made_and_cancel_takes_it_back(writer: Writer) -> No
     partial = writer.longer(size=len(LONG) + 40)
     assert partial.startswith(LONG)
     assert len(writer.longer(size=len(partial))) > len(partial)  # and more of it
+    assert writer.selected() == ""  # what is typed now replaces nothing
     assert writer.enabled(command="cancel")
     assert not writer.enabled(command="rewrite")
     assert writer.run("cancel") == (True, "cancel")

@@ -192,7 +192,7 @@ def test_all_that_the_manifest_names_is_packed(tmp_path: Path) -> None:
     with zipfile.ZipFile(build(tmp_path / "a.oxt")) as packed:
         names = packed.namelist()
         manifest = packed.read("META-INF/manifest.xml").decode()
-    for name in ("embedllm_writer.py", "Addons.xcu", "ProtocolHandler.xcu"):
+    for name in ("embedllm_writer.py", "Addons.xcu", "ProtocolHandler.xcu", "WriterWindowState.xcu"):
         assert f'"{name}"' in manifest
         assert name in names
     assert "description.xml" in names

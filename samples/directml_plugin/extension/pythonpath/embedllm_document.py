@@ -30,6 +30,7 @@ class Passage:
         if model.isReadonly():
             raise Unsuitable("The document is read-only. Save it under another name to change it.")
         self.model = model
+        self.cursor = controller.getViewCursor()  # what the user sees and types at
         self.range = _selected(controller)
         if not self.range.getString() and not action.system:
             self.range.gotoStartOfParagraph(True)  # what stands before the cursor is continued
@@ -54,6 +55,7 @@ class Reply:
         if not self._is_begun:
             self._undo.enterUndoContext(self._action.title)
             self._is_begun = True
+            self._passage.cursor.collapseToStart()  # a selection would grow with the reply, and typing replace it
             text = self._action.separator + text
         end = (self._written or self._passage.range).getEnd()
         piece = self._text.createTextCursorByRange(end)
