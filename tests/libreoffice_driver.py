@@ -210,6 +210,11 @@ class Driver:
     def undo(self) -> None:
         self._document.getUndoManager().undo()
 
+    def press_undo(self) -> None:
+        """What Ctrl+Z does."""
+        frame = self._document.getCurrentController().getFrame()
+        self._office.service("com.sun.star.frame.DispatchHelper").executeDispatch(frame, ".uno:Undo", "", 0, ())
+
     def redo(self) -> None:
         self._document.getUndoManager().redo()
 

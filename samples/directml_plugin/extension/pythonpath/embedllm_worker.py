@@ -13,7 +13,7 @@ from embedllm_settings import Settings
 
 INSTALL = (
     "Install it into a Python of its own, from a clone of the repository: python -m venv env, then "
-    'env\\Scripts\\pip install ".[directml]" on Windows, or env/bin/pip install . elsewhere; then put the full path of '
+    'env\\Scripts\\pip install ".[webgpu]" (elsewhere env/bin/pip ...); then put the full path of '
     "that folder's 'embedllm' into 'worker' in '{}'."
 )
 
