@@ -172,7 +172,7 @@ class DirectMLSession:
     def export_state(self, start: int, stop: int) -> KeyValues:
         self._bound()
         check_span(start, stop, self.position)
-        arrays = {name: value.numpy()[0, :, start:stop].copy() for name, value in self._kv.items()}
+        arrays = {name: held[0, :, start:stop].copy() for name, held in self._on_host().items()}
         return [(arrays[f"{at}.key"], arrays[f"{at}.value"]) for at in range(len(arrays) // 2)]
 
     def import_state(self, state: KeyValues) -> None:
@@ -182,8 +182,7 @@ class DirectMLSession:
         start, end = self.position, self.position + count
         check_room(start, count, limit=self._context, remedy=LARGER_EXPORT)
         self._reserve(end)
-        # copies: on the CPU numpy() is a view of memory that goes with the old value
-        grown = {name: value.numpy().copy() for name, value in self._kv.items()}
+        grown = {name: held.copy() for name, held in self._on_host().items()}  # may be a view of the old memory
         for at, pair in enumerate(state):
             for part, new in zip(("key", "value"), pair, strict=True):
                 grown[f"{at}.{part}"][0, :, start:end] = new
@@ -258,13 +257,17 @@ class DirectMLSession:
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
         new = self._engine.buffers(capacity)
         if self._tokens:
-            for name, value in self._kv.items():
-                held = value.numpy()
+            for name, held in self._on_host().items():
                 grown = np.zeros((*held.shape[:2], capacity, held.shape[3]), held.dtype)
                 grown[:, :, : self.position] = held[:, :, : self.position]
                 new[name] = self._engine.on_device(grown)
         self._use(new)
         self.capacity = capacity
+
+    def _on_host(self) -> dict[str, np.ndarray]:
+        """The KV once all that was launched is done."""
+        self._bound().synchronize_outputs()
+        return {name: value.numpy() for name, value in self._kv.items()}
 
     def _use(self, kv: dict[str, ort.OrtValue]) -> None:
         """Binds each buffer as past and present."""
