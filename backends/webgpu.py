@@ -1,4 +1,4 @@
-"""ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU, decoding steps are captured and replayed.
+"""ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU.
 
 It runs on Vulkan, Direct3D 12 and Metal, through Dawn. There is one GPU of it in a process, which one thread at a time
 may use. Which GPU that is the provider (0.4.0) does not tell and cannot be told: Dawn takes the one that it expects to
@@ -7,7 +7,6 @@ be fastest, and a software driver when there is no other.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import sys
@@ -23,7 +22,7 @@ from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.ort import first_line, ort
 from embedllm.backends.resident import left_to_the_cpu
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
-from embedllm.backends.webgpu_graph import adapted
+from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export.dialects import FLOAT16, GPU_FLOAT32
@@ -64,20 +63,17 @@ def flavours(device: Device) -> tuple[str, ...]:
 class WebGpuEngine:
     """A folder's float16 or float32 graph on the GPU."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
+    def __init__(self, package: Package, graph: Graph, device: Device) -> None:
         """Loads the graph and runs it once, so that its shaders are compiled: the first time may take a minute.
 
-        capture: replay decoding steps; without it their kernels are recorded anew.
         Raises DeviceUnavailable when the GPU cannot run this graph, or part of it would run on the CPU.
         """
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
-        self.captures = capture
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = CHUNK if _attends_to_many() else SAFE
-        self._graph_ids = itertools.count(1)
         self._spare: list[Buffers] = []
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:
@@ -122,33 +118,28 @@ class WebGpuEngine:
             self.session.run_with_iobinding(binding, options)
 
     def take(self, capacity: int) -> Buffers:
-        """Buffers for so many tokens: those of a closed session when they are large enough, with their step."""
+        """Buffers for so many tokens: those of a closed session when they are large enough."""
         with _ONE_AT_A_TIME:
             for spare in self._spare:
                 if spare.capacity >= capacity:
                     self._spare.remove(spare)
                     return spare
-            return Buffers(self, capacity, graph_id=next(self._graph_ids))
+            return Buffers(self, capacity)
 
     def give_back(self, buffers: Buffers) -> None:
         with _ONE_AT_A_TIME:
-            if self._session is None:
-                return
-            if len(self._spare) < _SPARE:
+            if self._session is not None and len(self._spare) < _SPARE:
                 self._spare.append(buffers)
-            else:
-                self._session.release_captured_graph(buffers.graph_id)  # which holds them
 
     def _load(self, path: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
-        options.enable_mem_pattern = False  # what a captured step reads and writes may not move
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(path.parent))
         try:
             with _ONE_AT_A_TIME, plugins.quiet():
-                _attach(options, {"enableGraphCapture": "1"} if self.captures else {})
-                return ort.InferenceSession(adapted(path), options, enable_fallback=0)
+                _attach(options)
+                return ort.InferenceSession(taken_apart(path), options, enable_fallback=0)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
@@ -162,8 +153,7 @@ class WebGpuEngine:
         try:
             for count in _WARM_UP:
                 session.rewind(0)
-                session.feed([0] * min(count, self.chunk, self.context - 1))
-            session.feed([0])
+                session.feed([0] * min(count, self.chunk, self.context))
         except DeviceError as error:
             if _NO_FLOAT16 not in str(error):
                 raise
@@ -174,9 +164,9 @@ class WebGpuEngine:
         _log.info("ready in %.1f s", time.monotonic() - start)
 
 
-def _attach(options: ort.SessionOptions, settings: dict[str, str]) -> None:
-    """Gives a session the provider, with settings in its own words."""
-    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], settings)
+def _attach(options: ort.SessionOptions) -> None:
+    """Gives a session the provider."""
+    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], {})
 
 
 @cache
@@ -184,7 +174,7 @@ def _attends_to_many() -> bool:
     """Whether prompts may be fed in pieces of more than SAFE tokens."""
     try:
         with _ONE_AT_A_TIME, plugins.quiet():
-            right = attends_to_many(lambda options: _attach(options, {}))
+            right = attends_to_many(_attach)
     except Exception as error:
         raise DeviceError(f"ONNX Runtime {ort.__version__} cannot run on WebGPU: {first_line(error)}") from error
     if not right:

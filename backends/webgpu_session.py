@@ -1,7 +1,7 @@
-"""One sequence on WebGPU: its KV stays on the GPU, past and present at once, and a step of one token is replayed.
+"""One sequence on WebGPU: its KV stays on the GPU, past and present at once.
 
-Not backends/resident.py's: there is no mask here but lengths on the GPU (backends/webgpu_graph.py), so that one
-captured step serves every position, and prompts are fed in pieces where attention takes only so many tokens at once.
+Not backends/resident.py's: prompts are fed in pieces where attention takes only so many tokens at once, and no step is
+captured, for which attention would have to be told the capacity as the length (docs/webgpu.md#capture).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from embedllm.backends.base import (
     check_tokens,
 )
 from embedllm.backends.ort import first_line, ort
-from embedllm.backends.webgpu_graph import LENGTHS, TOTAL
 from embedllm.errors import DeviceError
 from embedllm.package import Package
 from embedllm.rows import Row
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 _STEP = 1024  # tokens; capacities are multiples of it
-_GROWTH = 2  # a growth copies the KV through the host and captures the step anew
-_LAUNCHED = "-1"  # the number of a captured graph that means none: kernel by kernel
+_GROWTH = 2  # a growth copies the KV through the host
 
 
 class Gpu(Protocol):
@@ -42,7 +40,6 @@ class Gpu(Protocol):
     package: Package
     context: int
     chunk: int  # most tokens that attention takes at once
-    captures: bool
     dtype: type[np.floating]
 
     @property
@@ -67,10 +64,9 @@ class Gpu(Protocol):
 class Buffers:
     """What a step reads and writes, at fixed places on the GPU."""
 
-    def __init__(self, gpu: Gpu, capacity: int, *, graph_id: int) -> None:
-        """capacity: tokens, rounded up. graph_id: of the step that is captured with them."""
+    def __init__(self, gpu: Gpu, capacity: int) -> None:
+        """capacity: tokens; it is rounded up."""
         self.capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
-        self.graph_id = graph_id
         decoder = gpu.package.decoder
         # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
         self.kv = {
@@ -80,21 +76,11 @@ class Buffers:
             for at, layer in enumerate(decoder.layers)
             for part in ("key", "value")
         }
-        self.token = gpu.place(np.zeros((1, 1), np.int64))
-        self.lengths = gpu.place(np.zeros(1, np.int32))
         self.logits = gpu.place(np.zeros((1, 1, decoder.vocabulary), gpu.dtype))
-        self.several = self._bound(gpu.session)  # any number of tokens
-        self.step = self._bound(gpu.session)  # one token, everything in place; what has a default keeps it
-        self.step.bind_ortvalue_input("input_ids", self.token)
-        self.step.bind_ortvalue_output("logits", self.logits)
-
-    def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
-        binding = session.io_binding()
-        binding.bind_ortvalue_input(LENGTHS, self.lengths)
+        self.binding = gpu.session.io_binding()
         for name, value in self.kv.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
-        return binding
+            self.binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            self.binding.bind_ortvalue_output(f"present.{name}", value)
 
 
 class WebGpuSession:
@@ -106,9 +92,8 @@ class WebGpuSession:
         self._context = gpu.context
         self._decoder = gpu.package.decoder
         self._stopping = False
-        self._launched, self._replayed = _options(_LAUNCHED), _options(_LAUNCHED)
-        self._buffers: Buffers | None = None
-        self._use(gpu.take(min(capacity, gpu.context)))
+        self._options = ort.RunOptions()
+        self._buffers: Buffers | None = gpu.take(min(capacity, gpu.context))
 
     @property
     def capacity(self) -> int:
@@ -116,14 +101,11 @@ class WebGpuSession:
 
     def feed(self, tokens: Sequence[int]) -> Row:
         buffers = self._prepare(tokens)
-        if len(tokens) == 1 and self.position and self._gpu.captures:
-            self._replay(buffers, tokens)
-        else:
-            with self._whole():
-                for piece in self._pieces(tokens):
-                    self._bind(buffers, piece, logits_from=-1)
-                    buffers.several.bind_ortvalue_output("logits", buffers.logits)
-                    self._run(buffers.several, self._launched, len(piece))
+        with self._whole():
+            for piece in self._pieces(tokens):
+                self._bind(buffers, piece, logits_from=-1)
+                buffers.binding.bind_ortvalue_output("logits", buffers.logits)
+                self._run(buffers.binding, len(piece))
         return Row(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -132,9 +114,9 @@ class WebGpuSession:
         with self._whole():
             for piece in self._pieces(tokens):
                 self._bind(buffers, piece, logits_from=0)
-                buffers.several.bind_output("logits")
-                self._run(buffers.several, self._launched, len(piece))
-                rows.append(buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32, copy=False))  # bound last
+                buffers.binding.bind_output("logits")
+                self._run(buffers.binding, len(piece))
+                rows.append(buffers.binding.get_outputs()[-1].numpy()[0].astype(np.float32, copy=False))  # bound last
         return np.concatenate(rows)
 
     def rewind(self, position: int) -> None:
@@ -143,7 +125,7 @@ class WebGpuSession:
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop
-        self._launched.terminate = self._replayed.terminate = stop
+        self._options.terminate = stop
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
@@ -200,29 +182,21 @@ class WebGpuSession:
             raise
 
     def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        end = self.position + len(tokens)
-        self._gpu.write(buffers.lengths, np.array([end - 1], np.int32))
         given = {
-            "input_ids": np.array([tokens], np.int64),
-            TOTAL: np.array(end, np.int32),
-            "logits_from": np.array([logits_from], np.int64),
+            "input_ids": [tokens],
+            "attention_mask": np.ones((1, self.position + len(tokens))),
+            "logits_from": [logits_from],
         }
-        for name, array in given.items():
-            buffers.several.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, values in given.items():
+            value = ort.OrtValue.ortvalue_from_numpy(
+                np.array(values, np.int64)
+            )  # on the host, which makes lengths of it
+            buffers.binding.bind_ortvalue_input(name, value)
 
-    def _replay(self, buffers: Buffers, tokens: Sequence[int]) -> None:
-        self._gpu.write(buffers.lengths, np.array([self.position], np.int32))
-        self._gpu.write(buffers.token, np.array([tokens], np.int64))
-        try:
-            self._run(buffers.step, self._replayed, 1)
-        except (Interrupted, DeviceError):
-            self._gpu.session.release_captured_graph(buffers.graph_id)  # it may have been captured in part
-            raise
-
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, count: int) -> None:
+    def _run(self, binding: ort.IOBinding, count: int) -> None:
         """Raises Interrupted or DeviceError, and then has appended nothing."""
         try:
-            self._gpu.run(binding, options)
+            self._gpu.run(binding, self._options)
         except Exception as error:
             if self._stopping:
                 raise Interrupted from error
@@ -241,16 +215,5 @@ class WebGpuSession:
             grown[:, :, : self.position] = held[:, :, : self.position]
             self._gpu.write(new.kv[name], grown)
         self._gpu.give_back(old)
-        self._use(new)
+        self._buffers = new
         return new
-
-    def _use(self, buffers: Buffers) -> None:
-        self._buffers = buffers
-        self._replayed = _options(str(buffers.graph_id))
-        self._replayed.terminate = self._stopping
-
-
-def _options(graph_id: str) -> ort.RunOptions:
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", graph_id)
-    return options

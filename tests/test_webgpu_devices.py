@@ -1,0 +1,180 @@
+"""What WebGPU's list of devices says of a machine, and the graph that it is given. No GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from embedllm.backends import ort as cpu
+from embedllm.backends import plugins, vulkan, webgpu
+from embedllm.backends.base import Device
+from embedllm.backends.plugins import Library, ProviderDevice
+from embedllm.backends.vulkan import Adapter
+from embedllm.backends.webgpu_check import SAFE, attends_to_many
+from embedllm.backends.webgpu_graph import taken_apart
+from embedllm.errors import DeviceError
+from embedllm.export import Recipe
+
+GPU = ProviderDevice(
+    provider="WebGpuExecutionProvider", version="0.4.0", kind="GPU", vendor="Intel", vendor_id=0x8086, device_id=0x56A0,
+    description="Intel 0x8086:0x56a0", memory=0, metadata={}, handle=None,  # type: ignore[arg-type]  # of no session
+)  # fmt: skip
+NO_GPU = ProviderDevice(
+    provider="WebGpuExecutionProvider", version="0.4.0", kind="CPU", vendor="Intel", vendor_id=0x8086, device_id=0,
+    description="Intel 0x8086:0x0000", memory=0, metadata={}, handle=None,  # type: ignore[arg-type]
+)  # fmt: skip
+ARC = Adapter(name="Intel(R) Arc(tm) A770", kind="discrete", vendor_id=0x8086, device_id=0x56A0, driver=1, memory=16)
+LLVMPIPE = Adapter(name="llvmpipe", kind="software", vendor_id=0x10005, device_id=0, driver=1, memory=0)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Device]]:
+    """A function that gives the devices of an invented machine."""
+
+    def make(
+        *listed: ProviderDevice | DeviceError, adapters: list[Adapter] | None, platform: str = "linux", allow: str = ""
+    ) -> list[Device]:
+        def devices(library: Library) -> list[ProviderDevice]:
+            for one in listed:
+                if isinstance(one, DeviceError):
+                    raise one
+            return [one for one in listed if isinstance(one, ProviderDevice)]
+
+        monkeypatch.setattr(plugins, "is_installed", lambda library: True)
+        monkeypatch.setattr(plugins, "devices", devices)
+        monkeypatch.setattr(vulkan, "adapters", lambda: adapters)
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setenv(webgpu.ALLOW_SOFTWARE, allow)
+        return webgpu.devices()
+
+    return make
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "is_installed", lambda library: False)
+    (device,) = webgpu.devices()
+    assert (device.name, device.available) == ("webgpu", False)
+    assert device.reason == "the package onnxruntime_ep_webgpu is not installed"
+    assert device.remedy == "pip install onnxruntime-ep-webgpu"
+
+
+def test_a_library_that_does_not_load_is_the_reason(machine: Callable[..., list[Device]]) -> None:
+    (device,) = machine(DeviceError("it cannot be loaded: no libstdc++"), adapters=[ARC])
+    assert (device.available, device.reason) == (False, "it cannot be loaded: no libstdc++")
+
+
+def test_a_gpu_with_a_driver_is_available_by_the_drivers_name(machine: Callable[..., list[Device]]) -> None:
+    (device,) = machine(GPU, adapters=[ARC, LLVMPIPE])
+    assert (device.name, device.available, device.description, device.memory) == ("webgpu", True, ARC.name, 16)
+    assert device.backend.endswith("WebGPU plug-in 0.4.0")
+
+
+def test_a_gpu_of_windows_is_available_without_vulkan(machine: Callable[..., list[Device]]) -> None:
+    (device,) = machine(GPU, adapters=None, platform="win32")
+    assert (device.available, device.description) == (True, GPU.description)
+
+
+def test_a_second_gpu_is_named_but_cannot_be_chosen(machine: Callable[..., list[Device]]) -> None:
+    first, second = machine(GPU, GPU, adapters=[ARC, ARC])
+    assert first.available
+    assert (second.name, second.available) == ("webgpu:1", False)
+    assert "cannot be told which GPU to take" in second.reason
+
+
+@pytest.mark.parametrize(
+    ("listed", "adapters", "reason"),
+    [
+        ((), [ARC], "ONNX Runtime finds no GPU here"),
+        ((GPU,), None, "there is no Vulkan loader (libvulkan.so.1)"),
+        ((NO_GPU,), None, "there is no Vulkan loader (libvulkan.so.1)"),
+        ((GPU,), [], "no Vulkan driver drives a GPU here"),
+        ((GPU,), [LLVMPIPE], "only a software driver is there, slower than the CPU itself"),
+        ((NO_GPU,), [LLVMPIPE], "only a software driver is there, slower than the CPU itself"),
+    ],
+)
+def test_what_is_missing_is_said_with_a_remedy(
+    machine: Callable[..., list[Device]],
+    listed: tuple[ProviderDevice, ...],
+    adapters: list[Adapter] | None,
+    reason: str,
+) -> None:
+    (device,) = machine(*listed, adapters=adapters)
+    assert (device.available, device.reason) == (False, reason)
+    assert device.remedy
+
+
+def test_a_software_driver_is_marked_and_available_when_that_is_allowed(machine: Callable[..., list[Device]]) -> None:
+    for listed in (GPU, NO_GPU):
+        (device,) = machine(listed, adapters=[LLVMPIPE], allow="1")
+        assert (device.available, device.description, device.reason) == (True, "llvmpipe, software", "")
+        (device,) = machine(listed, adapters=[LLVMPIPE], allow="0")
+        assert (device.available, device.description) == (False, "llvmpipe, software")
+        assert f"{webgpu.ALLOW_SOFTWARE}=1" in device.remedy
+
+
+def test_flavours_begin_with_float16() -> None:
+    device = Device(name="webgpu", backend="", description="", available=True)
+    assert webgpu.flavours(device) == ("generic-float16", "gpu-float32")
+
+
+def test_a_system_without_a_vulkan_loader_has_no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vulkan, "_LOADER", "libvulkan-that-is-not-there.so")
+    assert vulkan.adapters() is None
+
+
+def test_the_check_of_attention_passes_where_it_is_right_and_fails_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from embedllm.backends import webgpu_check
+
+    assert SAFE < webgpu_check._TOKENS
+    assert attends_to_many(lambda options: options.add_provider("CPUExecutionProvider", {}))
+    right = webgpu_check._attention
+    monkeypatch.setattr(webgpu_check, "_attention", lambda q, k, v: right(q, k, v) + np.float32(0.01))
+    assert not attends_to_many(lambda options: options.add_provider("CPUExecutionProvider", {}))
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "is_split"),
+    [("qwen3", {}, True), ("llama", {}, False), ("mistral", {"sliding_window": 16}, True), ("mistral", {}, False)],
+)
+def test_packed_tensors_are_taken_apart_where_attention_norms_or_has_a_window(
+    family: str, config: dict[str, object], is_split: bool, tiny_package: Callable[..., Path]
+) -> None:
+    path = tiny_package(family, Recipe(), **config) / "model.fp32.onnx"
+    graph = onnx.load_from_string(taken_apart(path)).graph
+    splits = [node for node in graph.node if node.op_type == "Split"]
+    attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    assert len(splits) == (len(attentions) if is_split else 0)
+    for split, attention in zip(splits, attentions, strict=False):
+        assert list(attention.input)[:3] == list(split.output)
+    before = onnx.load(path, load_external_data=False).graph
+    assert len(graph.node) == len(before.node) + len(splits)
+
+
+def test_what_was_taken_apart_computes_the_same(tiny_package: Callable[..., Path]) -> None:
+    """On the CPU, whose attention takes both forms."""
+    folder = tiny_package("mistral", Recipe(), sliding_window=16)
+    path, random = folder / "model.fp32.onnx", np.random.default_rng(0)
+    options = cpu.ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    feeds: dict[str, np.ndarray] = {
+        "input_ids": random.integers(3, 307, (1, 30)),
+        "attention_mask": np.ones((1, 30), np.int64),
+    }
+    feeds |= {
+        f"past_key_values.{at}.{part}": np.zeros((1, 2, 0, 16), np.float32)
+        for at in (0, 1)
+        for part in ("key", "value")
+    }
+    found, expected = (
+        cpu.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(["logits"], feeds)[0]
+        for model in (taken_apart(path), path.read_bytes())
+    )
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-5, rtol=0)
