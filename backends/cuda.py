@@ -16,8 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
-import numpy as np
-
 from embedllm.backends.base import Device
 from embedllm.backends.cuda_driver import gpus, stream
 from embedllm.backends.ort import first_line, ort
@@ -73,6 +71,7 @@ class CudaEngine(ResidentEngine):
 
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
+        self.where = ("cuda", self.index)
         _load_libraries()
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
 
@@ -80,9 +79,6 @@ class CudaEngine(ResidentEngine):
         with _unlogged(), _fast_attention():
             options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
             return ort.InferenceSession(path, options, enable_fallback=0)
-
-    def place(self, array: np.ndarray) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, "cuda", self.index)
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:

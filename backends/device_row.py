@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.ort import ort
 from embedllm.rows import Row
 from embedllm.types import Candidates
 
 if TYPE_CHECKING:
+    from embedllm.backends.ort import ort
     from embedllm.types import F32, Logits
 
 HEADS = Path(__file__).parent / "heads"

@@ -30,6 +30,7 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.device_row import HEADS, LARGEST_VOCABULARY, DeviceRow, Head, sizes
 from embedllm.backends.ort import first_line, ort
+from embedllm.backends.ort import left_to_the_cpu as given_to_the_cpu
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
@@ -45,7 +46,7 @@ _GROWTH = 2  # a growth copies the KV through the host and captures the step ane
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 # operators that do the work: none of them may be left to the CPU
 _HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
-          "SkipSimplifiedLayerNormalization"}  # fmt: skip
+         "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
@@ -54,6 +55,7 @@ class ResidentEngine:
 
     chunk = CHUNK
     reduces = False  # whether logits are reduced on the device
+    where = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class ResidentEngine:
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
         """A copy of an array on the device."""
-        raise NotImplementedError
+        return ort.OrtValue.ortvalue_from_numpy(array, *self.where)
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         """Puts an array where another of its shape and type is."""
@@ -168,7 +170,6 @@ class _Buffers:
                 # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
                 empty = np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype)
                 self.kv[f"{at}.{part}"] = engine.place(empty)
-        self.token = engine.place(np.zeros((1, 1), np.int64))
         self.logits = engine.place(np.zeros((1, 1, decoder.vocabulary), engine.dtype))
         self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
         self.several = self._bound()  # any number of tokens
@@ -192,13 +193,14 @@ class _Buffers:
             length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
         length = min(length, self.capacity)
         if length not in self._steps:
-            binding, mask = self._bound(), self._engine.place(np.zeros((1, length), np.int64))
-            binding.bind_ortvalue_input("input_ids", self.token)
-            binding.bind_ortvalue_input("attention_mask", mask)
+            binding, given = self._bound(), self._engine.place(np.zeros(length + 1, np.int64))
+            where, start = self._engine.where, given.data_ptr()
+            binding.bind_input("attention_mask", *where, np.int64, (1, length), start)
+            binding.bind_input("input_ids", *where, np.int64, (1, 1), start + 8 * length)
             binding.bind_ortvalue_input("logits_from", self.last)
             binding.bind_ortvalue_output("logits", self.logits)
             graph_id = next(self._engine.graph_ids)
-            self._steps[length] = _Step(length, mask, binding, self._engine.replaying(graph_id), graph_id)
+            self._steps[length] = _Step(given, binding, self._engine.replaying(graph_id), graph_id)
         return self._steps[length]
 
     def release(self) -> None:
@@ -221,8 +223,7 @@ class _Buffers:
 class _Step:
     """One token, everything in place: can be captured once, and replayed."""
 
-    length: int
-    mask: ort.OrtValue  # [1, length]
+    given: ort.OrtValue  # [length + 1]: the mask, then the token; together, because each write waits for the device
     binding: ort.IOBinding
     options: ort.RunOptions
     graph_id: int
@@ -253,10 +254,9 @@ class ResidentSession:
         end = self.position + len(tokens)
         if len(tokens) == 1 and self.position:
             step = buffers.step(end)
-            self._engine.write(buffers.token, np.array([tokens], np.int64))
-            mask = np.zeros((1, step.length), np.int64)
-            mask[:, :end] = 1
-            self._engine.write(step.mask, mask)
+            given = np.zeros(step.given.shape(), np.int64)
+            given[:end], given[-1] = 1, tokens[0]
+            self._engine.write(step.given, given)
             self._run(step.binding, step.options, end)
         else:
             self._bind_several(buffers, tokens, logits_from=-1)
@@ -368,12 +368,4 @@ class ResidentSession:
 
 def left_to_the_cpu(session: ort.InferenceSession) -> list[str]:
     """Heavy operators that are not on the device."""
-    return sorted(
-        {
-            node.op_type
-            for part in session.get_provider_graph_assignment_info()
-            if part.ep_name == "CPUExecutionProvider"
-            for node in part.get_nodes()
-            if node.op_type in _HEAVY
-        }
-    )
+    return given_to_the_cpu(session, _HEAVY)
