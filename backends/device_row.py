@@ -28,7 +28,7 @@ HEADS = Path(__file__).parent / "heads"
 # takes 50 us for 256 of 150,000 and 870 for 257
 LISTED = 256
 LARGEST_VOCABULARY = 1 << 24  # token ids come as float32, exact up to here
-_ROW, _BEST, _LIST = "row", "best", "list"
+_ROW, BEST, _LIST = "row", "best", "list"
 
 
 class Head:
@@ -61,7 +61,7 @@ class Head:
 
 def sizes(vocabulary: int) -> dict[str, int]:
     """How many numbers each head gives, by its name. A list longer than the vocabulary is none."""
-    found = {_ROW: vocabulary, _BEST: 3}
+    found = {_ROW: vocabulary, BEST: 3}
     return found | ({_LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
 
 
@@ -135,7 +135,7 @@ class DeviceRow:
         """At least that many of the best; None when the device has no such list, or does not show which they are."""
         if self._best is None or len(self._best.tokens) < count:
             if count == 1:
-                self._best = _one(self._ask(_BEST))
+                self._best = _one(self._ask(BEST))
             elif count < LISTED <= self._size:
                 self._best = _several(self._ask(_LIST))
             else:

@@ -1,9 +1,7 @@
-"""Sessions whose KV and logits stay in a device's own memory: CUDA, WebGPU and other providers that bind buffers there.
+"""Sessions whose KV and logits stay in a device's own memory: CUDA, and other providers that bind buffers there.
 
-Each session has fixed buffers of its capacity. A step of one token has the same addresses and shapes each time, so that
-a provider that captures its work can replay it: its attention mask is longer than what is held, and its ones count the
-tokens. Attention takes time for the whole length of the mask, so there are several, each with a capture of its own;
-not many, because CUDA's attention plans each new length for a tenth of a second.
+Greedy decoding runs one step ahead: while the caller still has to do with a token, the device already computes what
+follows it. A step that was not wanted is forgotten, as a rewind forgets.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +26,10 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
-from embedllm.backends.device_row import HEADS, LARGEST_VOCABULARY, DeviceRow, Head, sizes
+from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, DeviceRow, sizes
 from embedllm.backends.ort import first_line, ort
 from embedllm.backends.ort import left_to_the_cpu as given_to_the_cpu
+from embedllm.backends.resident_buffers import Buffers
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _STEP = 1024  # tokens; capacities are multiples of it
-_SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
 _GROWTH = 2  # a growth copies the KV through the host and captures the step anew
+_CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 # operators that do the work: none of them may be left to the CPU
 _HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
@@ -78,7 +77,7 @@ class ResidentEngine:
         self.captures = capture
         self.dtype = np.float16 if graph.activations == "float16" else np.float32
         self.graph_ids = itertools.count(1)
-        self._spare: list[_Buffers] = []
+        self._spare: list[Buffers] = []
         # of the spare buffers, and one step at a time: what one captures must not have the work of another in it
         self.lock = lock or threading.RLock()
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
@@ -136,7 +135,7 @@ class ResidentEngine:
         options.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures and graph_id is not None else -1))
         return options
 
-    def take(self, capacity: int) -> _Buffers:
+    def take(self, capacity: int) -> Buffers:
         """Buffers for so many tokens: those of a closed session when they are large enough, whose graph still holds."""
         with self.lock:
             for spare in self._spare:
@@ -144,9 +143,9 @@ class ResidentEngine:
                     self._spare.remove(spare)
                     return spare
         capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, self.context)
-        return _Buffers(self, capacity)
+        return Buffers(self, capacity)
 
-    def give_back(self, buffers: _Buffers) -> None:
+    def give_back(self, buffers: Buffers) -> None:
         with self.lock:
             if self._session is None:
                 return
@@ -154,79 +153,6 @@ class ResidentEngine:
                 self._spare.append(buffers)
             else:
                 buffers.release()
-
-
-class _Buffers:
-    """What a step reads and writes, at fixed addresses on the device."""
-
-    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
-        self.capacity = capacity
-        self._engine = engine
-        self._steps: dict[int, _Step] = {}
-        decoder = engine.package.decoder
-        self.kv: dict[str, ort.OrtValue] = {}
-        for at, attention in enumerate(layer.attention for layer in decoder.layers):
-            for part in ("key", "value"):
-                # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
-                empty = np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype)
-                self.kv[f"{at}.{part}"] = engine.place(empty)
-        self.logits = engine.place(np.zeros((1, 1, decoder.vocabulary), engine.dtype))
-        self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
-        self.several = self._bound()  # any number of tokens
-        self._heads_id = next(engine.graph_ids)
-        self.heads = {
-            name: Head(
-                session,
-                self.logits,
-                size=engine.head_sizes[name],
-                options=engine.replaying(self._heads_id),
-                place=engine.place,
-                read=engine.read,
-            )
-            for name, session in engine.heads.items()
-        }
-
-    def step(self, end: int) -> _Step:
-        """What appends one token, after which that many are held."""
-        length = _SHORTEST
-        while length < end:
-            length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
-        length = min(length, self.capacity)
-        if length not in self._steps:
-            binding, given = self._bound(), self._engine.place(np.zeros(length + 1, np.int64))
-            where, start = self._engine.where, given.data_ptr()
-            binding.bind_input("attention_mask", *where, np.int64, (1, length), start)
-            binding.bind_input("input_ids", *where, np.int64, (1, 1), start + 8 * length)
-            binding.bind_ortvalue_input("logits_from", self.last)
-            binding.bind_ortvalue_output("logits", self.logits)
-            graph_id = next(self._engine.graph_ids)
-            self._steps[length] = _Step(given, binding, self._engine.replaying(graph_id), graph_id)
-        return self._steps[length]
-
-    def release(self) -> None:
-        """Forgets what was captured, which would stay as long as the engine."""
-        for step in self._steps.values():
-            self._engine.session.release_captured_graph(step.graph_id)
-        for session in self._engine.heads.values():
-            session.release_captured_graph(self._heads_id)
-        self._steps.clear()
-
-    def _bound(self) -> ort.IOBinding:
-        binding = self._engine.session.io_binding()
-        for name, value in self.kv.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
-        return binding
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One token, everything in place: can be captured once, and replayed."""
-
-    given: ort.OrtValue  # [length + 1]: the mask, then the token; together, because each write waits for the device
-    binding: ort.IOBinding
-    options: ort.RunOptions
-    graph_id: int
 
 
 class ResidentSession:
@@ -239,10 +165,14 @@ class ResidentSession:
         self._decoder = engine.package.decoder
         self._session: ort.InferenceSession | None = engine.session
         self._fed = 0  # how often
+        self._last = 0  # the token that was fed last, if it was alone
+        self._best: int | None = None  # of the latest logits, once it was asked for
+        self._greedy = 0  # steps in a row that took the best token and asked for nothing else
+        self._ahead: tuple[int, int] | None = None  # token and position of a step that runs, and was not asked for yet
         self._stopping = False
         self._launched = engine.replaying(None)  # kernel by kernel
         self._running = self._launched
-        self._buffers: _Buffers | None = engine.take(min(capacity, engine.context))
+        self._buffers: Buffers | None = engine.take(min(capacity, engine.context))
 
     @property
     def capacity(self) -> int:
@@ -253,29 +183,29 @@ class ResidentSession:
         self._fed += 1
         end = self.position + len(tokens)
         if len(tokens) == 1 and self.position:
-            step = buffers.step(end)
-            given = np.zeros(step.given.shape(), np.int64)
-            given[:end], given[-1] = 1, tokens[0]
-            self._engine.write(step.given, given)
-            self._run(step.binding, step.options, end)
+            self._greedy = self._greedy + 1 if tokens[0] == self._best else 0
+            self._last = tokens[0]
+            if self._ahead == (tokens[0], self.position):
+                self.position, self._ahead = end, None
+            else:
+                self._settle()
+                self._step(buffers, end)
         else:
+            self._greedy = 0
+            self._settle()
             self._bind_several(buffers, tokens, logits_from=-1)
             buffers.several.bind_ortvalue_output("logits", buffers.logits)
             self._run(buffers.several, self._launched, end)
+        self._best = None
         if not buffers.heads:
             return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
         fed = self._fed
-
-        def ask(name: str) -> F32:
-            if self._buffers is not buffers or self._fed != fed:
-                raise ValueError("these logits are gone: their session was fed again, or closed.")
-            with self._engine.lock:
-                return buffers.heads[name]()
-
-        return DeviceRow(self._decoder.vocabulary, ask)
+        return DeviceRow(self._decoder.vocabulary, lambda name: self._answer(name, buffers, fed))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         buffers = self._prepare(tokens)
+        self._settle()
+        self._best = None
         self._bind_several(buffers, tokens, logits_from=0)
         buffers.several.bind_output("logits")
         self._run(buffers.several, self._launched, self.position + len(tokens))
@@ -291,6 +221,7 @@ class ResidentSession:
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
+        self._settle()
         kv, read = self._held().kv, self._engine.read
         return [
             (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
@@ -301,6 +232,7 @@ class ResidentSession:
         attentions = [layer.attention for layer in self._decoder.layers]
         end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        self._settle()
         buffers = self._reserve(end)
         for at, pair in enumerate(state):
             for part, new in zip(("key", "value"), pair, strict=True):
@@ -311,17 +243,19 @@ class ResidentSession:
 
     def close(self) -> None:
         if self._buffers is not None:
+            with suppress(Exception):  # closing is all that is left to do with a device that fails
+                self._settle()
             self._engine.give_back(self._buffers)
         self._buffers = None
         self._session = None
         self.position = 0
 
-    def _held(self) -> _Buffers:
+    def _held(self) -> Buffers:
         if self._buffers is None:
             raise ValueError("this session was closed")
         return self._buffers
 
-    def _prepare(self, tokens: Sequence[int]) -> _Buffers:
+    def _prepare(self, tokens: Sequence[int]) -> Buffers:
         """Checks the tokens and makes room for them."""
         self._held()
         vocabulary = self._decoder.vocabulary
@@ -330,7 +264,47 @@ class ResidentSession:
             raise Interrupted
         return self._reserve(self.position + len(tokens))
 
-    def _bind_several(self, buffers: _Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
+    def _step(self, buffers: Buffers, end: int) -> None:
+        """Appends the last token."""
+        with self._engine.lock:
+            step = buffers.give(self._last, end)
+            self._run(step.binding, step.options, end)
+            step.has_run = True
+
+    def _answer(self, head: str, buffers: Buffers, fed: int) -> F32:
+        """What a head says of the logits of that feed."""
+        if self._buffers is not buffers or self._fed != fed:
+            raise ValueError("these logits are gone: their session was fed again, or closed.")
+        with self._engine.lock:
+            if head == BEST:
+                numbers = buffers.heads[BEST]()
+                self._best = int(numbers[0])
+                self._run_ahead(buffers, self._best)
+                return numbers
+            self._greedy = 0
+            if self._ahead is not None:  # and has written over the logits
+                self._settle()
+                self._step(buffers, self.position)
+            return buffers.heads[head]()
+
+    def _run_ahead(self, buffers: Buffers, token: int) -> None:
+        """Starts the step that greedy decoding asks for next, once it has been seen to be that."""
+        end = self.position + 1
+        if self._greedy < _CERTAIN or self._stopping or self._session is None or end > buffers.capacity:
+            return
+        if buffers.step(end).has_run:  # the first one plans and captures
+            step = buffers.give(token, end)
+            self._session.run_with_iobinding(step.binding, step.options_ahead)
+            self._ahead = token, self.position
+
+    def _settle(self) -> None:
+        """Waits for a step that runs ahead, and forgets it."""
+        if self._ahead is not None:
+            self._ahead = None
+            with self._engine.lock:
+                self._held().heads[BEST]()
+
+    def _bind_several(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
         binding, end = buffers.several, self.position + len(tokens)
         binding.bind_ortvalue_input("input_ids", self._engine.place(np.array([tokens], np.int64)))
         binding.bind_ortvalue_input("attention_mask", self._engine.place(np.ones((1, end), np.int64)))
@@ -350,11 +324,12 @@ class ResidentSession:
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self.position = end
 
-    def _reserve(self, tokens: int) -> _Buffers:
+    def _reserve(self, tokens: int) -> Buffers:
         """Buffers with room for that many tokens; the KV goes over through the host."""
         old = self._held()
         if tokens <= old.capacity:
             return old
+        self._settle()
         new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
         for name, value in old.kv.items():
             held = self._engine.read(value)

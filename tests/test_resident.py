@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedllm.backends import resident
+from embedllm.backends import resident, resident_buffers
 from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.device_row import HEADS, LISTED, DeviceRow, Head, sizes
-from embedllm.backends.ort import ort
+from embedllm.backends.ort import OrtEngine, ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentEngine
 from embedllm.errors import ContextFull, DeviceError
@@ -57,7 +57,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
     monkeypatch.setattr(resident, "left_to_the_cpu", lambda session: [])  # it is the device here
     monkeypatch.setattr(resident, "_STEP", 16)
-    monkeypatch.setattr(resident, "_SHORTEST", 2)
+    monkeypatch.setattr(resident_buffers, "_SHORTEST", 2)
     graph = package.graph("generic-float32")
     assert graph is not None
     device = Device(name="host", backend="test", description="", available=True)
@@ -154,6 +154,72 @@ def test_logits_are_gone_with_the_next_step_or_the_end(engine: HostEngine) -> No
     assert second.top(1) == kept
     with pytest.raises(ValueError, match="these logits are gone"):
         second.draw(1.0, 0.5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    actions=st.lists(
+        st.sampled_from(["greedy", "greedy", "greedy", "greedy", "other", "list", "row", "rewind", "prompt", "state"]),
+        min_size=5,
+        max_size=40,
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_steps_that_run_ahead_change_nothing(
+    engine: HostEngine, package: Package, actions: list[str], seed: int
+) -> None:
+    """Against a session of the CPU that is fed the same tokens."""
+    graph = package.graph("generic-float32")
+    assert graph is not None
+    random = np.random.default_rng(seed)
+    device = Device(name="cpu", backend="test", description="", available=True)
+    plain, session = OrtEngine(package, graph, device).open(), engine.open(16)
+
+    def fed(tokens: list[int]) -> tuple[Logits, Logits]:
+        return session.feed(tokens), plain.feed(tokens)
+
+    found, expected = fed([5, 6])
+    for action in actions:
+        if plain.position > package.context - 8:
+            break
+        if action == "greedy":
+            best = found.top(1)
+            assert best.tokens == expected.top(1).tokens
+            assert found.logsumexp() == pytest.approx(expected.logsumexp(), abs=ATOL)
+            found, expected = fed(list(best.tokens))
+        elif action == "other":
+            found.top(1)
+            found, expected = fed([int(random.integers(VOCABULARY))])
+        elif action == "prompt":
+            found, expected = fed(random.integers(0, VOCABULARY, 4).tolist())
+        elif action == "list":
+            found.top(1)
+            assert found.top(9).tokens == expected.top(9).tokens
+        elif action == "row":
+            found.top(1)
+            np.testing.assert_allclose(values(found), values(expected), atol=ATOL, rtol=0)
+        elif action == "rewind":
+            found.top(1)
+            for one in (session, plain):
+                one.rewind(plain.position // 2 + 1 if one is plain else session.position // 2 + 1)
+            found, expected = fed([7])
+        else:
+            for pair, right in zip(session.export_state(0, 2), plain.export_state(0, 2), strict=True):
+                np.testing.assert_allclose(pair, right, atol=ATOL, rtol=0)
+        assert session.position == plain.position
+    session.close()
+
+
+def test_a_step_runs_ahead_once_decoding_is_seen_to_be_greedy(engine: HostEngine) -> None:
+    session = engine.open()
+    logits, ahead = session.feed(TOKENS[:33]), []
+    for _ in range(6):
+        logits = session.feed(logits.top(1).tokens)
+        logits.top(1)
+        ahead.append(session._ahead is not None)
+    assert ahead == [False, True, True, True, True, True]
+    logits.draw(1.0, 0.5)
+    assert session._ahead is None
 
 
 def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
