@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +20,7 @@ import numpy as np
 
 from embedllm.backends import plugins, vulkan
 from embedllm.backends.base import LARGER_EXPORT, Device
-from embedllm.backends.ort import first_line, ort
-from embedllm.backends.resident import left_to_the_cpu
+from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
@@ -33,6 +33,9 @@ ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" make
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 _WARM_UP = (32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
+# operators that do the work: none of them may be left to the CPU
+_HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "GatherBlockQuantized", "SimplifiedLayerNormalization",
+          "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
 _DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
 _NUMBERS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
@@ -74,10 +77,11 @@ class WebGpuEngine:
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = CHUNK if _attends_to_many() else SAFE
+        self.lock: AbstractContextManager[object] = _ONE_AT_A_TIME
         self._spare: list[Buffers] = []
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:
-            if left := left_to_the_cpu(self._session):
+            if left := left_to_the_cpu(self._session, _HEAVY):
                 raise _unavailable(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
             self._warm_up()
         except BaseException:
@@ -112,10 +116,6 @@ class WebGpuEngine:
         with _ONE_AT_A_TIME:
             ort.copy_tensors([value], [copy])
         return copy.numpy()
-
-    def run(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
-        with _ONE_AT_A_TIME:
-            self.session.run_with_iobinding(binding, options)
 
     def take(self, capacity: int) -> Buffers:
         """Buffers for so many tokens: those of a closed session when they are large enough."""

@@ -7,7 +7,7 @@ captured, for which attention would have to be told the capacity as the length (
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -41,6 +41,7 @@ class Gpu(Protocol):
     context: int
     chunk: int  # most tokens that attention takes at once
     dtype: type[np.floating]
+    lock: AbstractContextManager[object]  # to be held while anything is asked of the GPU; binding an input copies it
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -56,7 +57,6 @@ class Gpu(Protocol):
         """A copy of what is on the GPU."""
         ...
 
-    def run(self, binding: ort.IOBinding, options: ort.RunOptions) -> None: ...
     def take(self, capacity: int) -> Buffers: ...
     def give_back(self, buffers: Buffers) -> None: ...
 
@@ -103,9 +103,10 @@ class WebGpuSession:
         buffers = self._prepare(tokens)
         with self._whole():
             for piece in self._pieces(tokens):
-                self._bind(buffers, piece, logits_from=-1)
-                buffers.binding.bind_ortvalue_output("logits", buffers.logits)
-                self._run(buffers.binding, len(piece))
+                with self._gpu.lock:
+                    self._bind(buffers, piece, logits_from=-1)
+                    buffers.binding.bind_ortvalue_output("logits", buffers.logits)
+                    self._run(buffers.binding, len(piece))
         return Row(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -113,10 +114,12 @@ class WebGpuSession:
         rows: list[np.ndarray] = []
         with self._whole():
             for piece in self._pieces(tokens):
-                self._bind(buffers, piece, logits_from=0)
-                buffers.binding.bind_output("logits")
-                self._run(buffers.binding, len(piece))
-                rows.append(buffers.binding.get_outputs()[-1].numpy()[0].astype(np.float32, copy=False))  # bound last
+                with self._gpu.lock:
+                    self._bind(buffers, piece, logits_from=0)
+                    buffers.binding.bind_output("logits")
+                    self._run(buffers.binding, len(piece))
+                    found = buffers.binding.get_outputs()[-1].numpy()  # bound last
+                rows.append(found[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
 
     def rewind(self, position: int) -> None:
@@ -196,7 +199,7 @@ class WebGpuSession:
     def _run(self, binding: ort.IOBinding, count: int) -> None:
         """Raises Interrupted or DeviceError, and then has appended nothing."""
         try:
-            self._gpu.run(binding, self._options)
+            self._gpu.session.run_with_iobinding(binding, self._options)
         except Exception as error:
             if self._stopping:
                 raise Interrupted from error

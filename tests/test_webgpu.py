@@ -39,7 +39,7 @@ FLOAT32, FLOAT16 = "gpu-float32", "generic-float16"
 FLAVOURS = (FLOAT32, FLOAT16)
 # measured on lavapipe (docs/webgpu.md): tiny models, logits up to 5; the demo's, logits up to 31
 TINY_ATOL = {FLOAT32: 1e-4, FLOAT16: 0.05}
-DEMO_ATOL = {FLOAT32: 5e-3, FLOAT16: 0.5}
+DEMO_ATOL = {FLOAT32: 5e-3, FLOAT16: 0.3}
 MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
     "llama": ("llama", Recipe(), {}),
     "mistral, window": ("mistral", Recipe(), {"sliding_window": 16}),
@@ -239,14 +239,12 @@ def test_a_session_grows_and_goes_on(open_engine: Opens, demo: Package) -> None:
     assert session.capacity == 1024
     stepped = [row(session, [token]) for token in tokens[1020:]][-1]
     assert session.capacity == 2048
-    fresh = engine.open(2048)
-    np.testing.assert_allclose(stepped, row(fresh, tokens), atol=5e-3, rtol=0)
-    fresh.rewind(1020)
+    np.testing.assert_allclose(stepped, ReferenceEngine(demo).open().feed_all(tokens)[-1], atol=5e-3, rtol=0)
+    session.rewind(1020)
     with pytest.raises(ContextFull, match="1020 tokens are held and 1029 more were given; 2048 can be held"):
-        fresh.feed([5] * 1029)
-    assert fresh.position == 1020
+        session.feed([5] * 1029)
+    assert session.position == 1020
     session.close()
-    fresh.close()
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -268,11 +266,11 @@ def test_the_kv_goes_to_the_cpu_and_back(flavour: str, open_engine: Opens, demo:
 
 
 def test_an_interrupted_feed_appends_nothing(open_engine: Opens, demo: Package) -> None:
-    tokens, engine = random_tokens(8, 1400), open_engine(demo)
+    tokens, engine = random_tokens(8, 300), open_engine(demo)
     fresh = engine.open()
     expected, after = row(fresh, tokens[:60]), row(fresh, tokens[60:61])
     fresh.close()
-    session = engine.open(2048)
+    session = engine.open()
 
     def feed_again_and_again() -> None:
         for _ in range(100):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from embedllm.backends.plugins import Library, ProviderDevice
 from embedllm.backends.vulkan import Adapter
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_graph import taken_apart
-from embedllm.errors import DeviceError
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
 
 GPU = ProviderDevice(
@@ -120,6 +121,27 @@ def test_a_software_driver_is_marked_and_available_when_that_is_allowed(machine:
 def test_flavours_begin_with_float16() -> None:
     device = Device(name="webgpu", backend="", description="", available=True)
     assert webgpu.flavours(device) == ("generic-float16", "gpu-float32")
+
+
+def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the words that the provider has for it; what runs here has float16."""
+
+    class Session:
+        def rewind(self, position: int) -> None: ...
+        def close(self) -> None: ...
+
+        def feed(self, tokens: list[int]) -> None:
+            raise DeviceError(
+                "ONNX Runtime failed: Program MatMulNBits requires f16 but the device does not support it."
+            )
+
+    engine = object.__new__(webgpu.WebGpuEngine)
+    engine.device = Device(name="webgpu", backend="", description="", available=True)
+    engine.package, engine.chunk, engine.context = SimpleNamespace(name="any"), 31, 128  # type: ignore[assignment]
+    monkeypatch.setattr(webgpu.WebGpuEngine, "open", lambda self: Session())
+    with pytest.raises(DeviceUnavailable, match="the GPU has no 16-bit floats") as caught:
+        engine._warm_up()
+    assert caught.value.tried[0][2] == "use the 'gpu-float32' graph"
 
 
 def test_a_system_without_a_vulkan_loader_has_no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
