@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,19 @@ def test_greedy_replies_are_those_of_the_cpu_and_nothing_is_printed(capfd: pytes
 
     assert replies("cuda") == replies("cpu")
     assert capfd.readouterr() == ("", "")
+
+
+@gpu
+def test_threads_get_the_replies_that_they_would_get_alone() -> None:
+    greedy = embedllm.Sampling(temperature=0)
+    with embedllm.load("demo", device="cuda") as model:
+
+        def reply(prompt: str) -> str:
+            return model.chat([{"role": "user", "content": prompt}], greedy, max_tokens=40).text
+
+        alone = [reply(prompt) for prompt in PROMPTS]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(reply, PROMPTS * 5)) == alone * 5
 
 
 @gpu
