@@ -38,6 +38,7 @@ _HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "GatherBlockQuantized"
           "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
 _DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
+_NO_GPU = ("ONNX Runtime finds no GPU here", "docs/webgpu.md tells where it looks")
 _NUMBERS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 
 
@@ -53,7 +54,7 @@ def devices() -> list[Device]:
     except DeviceError as error:
         return [_missing(str(error), plugins.WEBGPU.install)]
     if not found:
-        return [_missing("ONNX Runtime finds no GPU here", "docs/webgpu.md tells where it looks")]
+        return [_missing(*_NO_GPU)]
     adapters = vulkan.adapters() if sys.platform == "linux" else []
     return [_listed(index, device, adapters) for index, device in enumerate(found)]
 
@@ -190,6 +191,8 @@ def _listed(index: int, found: plugins.ProviderDevice, adapters: list[vulkan.Ada
     lack, remedy = "", ""
     if index:
         lack = f"the plug-in ({found.version}) cannot be told which GPU to take; 'webgpu' is the one that it takes"
+    elif sys.platform == "linux" and is_software and not adapters:
+        lack, remedy = _NO_GPU
     elif sys.platform == "linux" and adapters is None:
         lack, remedy = "there is no Vulkan loader (libvulkan.so.1)", f"install libvulkan1; {_DRIVER}"
     elif sys.platform == "linux" and not adapters:

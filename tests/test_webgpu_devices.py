@@ -92,7 +92,8 @@ def test_a_second_gpu_is_named_but_cannot_be_chosen(machine: Callable[..., list[
     [
         ((), [ARC], "ONNX Runtime finds no GPU here"),
         ((GPU,), None, "there is no Vulkan loader (libvulkan.so.1)"),
-        ((NO_GPU,), None, "there is no Vulkan loader (libvulkan.so.1)"),
+        ((NO_GPU,), None, "ONNX Runtime finds no GPU here"),
+        ((NO_GPU,), [], "ONNX Runtime finds no GPU here"),
         ((GPU,), [], "no Vulkan driver drives a GPU here"),
         ((GPU,), [LLVMPIPE], "only a software driver is there, slower than the CPU itself"),
         ((NO_GPU,), [LLVMPIPE], "only a software driver is there, slower than the CPU itself"),
