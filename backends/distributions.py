@@ -26,12 +26,15 @@ class Build(NamedTuple):
 
 @cache
 def builds() -> list[Build]:
-    """The builds of ONNX Runtime that are installed, the most special first."""
-    found: dict[str, Build] = {}
+    """The builds of ONNX Runtime in the first folder of the path that has any, the most special first.
+
+    That one is imported; a build in a later folder is hidden, not overwritten.
+    """
     for folder in sys.path:
-        for build in _in(folder or "."):
-            found.setdefault(build.name, build)  # the first on the path is the one that counts
-    return owners([found[name] for name in _BUILDS if name in found])
+        found = {build.name: build for build in _in(folder or ".")}
+        if here := owners([found[name] for name in _BUILDS if name in found]):
+            return here
+    return []
 
 
 def _in(folder: str) -> list[Build]:

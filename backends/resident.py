@@ -193,9 +193,10 @@ class ResidentSession:
         else:
             self._greedy = 0
             self._settle()
-            self._bind_several(buffers, tokens, logits_from=-1)
-            buffers.several.bind_ortvalue_output("logits", buffers.logits)
-            self._run(buffers.several, self._launched, end)
+            with self._engine.lock:
+                self._bind_several(buffers, tokens, logits_from=-1)
+                buffers.several.bind_ortvalue_output("logits", buffers.logits)
+                self._run(buffers.several, self._launched, end)
         self._best = None
         if not buffers.heads:
             return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
@@ -206,9 +207,10 @@ class ResidentSession:
         buffers = self._prepare(tokens)
         self._settle()
         self._best = None
-        self._bind_several(buffers, tokens, logits_from=0)
-        buffers.several.bind_output("logits")
-        self._run(buffers.several, self._launched, self.position + len(tokens))
+        with self._engine.lock:
+            self._bind_several(buffers, tokens, logits_from=0)
+            buffers.several.bind_output("logits")
+            self._run(buffers.several, self._launched, self.position + len(tokens))
         return buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
 
     def rewind(self, position: int) -> None:

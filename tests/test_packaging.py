@@ -66,18 +66,16 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def expected(sources: Path) -> dict[str, bytes]:
-    """What an installation has of its sources: the modules of each package, and what goes with them."""
+    """What an installation has of its sources: everything in the folders of its packages."""
     found = {}
-    for package in SETUPTOOLS["packages"]:
-        base = next(name for name in sorted(FOLDERS, key=len, reverse=True) if f"{package}.".startswith(f"{name}."))
-        folder = sources / FOLDERS[base] / package.removeprefix(base).removeprefix(".").replace(".", "/")
-        found |= {f"{package.replace('.', '/')}/{file.name}": file.read_bytes() for file in folder.glob("*.py")}
-    for package, patterns in SETUPTOOLS["package-data"].items():  # py.typed, the demo, the probe
-        folder = sources / FOLDERS[package]
-        files = [file for pattern in patterns for file in folder.glob(pattern)]
-        found |= {
-            f"{package.replace('.', '/')}/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in files
-        }
+    for package, folder in FOLDERS.items():
+        for place, folders, files in os.walk(sources / folder):  # not into links, which are the other packages
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            inside = Path(place).relative_to(sources / folder)
+            found |= {
+                (Path(package.replace(".", "/")) / inside / name).as_posix(): (Path(place) / name).read_bytes()
+                for name in files
+            }
     return found
 
 

@@ -135,6 +135,14 @@ def test_two_builds_in_one_environment_are_refused_before_either_is_imported(
     assert (available, last) == ("set()", "reference")
 
 
+def test_a_build_that_another_one_hides_is_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own nothing is overwritten: the first on the path is what runs."""
+    for build, place in ((GPU, "first"), (CPU, "second")):
+        (tmp_path / place / f"{build.name.replace('-', '_')}-{build.version}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "first"), str(tmp_path / "second")])
+    assert distributions.builds.__wrapped__() == [GPU]
+
+
 def test_the_builds_of_this_environment_are_found() -> None:
     assert [build.name for build in distributions.builds()] != []
     assert conflict(distributions.builds()) is None
