@@ -26,8 +26,8 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
-from embedllm.backends.ort import first_line, ort
-from embedllm.backends.resident import left_to_the_cpu
+from embedllm.backends.ort import first_line, left_to_the_cpu, ort
+from embedllm.backends.resident import HEAVY
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export.dialects import DIRECTML
 from embedllm.package import Graph, Package
@@ -107,7 +107,7 @@ class DirectMLEngine:
             self._session: ort.InferenceSession | None = _start(os.fspath(path), provider, self.index)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        left = left_to_the_cpu(self._session) if provider == PROVIDER else []
+        left = left_to_the_cpu(self._session, HEAVY) if provider == PROVIDER else []
         if left:
             raise _unavailable(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
 

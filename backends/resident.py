@@ -10,41 +10,29 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Device,
-    Interrupted,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, DeviceRow, sizes
-from embedllm.backends.ort import first_line, ort
-from embedllm.backends.ort import left_to_the_cpu as given_to_the_cpu
+from embedllm.backends.device_session import DeviceSession
+from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident_buffers import Buffers
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
     from embedllm.types import F32, Logits
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _STEP = 1024  # tokens; capacities are multiples of it
-_GROWTH = 2  # a growth copies the KV through the host and captures the step anew
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 # operators that do the work: none of them may be left to the CPU
-_HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
+HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
          "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
@@ -86,7 +74,7 @@ class ResidentEngine:
         kind = np.dtype(self.dtype).name
         self.head_sizes = sizes(vocabulary) if has_heads else {}
         self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
-        if left := left_to_the_cpu(self._session):
+        if left := left_to_the_cpu(self._session, HEAVY):
             lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it"
             raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
 
@@ -155,28 +143,18 @@ class ResidentEngine:
                 buffers.release()
 
 
-class ResidentSession:
-    """One sequence. A step appends in place, a rewind is a number."""
+class ResidentSession(DeviceSession[Buffers]):
+    """One sequence. A step appends in place, and is replayed where that can be."""
 
     def __init__(self, engine: ResidentEngine, capacity: int) -> None:
-        self.position = 0
-        self._engine = engine
-        self._context = engine.context
-        self._decoder = engine.package.decoder
-        self._session: ort.InferenceSession | None = engine.session
+        super().__init__(engine, capacity)
+        self._resident = engine
+        self._launched = engine.replaying(None)  # kernel by kernel
         self._fed = 0  # how often
         self._last = 0  # the token that was fed last, if it was alone
         self._best: int | None = None  # of the latest logits, once it was asked for
         self._greedy = 0  # steps in a row that took the best token and asked for nothing else
         self._ahead: tuple[int, int] | None = None  # token and position of a step that runs, and was not asked for yet
-        self._stopping = False
-        self._launched = engine.replaying(None)  # kernel by kernel
-        self._running = self._launched
-        self._buffers: Buffers | None = engine.take(min(capacity, engine.context))
-
-    @property
-    def capacity(self) -> int:
-        return self._buffers.capacity if self._buffers else 0
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         buffers = self._prepare(tokens)
@@ -213,59 +191,6 @@ class ResidentSession:
             self._run(buffers.several, self._launched, self.position + len(tokens))
         return buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
 
-    def rewind(self, position: int) -> None:
-        check_rewind(position, self.position)
-        self.position = position
-
-    def interrupt(self, stop: bool = True) -> None:
-        self._stopping = stop
-        self._running.terminate = stop
-
-    def export_state(self, start: int, stop: int) -> KeyValues:
-        check_span(start, stop, self.position)
-        self._settle()
-        kv, read = self._held().kv, self._engine.read
-        return [
-            (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
-            for at in range(len(self._decoder.layers))
-        ]
-
-    def import_state(self, state: KeyValues) -> None:
-        attentions = [layer.attention for layer in self._decoder.layers]
-        end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
-        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
-        self._settle()
-        buffers = self._reserve(end)
-        for at, pair in enumerate(state):
-            for part, new in zip(("key", "value"), pair, strict=True):
-                values = self._engine.read(buffers.kv[f"{at}.{part}"])
-                values[0, :, self.position : end] = new
-                self._engine.write(buffers.kv[f"{at}.{part}"], values)
-        self.position = end
-
-    def close(self) -> None:
-        if self._buffers is not None:
-            with suppress(Exception):  # closing is all that is left to do with a device that fails
-                self._settle()
-            self._engine.give_back(self._buffers)
-        self._buffers = None
-        self._session = None
-        self.position = 0
-
-    def _held(self) -> Buffers:
-        if self._buffers is None:
-            raise ValueError("this session was closed")
-        return self._buffers
-
-    def _prepare(self, tokens: Sequence[int]) -> Buffers:
-        """Checks the tokens and makes room for them."""
-        self._held()
-        vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
-        if self._stopping:
-            raise Interrupted
-        return self._reserve(self.position + len(tokens))
-
     def _step(self, buffers: Buffers, end: int) -> None:
         """Appends the last token."""
         with self._engine.lock:
@@ -292,11 +217,11 @@ class ResidentSession:
     def _run_ahead(self, buffers: Buffers, token: int) -> None:
         """Starts the step that greedy decoding asks for next, once it has been seen to be that."""
         end = self.position + 1
-        if self._greedy < _CERTAIN or self._stopping or self._session is None or end > buffers.capacity:
+        if self._greedy < _CERTAIN or self._stopping or end > buffers.capacity:
             return
         if buffers.step(end).has_run:  # the first one plans and captures
             step = buffers.give(token, end)
-            self._session.run_with_iobinding(step.binding, step.options_ahead)
+            self._engine.session.run_with_iobinding(step.binding, step.options_ahead)
             self._ahead = token, self.position
 
     def _settle(self) -> None:
@@ -308,41 +233,7 @@ class ResidentSession:
 
     def _bind_several(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
         binding, end = buffers.several, self.position + len(tokens)
-        binding.bind_ortvalue_input("input_ids", self._engine.place(np.array([tokens], np.int64)))
-        binding.bind_ortvalue_input("attention_mask", self._engine.place(np.ones((1, end), np.int64)))
+        binding.bind_ortvalue_input("input_ids", self._resident.place(np.array([tokens], np.int64)))
+        binding.bind_ortvalue_input("attention_mask", self._resident.place(np.ones((1, end), np.int64)))
         start = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
         binding.bind_ortvalue_input("logits_from", start)
-
-    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
-        assert self._session is not None  # as long as there are buffers
-        self._running = options
-        options.terminate = self._stopping
-        try:
-            with self._engine.lock:
-                self._session.run_with_iobinding(binding, options)
-        except Exception as error:
-            if self._stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
-        self.position = end
-
-    def _reserve(self, tokens: int) -> Buffers:
-        """Buffers with room for that many tokens; the KV goes over through the host."""
-        old = self._held()
-        if tokens <= old.capacity:
-            return old
-        self._settle()
-        new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
-        for name, value in old.kv.items():
-            held = self._engine.read(value)
-            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
-            grown[:, :, : self.position] = held[:, :, : self.position]
-            self._engine.write(new.kv[name], grown)
-        self._engine.give_back(old)
-        self._buffers = new
-        return new
-
-
-def left_to_the_cpu(session: ort.InferenceSession) -> list[str]:
-    """Heavy operators that are not on the device."""
-    return given_to_the_cpu(session, _HEAVY)

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -78,7 +77,7 @@ class WebGpuEngine:
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = CHUNK if _attends_to_many() else SAFE
-        self.lock: AbstractContextManager[object] = _ONE_AT_A_TIME
+        self.lock = _ONE_AT_A_TIME
         self._spare: list[Buffers] = []
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:

@@ -7,58 +7,30 @@ captured, for which attention would have to be told the capacity as the length (
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Interrupted,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
-from embedllm.backends.ort import first_line, ort
-from embedllm.errors import DeviceError
-from embedllm.package import Package
+from embedllm.backends.device_session import DeviceEngine, DeviceSession
+from embedllm.backends.ort import ort
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues
     from embedllm.types import F32
 
 _STEP = 1024  # tokens; capacities are multiples of it
-_GROWTH = 2  # a growth copies the KV through the host
 
 
-class Gpu(Protocol):
-    """What sessions need of an engine."""
+class Gpu(DeviceEngine["Buffers"], Protocol):
+    """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
 
-    package: Package
-    context: int
     chunk: int  # most tokens that attention takes at once
     dtype: type[np.floating]
-    lock: AbstractContextManager[object]  # to be held while anything is asked of the GPU; binding an input copies it
 
-    @property
-    def session(self) -> ort.InferenceSession: ...
     def place(self, array: np.ndarray) -> ort.OrtValue:
         """A copy of an array on the GPU."""
         ...
-
-    def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
-        """Puts an array where another of its shape and type is."""
-        ...
-
-    def read(self, value: ort.OrtValue) -> np.ndarray:
-        """A copy of what is on the GPU."""
-        ...
-
-    def take(self, capacity: int) -> Buffers: ...
-    def give_back(self, buffers: Buffers) -> None: ...
 
 
 class Buffers:
@@ -83,21 +55,12 @@ class Buffers:
             self.binding.bind_ortvalue_output(f"present.{name}", value)
 
 
-class WebGpuSession:
-    """One sequence. A step appends in place, a rewind is a number."""
+class WebGpuSession(DeviceSession[Buffers]):
+    """One sequence. A step appends in place."""
 
     def __init__(self, gpu: Gpu, capacity: int) -> None:
-        self.position = 0
+        super().__init__(gpu, capacity)
         self._gpu = gpu
-        self._context = gpu.context
-        self._decoder = gpu.package.decoder
-        self._stopping = False
-        self._options = ort.RunOptions()
-        self._buffers: Buffers | None = gpu.take(min(capacity, gpu.context))
-
-    @property
-    def capacity(self) -> int:
-        return self._buffers.capacity if self._buffers else 0
 
     def feed(self, tokens: Sequence[int]) -> Row:
         buffers = self._prepare(tokens)
@@ -106,7 +69,7 @@ class WebGpuSession:
                 with self._gpu.lock:
                     self._bind(buffers, piece, logits_from=-1)
                     buffers.binding.bind_ortvalue_output("logits", buffers.logits)
-                    self._run(buffers.binding, len(piece))
+                    self._run(buffers.binding, self._running, self.position + len(piece))
         return Row(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
@@ -117,58 +80,10 @@ class WebGpuSession:
                 with self._gpu.lock:
                     self._bind(buffers, piece, logits_from=0)
                     buffers.binding.bind_output("logits")
-                    self._run(buffers.binding, len(piece))
+                    self._run(buffers.binding, self._running, self.position + len(piece))
                     found = buffers.binding.get_outputs()[-1].numpy()  # bound last
                 rows.append(found[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
-
-    def rewind(self, position: int) -> None:
-        check_rewind(position, self.position)
-        self.position = position
-
-    def interrupt(self, stop: bool = True) -> None:
-        self._stopping = stop
-        self._options.terminate = stop
-
-    def export_state(self, start: int, stop: int) -> KeyValues:
-        check_span(start, stop, self.position)
-        kv, read = self._held().kv, self._gpu.read
-        return [
-            (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
-            for at in range(len(self._decoder.layers))
-        ]
-
-    def import_state(self, state: KeyValues) -> None:
-        attentions = [layer.attention for layer in self._decoder.layers]
-        end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
-        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
-        buffers = self._reserve(end)
-        for at, pair in enumerate(state):
-            for part, new in zip(("key", "value"), pair, strict=True):
-                values = self._gpu.read(buffers.kv[f"{at}.{part}"])
-                values[0, :, self.position : end] = new
-                self._gpu.write(buffers.kv[f"{at}.{part}"], values)
-        self.position = end
-
-    def close(self) -> None:
-        if self._buffers is not None:
-            self._gpu.give_back(self._buffers)
-        self._buffers = None
-        self.position = 0
-
-    def _held(self) -> Buffers:
-        if self._buffers is None:
-            raise ValueError("this session was closed")
-        return self._buffers
-
-    def _prepare(self, tokens: Sequence[int]) -> Buffers:
-        """Checks the tokens and makes room for them."""
-        self._held()
-        vocabulary = self._decoder.vocabulary
-        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
-        if self._stopping:
-            raise Interrupted
-        return self._reserve(self.position + len(tokens))
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What attention takes at once, one after the other."""
@@ -195,28 +110,3 @@ class WebGpuSession:
                 np.array(values, np.int64)
             )  # on the host, which makes lengths of it
             buffers.binding.bind_ortvalue_input(name, value)
-
-    def _run(self, binding: ort.IOBinding, count: int) -> None:
-        """Raises Interrupted or DeviceError, and then has appended nothing."""
-        try:
-            self._gpu.session.run_with_iobinding(binding, self._options)
-        except Exception as error:
-            if self._stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
-        self.position += count
-
-    def _reserve(self, tokens: int) -> Buffers:
-        """Buffers with room for that many tokens; the KV goes over through the host."""
-        old = self._held()
-        if tokens <= old.capacity:
-            return old
-        new = self._gpu.take(min(max(tokens, old.capacity * _GROWTH), self._context))
-        for name, value in old.kv.items():
-            held = self._gpu.read(value)
-            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
-            grown[:, :, : self.position] = held[:, :, : self.position]
-            self._gpu.write(new.kv[name], grown)
-        self._gpu.give_back(old)
-        self._buffers = new
-        return new

@@ -29,6 +29,7 @@ from com.sun.star.connection import NoConnectException
 from com.sun.star.frame import XDispatchResultListener, XStatusListener
 from com.sun.star.task import XInteractionHandler
 from com.sun.star.ucb import XCommandEnvironment
+from com.sun.star.uno import RuntimeException
 from com.sun.star.util import URL
 
 _PATIENCE_S = 30.0
@@ -55,8 +56,13 @@ class Office:
     def install(self, extension: Path) -> str:
         """Adds an extension for this user; the identifier that it then has."""
         extensions = self.context.getValueByName("/singletons/com.sun.star.deployment.ExtensionManager")
-        made = extensions.addExtension(extension.as_uri(), (), "user", None, Approving())
-        return made.getIdentifier().Value
+
+        def add() -> str:
+            made = extensions.addExtension(extension.as_uri(), (), "user", None, Approving())
+            return made.getIdentifier().Value
+
+        # LibreOffice 7.4 threw std::bad_alloc here when it had just started on a busy machine
+        return _until(add, RuntimeException)
 
     def end(self) -> None:
         try:

@@ -55,7 +55,7 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 
 @pytest.fixture
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
-    monkeypatch.setattr(resident, "left_to_the_cpu", lambda session: [])  # it is the device here
+    monkeypatch.setattr(resident, "left_to_the_cpu", lambda session, operators: [])  # it is the device here
     monkeypatch.setattr(resident, "_STEP", 16)
     monkeypatch.setattr(resident_buffers, "_SHORTEST", 2)
     graph = package.graph("generic-float32")
