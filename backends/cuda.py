@@ -32,11 +32,13 @@ def devices() -> list[Device]:
     if PROVIDER not in ort.get_available_providers():
         lack, remedy = "this build of ONNX Runtime has no CUDA provider", _INSTALL
         return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
-    _load_libraries()
+    missing = _load_libraries()
     known = gpus()
     found: list[Device] = []
     for index in range(max(1, len(known))):
         lack = _lack(index)
+        if lack and missing:  # ONNX Runtime's own message does not tell of libraries
+            lack += f". {missing.splitlines()[0]}"
         remedy = _CHECK if lack else ""
         gpu = known[index] if known else None
         found.append(
@@ -130,15 +132,16 @@ def _has_cudnn() -> bool:
     return True
 
 
-def _load_libraries() -> None:
-    """CUDA's libraries from where pip puts them; those of the system are found without."""
+def _load_libraries() -> str:
+    """CUDA's libraries from where pip puts them; those of the system are found without. What was not found there."""
     preload = getattr(ort, "preload_dlls", None)
+    said = io.StringIO()
     if preload is not None:
-        said = io.StringIO()
-        with redirect_stdout(said):  # it prints what it does not find
+        with redirect_stdout(said):  # it prints that
             preload()
-        if said.getvalue():
-            _log.info("%s", said.getvalue().strip())
+    if said.getvalue():
+        _log.info("%s", said.getvalue().strip())
+    return said.getvalue().strip()
 
 
 def _lack(index: int) -> str:

@@ -14,7 +14,7 @@ from embedllm.backends.drivers import Choices, driver_of, known_driver
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.dialects import FLOAT32, OPENVINO
+from embedllm.export.dialects import DIALECTS, FLOAT32, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package
 
@@ -202,8 +202,11 @@ def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[s
     if driver.dialects and driver.graph(package, exact=exact, dialects=dialects) is None:
         wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
+        if impossible := [lack for one in DIALECTS if one.name in wanted and (lack := one.lack(package.decoder))]:
+            return f"there is no {named} graph of '{package.name}': {impossible[0]}", "use another device"
         has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
-        return f"'{package.name}' has no {named} graph (it has {has})", "export the model again"
+        remedy = f"embedllm graph {package.folder} --flavour {wanted[0]}" if wanted else "export the model again"
+        return f"'{package.name}' has no {named} graph (it has {has})", remedy
     entries = package.manifest.get("quantization")
     packings = entries.values() if isinstance(entries, dict) else ()
     if not driver.zero_points and not all(isinstance(p, dict) and p.get("symmetric", True) for p in packings):

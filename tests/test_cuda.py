@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -229,10 +230,12 @@ def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch:
             raise RuntimeError("libcuda.so.1: cannot open shared object file\nmore")
 
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, "CPUExecutionProvider"])
-    monkeypatch.setattr(cuda.ort, "preload_dlls", lambda **_: None, raising=False)
+    monkeypatch.setattr(cuda.ort, "preload_dlls", lambda: sys.stdout.write("no libcublas.so.13\nmore"), raising=False)
     monkeypatch.setattr(cuda.ort, "InferenceSession", Broken)
     monkeypatch.setattr(cuda.ort.SessionOptions, "add_provider", lambda *_: None)
     (device,) = cuda.devices()
     assert not device.available
-    assert device.reason == "no session can be made on it: libcuda.so.1: cannot open shared object file"
+    assert device.reason == (
+        "no session can be made on it: libcuda.so.1: cannot open shared object file. no libcublas.so.13"
+    )
     assert "nvidia-smi" in device.remedy

@@ -71,6 +71,14 @@ def test_an_unknown_name_is_refused(name: str, package: Package) -> None:
         embedllm.load(package.folder, device=name)
 
 
+def test_a_graph_that_cannot_be_says_why(tiny_package: Callable[..., Path]) -> None:
+    """DirectML's attention has no window: no export has that graph, and no command can add it."""
+    package = open_package(tiny_package("mistral", sliding_window=16))
+    directml = Device(name="directml", backend="onnxruntime", description="", available=True)
+    with pytest.raises(DeviceUnavailable, match="no 'directml-float16' graph of 'package': a layer sees a window"):
+        registry.open_engine(package, directml)
+
+
 def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
     graphs = [graph for graph in package.manifest["graphs"] if graph["dialect"] != "openvino"]  # type: ignore[attr-defined]
     older = Package(package.folder, {**package.manifest, "graphs": graphs})
@@ -78,7 +86,8 @@ def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
     lack = f"'package' has no 'openvino' graph (it has {has})"
     devices = found(older, "openvino", "openvino+cpu", "openvino:AUTO")
     for name in ("openvino", "npu-on-cpu", "openvino:AUTO"):
-        assert (devices[name].reason, devices[name].remedy) == (lack, "export the model again")
+        remedy = f"embedllm graph {package.folder} --flavour openvino"
+        assert (devices[name].reason, devices[name].remedy) == (lack, remedy)
     assert devices["openvino+cpu"].reason == f"'openvino': {lack}"
     assert devices["cpu"].available
     with pytest.raises(DeviceUnavailable, match="'openvino' cannot run this model: 'package' has no 'openvino' graph"):
