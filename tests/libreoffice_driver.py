@@ -29,7 +29,6 @@ from com.sun.star.connection import NoConnectException
 from com.sun.star.frame import XDispatchResultListener, XStatusListener
 from com.sun.star.task import XInteractionHandler
 from com.sun.star.ucb import XCommandEnvironment
-from com.sun.star.uno import RuntimeException
 from com.sun.star.util import URL
 
 _PATIENCE_S = 30.0
@@ -43,7 +42,7 @@ class Office:
         self._process = subprocess.Popen(
             ["soffice", "--headless", "--norestore", "--nologo", "--nodefault", "--nofirststartwizard",
              f"--accept=pipe,name={name};urp;", f"-env:UserInstallation={profile.as_uri()}"],
-            stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
+            env=_environment(), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
         )  # fmt: skip
         local = uno.getComponentContext()
         resolver = local.ServiceManager.createInstanceWithContext("com.sun.star.bridge.UnoUrlResolver", local)
@@ -56,13 +55,7 @@ class Office:
     def install(self, extension: Path) -> str:
         """Adds an extension for this user; the identifier that it then has."""
         extensions = self.context.getValueByName("/singletons/com.sun.star.deployment.ExtensionManager")
-
-        def add() -> str:
-            made = extensions.addExtension(extension.as_uri(), (), "user", None, Approving())
-            return made.getIdentifier().Value
-
-        # LibreOffice 7.4 threw std::bad_alloc here when it had just started on a busy machine
-        return _until(add, RuntimeException)
+        return extensions.addExtension(extension.as_uri(), (), "user", None, Approving()).getIdentifier().Value
 
     def end(self) -> None:
         try:
@@ -237,6 +230,16 @@ class Driver:
         _, url = self._office.service("com.sun.star.util.URLTransformer").parseStrict(url)
         frame = self._document.getCurrentController().getFrame()
         return frame.queryDispatch(url, "_self", 0), url
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the Python that runs this before any other.
+
+    The Python inside the office takes its library from beside the first python3 in PATH. With that of an activated
+    virtual environment of another Python, installing an extension throws std::bad_alloc (LibreOffice 7.4).
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path}
 
 
 def _more(text: str, size: int) -> str:

@@ -6,6 +6,7 @@ Skipped where LibreOffice or a Python with uno is missing; .ci/libreoffice.sh in
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -119,7 +120,10 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
     profile, extension = folder / "profile", build(folder / "embedllm_writer.oxt")
     (profile / "user").mkdir(parents=True)
     command = [PYTHON, str(ROOT / "tests" / "libreoffice_driver.py"), str(profile), str(extension)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as in an activated environment
+    with subprocess.Popen(
+        command, env={**os.environ, "PATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield Writer(process, profile / "user" / "embedllm_writer.json")
         assert process.stdin is not None
         process.stdin.close()
