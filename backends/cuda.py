@@ -7,14 +7,14 @@ do. A captured graph is launched as a whole.
 from __future__ import annotations
 
 import ctypes
-import io
 import logging
 import os
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
+from functools import cache
 
 from embedllm.backends.base import Device
 from embedllm.backends.cuda_driver import gpus, stream
@@ -32,27 +32,20 @@ def devices() -> list[Device]:
     if PROVIDER not in ort.get_available_providers():
         lack, remedy = "this build of ONNX Runtime has no CUDA provider", _INSTALL
         return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
-    missing = _load_libraries()
     known = gpus()
-    found: list[Device] = []
-    for index in range(max(1, len(known))):
-        lack = _lack(index)
-        if lack and missing:  # ONNX Runtime's own message does not tell of libraries
-            lack += f". {missing.splitlines()[0]}"
-        remedy = _CHECK if lack else ""
-        gpu = known[index] if known else None
-        found.append(
-            Device(
-                name="cuda" if index == 0 else f"cuda:{index}",
-                backend=backend,
-                description=f"{gpu.name}, compute capability {gpu.capability}" if gpu else "",
-                available=not lack,
-                reason=lack,
-                remedy=remedy,
-                memory=gpu.memory if gpu else 0,
-            )
+    if not known:
+        lack, remedy = "NVIDIA's driver is not here, or finds no GPU", "check with nvidia-smi"
+        return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
+    return [
+        Device(
+            name="cuda" if index == 0 else f"cuda:{index}",
+            backend=backend,
+            description=f"{gpu.name}, compute capability {gpu.capability}",
+            available=True,  # as far as can be seen without memory and time of each; the probe tells the rest
+            memory=gpu.memory,
         )
-    return found
+        for index, gpu in enumerate(known)
+    ]
 
 
 # by GPU, whose stream all engines share
@@ -79,8 +72,13 @@ class CudaEngine(ResidentEngine):
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         with _unlogged(), _fast_attention():
-            options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
-            return ort.InferenceSession(path, options, enable_fallback=0)
+            try:
+                options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
+                return ort.InferenceSession(path, options, enable_fallback=0)
+            except Exception as error:
+                if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
+                    raise RuntimeError(f"{first_line(error)} {missing.splitlines()[0]}; {_CHECK}") from error
+                raise
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
@@ -96,12 +94,19 @@ def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Without the warning that CUDA is no plug-in, which ONNX Runtime 1.31 writes whatever a session's severity."""
-    ort.set_default_logger_severity(_QUIET)
-    try:
-        yield
-    finally:
-        ort.set_default_logger_severity(_WARNING)
+    """Without the warning that CUDA is no plug-in, which ONNX Runtime 1.31 writes whatever a session's severity.
+
+    For one thread at a time, as this and the environment are the whole process's.
+    """
+    with _SETTINGS:
+        ort.set_default_logger_severity(_QUIET)
+        try:
+            yield
+        finally:
+            ort.set_default_logger_severity(_WARNING)
+
+
+_SETTINGS = threading.RLock()
 
 
 @contextmanager
@@ -132,34 +137,32 @@ def _has_cudnn() -> bool:
     return True
 
 
+@cache
 def _load_libraries() -> str:
     """CUDA's libraries from where pip puts them; those of the system are found without. What was not found there."""
     preload = getattr(ort, "preload_dlls", None)
-    said = io.StringIO()
+    said: list[str] = []
+
+    def note(*words: object, **_: object) -> None:
+        said.append(" ".join(map(str, words)))
+
     if preload is not None:
-        with redirect_stdout(said):  # it prints that
+        # it prints what it does not find; the application's stdout is not ours to turn round meanwhile
+        with _SETTINGS, _patched(preload.__globals__, "print", note):
             preload()
-    if said.getvalue():
-        _log.info("%s", said.getvalue().strip())
-    return said.getvalue().strip()
+    for line in said:
+        _log.info("%s", line)
+    return "\n".join(said)
 
 
-def _lack(index: int) -> str:
-    """Why no session can be made on a GPU; empty when one was made."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
+@contextmanager
+def _patched(names: dict[str, object], name: str, value: object) -> Iterator[None]:
+    """Within the block a module has another thing under a name that it does not define itself."""
+    names[name] = value
     try:
-        with _unlogged():
-            options.add_provider(PROVIDER, _provider_options(index, capture=False))
-            ort.InferenceSession(_NOTHING, options, enable_fallback=0)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
-        return f"no session can be made on it: {first_line(error)}"
-    return ""
+        yield
+    finally:
+        del names[name]
 
 
 _log = logging.getLogger("embedllm")
-# an ONNX model of one Neg of float32 [1], opset 21
-_NOTHING = bytes.fromhex(
-    "080a3a320a0b0a017812017922034e656712016e5a0f0a0178120a0a08080112040a020801620f0a0179120a0a0808011204"
-    "0a02080142040a001015"
-)

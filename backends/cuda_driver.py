@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,13 +59,21 @@ def _gpu(driver: ctypes.CDLL, index: int) -> Gpu:
     )
 
 
-@cache
 def stream(index: int, library: str = _LIBRARY) -> int | None:
     """The address of a stream on that GPU, the same for all of this process; None where the driver gives none.
 
     Everything that runs on one stream is faster for it: on an H200 each captured step took 140 us more from the moment
     when anything ran on a second one (docs/cuda.md).
     """
+    with _LOCK:
+        return _stream(index, library)
+
+
+_LOCK = threading.Lock()
+
+
+@cache
+def _stream(index: int, library: str) -> int | None:
     made, device, context = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
     try:
         driver = ctypes.CDLL(library)

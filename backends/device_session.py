@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from embedllm.backends.base import (
     LARGER_EXPORT,
+    Device,
     Interrupted,
     check_rewind,
     check_room,
@@ -18,7 +19,7 @@ from embedllm.backends.base import (
     check_tokens,
 )
 from embedllm.backends.ort import first_line, ort
-from embedllm.errors import DeviceError
+from embedllm.errors import DeviceError, EmbedError
 from embedllm.package import Package
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 _GROWTH = 2  # a growth copies the KV through the host
+
+
+@contextmanager
+def device_errors(device: Device) -> Iterator[None]:
+    """What ONNX Runtime raises within the block, as a DeviceError: that memory is short, that a device was lost."""
+    try:
+        yield
+    except (EmbedError, Interrupted, ValueError):
+        raise
+    except Exception as error:
+        raise DeviceError(f"'{device.name}' failed: {first_line(error)}") from error
 
 
 class KvBuffers(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, DeviceRow, sizes
-from embedllm.backends.device_session import DeviceSession
+from embedllm.backends.device_session import DeviceSession, device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident_buffers import Buffers
 from embedllm.errors import DeviceError, DeviceUnavailable
@@ -83,7 +83,8 @@ class ResidentEngine:
         options.log_severity_level = _QUIET
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
-            return self.start(os.fspath(path), options)
+            with self.lock:
+                return self.start(os.fspath(path), options)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
@@ -93,15 +94,18 @@ class ResidentEngine:
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
         """A copy of an array on the device."""
-        return ort.OrtValue.ortvalue_from_numpy(array, *self.where)
+        with self.lock, device_errors(self.device):
+            return ort.OrtValue.ortvalue_from_numpy(array, *self.where)
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         """Puts an array where another of its shape and type is."""
-        value.update_inplace(array)
+        with self.lock, device_errors(self.device):
+            value.update_inplace(array)
 
     def read(self, value: ort.OrtValue) -> np.ndarray:
         """A copy of what is on the device."""
-        return value.numpy()
+        with self.lock, device_errors(self.device):
+            return value.numpy()
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -130,8 +134,7 @@ class ResidentEngine:
                 if spare.capacity >= capacity:
                     self._spare.remove(spare)
                     return spare
-        capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, self.context)
-        return Buffers(self, capacity)
+            return Buffers(self, min(-(-max(capacity, 1) // _STEP) * _STEP, self.context))
 
     def give_back(self, buffers: Buffers) -> None:
         with self.lock:
@@ -151,15 +154,17 @@ class ResidentSession(DeviceSession[Buffers]):
         self._resident = engine
         self._launched = engine.replaying(None)  # kernel by kernel
         self._fed = 0  # how often
+        self._end = 0  # the position after that
         self._last = 0  # the token that was fed last, if it was alone
         self._best: int | None = None  # of the latest logits, once it was asked for
         self._greedy = 0  # steps in a row that took the best token and asked for nothing else
+        self._is_overwritten = False  # the latest logits, by a step that ran ahead
         self._ahead: tuple[int, int] | None = None  # token and position of a step that runs, and was not asked for yet
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         buffers = self._prepare(tokens)
         self._fed += 1
-        end = self.position + len(tokens)
+        self._end = end = self.position + len(tokens)
         if len(tokens) == 1 and self.position:
             self._greedy = self._greedy + 1 if tokens[0] == self._best else 0
             self._last = tokens[0]
@@ -175,7 +180,7 @@ class ResidentSession(DeviceSession[Buffers]):
                 self._bind_several(buffers, tokens, logits_from=-1)
                 buffers.several.bind_ortvalue_output("logits", buffers.logits)
                 self._run(buffers.several, self._launched, end)
-        self._best = None
+        self._best, self._is_overwritten = None, False
         if not buffers.heads:
             return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
         fed = self._fed
@@ -202,16 +207,18 @@ class ResidentSession(DeviceSession[Buffers]):
         """What a head says of the logits of that feed."""
         if self._buffers is not buffers or self._fed != fed:
             raise ValueError("these logits are gone: their session was fed again, or closed.")
-        with self._engine.lock:
+        with self._engine.lock, device_errors(self._resident.device):
             if head == BEST:
                 numbers = buffers.heads[BEST]()
                 self._best = int(numbers[0])
                 self._run_ahead(buffers, self._best)
                 return numbers
             self._greedy = 0
-            if self._ahead is not None:  # and has written over the logits
+            if self._is_overwritten:
                 self._settle()
-                self._step(buffers, self.position)
+                position = self.position  # which a rewind may have changed
+                self._step(buffers, self._end)
+                self.position, self._is_overwritten = position, False
             return buffers.heads[head]()
 
     def _run_ahead(self, buffers: Buffers, token: int) -> None:
@@ -222,13 +229,13 @@ class ResidentSession(DeviceSession[Buffers]):
         if buffers.step(end).has_run:  # the first one plans and captures
             step = buffers.give(token, end)
             self._engine.session.run_with_iobinding(step.binding, step.options_ahead)
-            self._ahead = token, self.position
+            self._ahead, self._is_overwritten = (token, self.position), True
 
     def _settle(self) -> None:
         """Waits for a step that runs ahead, and forgets it."""
         if self._ahead is not None:
             self._ahead = None
-            with self._engine.lock:
+            with self._engine.lock, device_errors(self._resident.device):
                 self._held().heads[BEST]()
 
     def _bind_several(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from embedllm.backends import plugins, vulkan
 from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.device_session import device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_graph import taken_apart
@@ -102,18 +103,18 @@ class WebGpuEngine:
         self._session = None
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, device_errors(self.device):
             value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, "webgpu")
             self.write(value, array)
         return value
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, device_errors(self.device):
             ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
 
     def read(self, value: ort.OrtValue) -> np.ndarray:
         copy = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _NUMBERS[value.data_type()])
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, device_errors(self.device):
             ort.copy_tensors([value], [copy])
         return copy.numpy()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,13 @@ import pytest
 
 import embedllm
 from embedllm.backends import cuda, registry
-from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesState
+from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
 from embedllm.backends.cuda import CudaEngine
+from embedllm.backends.cuda_driver import Gpu
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentSession
-from embedllm.errors import ContextFull, DeviceUnavailable
+from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.opening import package_folder
 from embedllm.package import Package, open_package
@@ -222,20 +222,42 @@ def test_a_gpu_is_named_by_its_index() -> None:
     assert [cuda.index_of(name) for name in ("cuda", "cuda:1", "cuda:12")] == [0, 1, 12]
 
 
-def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build with the provider, on a machine without its libraries or driver."""
-
-    class Broken:
-        def __init__(self, *arguments: object, **options: object) -> None:
-            raise RuntimeError("libcuda.so.1: cannot open shared object file\nmore")
-
+def test_gpus_are_listed_by_the_driver_without_a_session_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, "CPUExecutionProvider"])
-    monkeypatch.setattr(cuda.ort, "preload_dlls", lambda: sys.stdout.write("no libcublas.so.13\nmore"), raising=False)
-    monkeypatch.setattr(cuda.ort, "InferenceSession", Broken)
-    monkeypatch.setattr(cuda.ort.SessionOptions, "add_provider", lambda *_: None)
+    monkeypatch.setattr(cuda.ort, "InferenceSession", None)
+    cards = [Gpu(name=f"Card {letter}", memory=8 << 30, capability="8.9") for letter in "AB"]
+    monkeypatch.setattr(cuda, "gpus", lambda: cards)
+    found = cuda.devices()
+    assert [(one.name, one.memory, one.available) for one in found] == [
+        ("cuda", 8 << 30, True),
+        ("cuda:1", 8 << 30, True),
+    ]
+    assert found[1].description == "Card B, compute capability 8.9"
+    monkeypatch.setattr(cuda, "gpus", list)
     (device,) = cuda.devices()
-    assert not device.available
-    assert device.reason == (
-        "no session can be made on it: libcuda.so.1: cannot open shared object file. no libcublas.so.13"
-    )
-    assert "nvidia-smi" in device.remedy
+    assert (device.available, device.reason) == (False, "NVIDIA's driver is not here, or finds no GPU")
+
+
+def test_libraries_that_are_missing_are_named(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine with the driver, without CUDA's libraries; nothing gets onto the application's stdout."""
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Provider configuration is not supported.\nmore")
+
+    def preload() -> None:
+        print("Failed to load libcublas.so.13")  # noqa: T201 - as ONNX Runtime's does
+
+    monkeypatch.setattr(cuda.ort, "preload_dlls", preload, raising=False)
+    monkeypatch.setattr(cuda.ort, "InferenceSession", broken)
+    monkeypatch.setattr(cuda.ort.SessionOptions, "add_provider", lambda *_: None)
+    package = open_package(tiny_package())
+    graph = package.graph("generic-float16")
+    assert graph is not None
+    cuda._load_libraries.cache_clear()
+    device = Device(name="cuda", backend="", description="", available=True)
+    with pytest.raises(DeviceError, match=r"is not supported\. Failed to load libcublas.so.13; check the driver with"):
+        CudaEngine(package, graph, device)
+    cuda._load_libraries.cache_clear()
+    assert capfd.readouterr() == ("", "")

@@ -222,6 +222,44 @@ def test_a_step_runs_ahead_once_decoding_is_seen_to_be_greedy(engine: HostEngine
     assert session._ahead is None
 
 
+def test_logits_are_the_same_after_a_rewind_and_the_kv_stays(engine: HostEngine) -> None:
+    """Also when the step that ran ahead has written over them."""
+    session = engine.open()
+    logits = session.feed(TOKENS[:33])
+    for _ in range(4):
+        logits = session.feed(logits.top(1).tokens)
+    best = logits.top(1)
+    assert session._ahead is not None
+    session.rewind(30)
+    kept = session.export_state(0, 30)
+    row = values(logits)
+    assert session.position == 30
+    assert int(row.argmax()) == best.tokens[0]
+    for pair, right in zip(session.export_state(0, 30), kept, strict=True):
+        np.testing.assert_array_equal(pair, right)
+    np.testing.assert_array_equal(values(session.feed([5])), values(fed_anew(engine, [*TOKENS[:30], 5])))
+
+
+def fed_anew(engine: HostEngine, tokens: list[int]) -> Logits:
+    session = engine.open()
+    session.feed(tokens[:-1])
+    return session.feed(tokens[-1:])
+
+
+def test_what_the_runtime_raises_is_a_device_error(engine: HostEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = engine.open()
+
+    class Short:
+        @staticmethod
+        def ortvalue_from_numpy(*_: object) -> None:
+            raise RuntimeError("out of memory\nat line 7")
+
+    monkeypatch.setattr("embedllm.backends.resident.ort.OrtValue", Short)
+    for attempt in (lambda: engine.open(), lambda: session.feed([1, 2])):
+        with pytest.raises(DeviceError, match=r"'host' failed: out of memory$"):
+            attempt()
+
+
 def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
     graph = package.graph("generic-float32")
     assert graph is not None
