@@ -23,6 +23,7 @@ Id: TypeAlias = "int | str"
 
 MESSAGE_LIMIT = 8 << 20  # bytes of one line; a context of 128,000 tokens is about half a megabyte of text
 _PIECE = 1 << 16
+_HALF = "found half of a surrogate pair (\\ud800 to \\udfff); expected both halves. Don't cut a text between them."
 
 # JSON-RPC's own
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
@@ -94,12 +95,14 @@ def parse(line: bytes) -> Call:
         raise RpcError(INVALID_REQUEST, "found a batch (an array); expected one object a line. Send its calls singly.")
     if not isinstance(message, dict):
         raise RpcError(INVALID_REQUEST, f"found {_kind(message)}; expected a JSON object with 'jsonrpc' and 'method'.")
-    id = message.get("id")
-    if "id" in message and (isinstance(id, bool) or not isinstance(id, int | str)):
-        raise RpcError(INVALID_REQUEST, f"'id' is {_kind(id)}; expected a whole number or a text.")
+    id = _id(message)
+    if "id" in message and id is None:
+        raise RpcError(INVALID_REQUEST, f"'id' is {_kind(message['id'])}; expected a whole number or a text.")
     if message.get("jsonrpc") != "2.0":
         raise RpcError(INVALID_REQUEST, "'jsonrpc' is not \"2.0\", the only version that is spoken here.", id=id)
-    method, params = message.get("method"), message.get("params", {})
+    method, params = message.get("method"), message.get("params")
+    if params is None:
+        params = {}
     if not isinstance(method, str):
         raise RpcError(INVALID_REQUEST, f"'method' is {_kind(method)}; expected a text.", id=id)
     if not isinstance(params, dict):
@@ -134,26 +137,55 @@ def _as_rpc(error: Exception) -> RpcError:
 
 
 def _loaded(line: bytes) -> object:
+    """What a line says. A fault that sits in a value leaves the rest readable, so that the error can name the id."""
+    numbers = _Numbers()
     try:
         text = line.decode("utf-8-sig")  # some hosts' writers begin with a byte order mark
-        message = json.loads(text, parse_constant=_refuse_constant)
-        if "\\u" in text:  # half a surrogate pair is no character; tokenizers can't take it
-            json.dumps(message, ensure_ascii=False).encode("utf-8")
-        return message
-    except UnicodeEncodeError:
-        raise RpcError(
-            PARSE_ERROR, "found half of a surrogate pair (\\ud800 to \\udfff); expected both halves."
-        ) from None
+        message = json.loads(text, parse_constant=numbers.refuse, parse_int=numbers.whole)
+        faults = numbers.faults + ([_HALF] if "\\u" in text and _has_half_a_pair(message) else [])
     except UnicodeDecodeError as error:
         raise RpcError(PARSE_ERROR, f"found bytes that are no UTF-8 ({error.reason} at byte {error.start}).") from None
     except RecursionError:
         raise RpcError(PARSE_ERROR, "found JSON that is nested too deeply; expected a few levels.") from None
     except ValueError as error:
         raise RpcError(PARSE_ERROR, f"found no JSON ({error}); expected one JSON object a line.") from None
+    if faults:
+        raise RpcError(PARSE_ERROR, faults[0], id=_id(message) if isinstance(message, dict) else None)
+    return message
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+class _Numbers:
+    """Reads a message's numbers; one that can't be read is None, and a fault."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def refuse(self, name: str) -> None:
+        self.faults.append(f"found {name}, which is no JSON number; expected a finite one, or null.")
+
+    def whole(self, digits: str) -> int | None:
+        try:
+            return int(digits)
+        except ValueError:  # Python reads no more than some thousands of digits
+            self.faults.append(f"found a number of {len(digits)} digits; expected one of 64 bits.")
+            return None
+
+
+def _has_half_a_pair(value: object) -> bool:
+    """Whether a text in it has half a surrogate pair, which is no character; tokenizers can't take it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _id(message: Mapping[str, object]) -> Id | None:
+    """A request's id, where it has one that may be sent back."""
+    id = message.get("id")
+    if isinstance(id, bool) or not isinstance(id, int | str) or _has_half_a_pair(id):
+        return None
+    return id
 
 
 def _kind(value: object) -> str:

@@ -55,6 +55,28 @@ def test_parse_gives_a_call_or_an_rpc_error(line: bytes) -> None:
         assert error.code in (-32700, -32600, -32602)  # noqa: PT017  # either outcome is right
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "9" * 5000, '"half of a pair: \\ud83d"'])
+@pytest.mark.parametrize("id", [7, "seven"])
+def test_an_error_in_a_value_answers_the_id_beside_it(value: str, id: int | str) -> None:
+    line = f'{{"jsonrpc":"2.0","method":"chat","params":{{"a":[{value}]}},"id":{json.dumps(id)}}}'
+    with pytest.raises(RpcError) as caught:
+        parse(line.encode())
+    assert (caught.value.code, caught.value.id) == (-32700, id)
+
+
+@pytest.mark.parametrize("id", ["NaN", "9" * 5000, '"\\ud83d"', "true", "[]"])
+def test_an_id_that_is_none_itself_is_not_echoed(id: str) -> None:
+    with pytest.raises(RpcError) as caught:
+        parse(f'{{"jsonrpc":"2.0","method":"chat","id":{id}}}'.encode())
+    assert caught.value.id is None
+
+
+@pytest.mark.parametrize("params", ["", ',"params":null', ',"params":{}'])
+def test_params_may_be_left_out_or_null(params: str) -> None:
+    call = parse(f'{{"jsonrpc":"2.0","id":1,"method":"devices"{params}}}'.encode())
+    assert call.params == {}
+
+
 @pytest.mark.parametrize(
     ("error", "code", "data"),
     [
