@@ -94,19 +94,21 @@ def parse(line: bytes) -> Call:
     if isinstance(message, list):
         raise RpcError(INVALID_REQUEST, "found a batch (an array); expected one object a line. Send its calls singly.")
     if not isinstance(message, dict):
-        raise RpcError(INVALID_REQUEST, f"found {_kind(message)}; expected a JSON object with 'jsonrpc' and 'method'.")
+        raise RpcError(
+            INVALID_REQUEST, f"found {kind_of(message)}; expected a JSON object with 'jsonrpc' and 'method'."
+        )
     id = _id(message)
     if "id" in message and id is None:
-        raise RpcError(INVALID_REQUEST, f"'id' is {_kind(message['id'])}; expected a whole number or a text.")
+        raise RpcError(INVALID_REQUEST, f"'id' is {kind_of(message['id'])}; expected a whole number or a text.")
     if message.get("jsonrpc") != "2.0":
         raise RpcError(INVALID_REQUEST, "'jsonrpc' is not \"2.0\", the only version that is spoken here.", id=id)
     method, params = message.get("method"), message.get("params")
     if params is None:
         params = {}
     if not isinstance(method, str):
-        raise RpcError(INVALID_REQUEST, f"'method' is {_kind(method)}; expected a text.", id=id)
+        raise RpcError(INVALID_REQUEST, f"'method' is {kind_of(method)}; expected a text.", id=id)
     if not isinstance(params, dict):
-        raise RpcError(INVALID_PARAMS, f"'params' is {_kind(params)}; expected an object with named values.", id=id)
+        raise RpcError(INVALID_PARAMS, f"'params' is {kind_of(params)}; expected an object with named values.", id=id)
     return Call(method=method, params=params, id=id)
 
 
@@ -188,6 +190,7 @@ def _id(message: Mapping[str, object]) -> Id | None:
     return id
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """A JSON value's kind, in words."""
     names = {dict: "an object", list: "an array", str: "a text", bool: "true or false", type(None): "missing or null"}
     return names.get(type(value), "a number")

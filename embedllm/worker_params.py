@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.worker_messages import INVALID_PARAMS, RpcError
+from embedllm.worker_messages import INVALID_PARAMS, RpcError, kind_of
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON, Message
+
+_MOST_THREADS = 1024  # as opening.load() has it, which a test holds; here, as `load` frees the held model before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
 
 
+def _are_devices(value: object) -> bool:
+    names = [value] if isinstance(value, str) else value
+    return bool(names) and _are_texts(names) and all(name.strip() for name in names)  # type: ignore[union-attr]  # texts
+
+
 def _are_messages(value: object) -> bool:
     return (
         isinstance(value, list)
@@ -62,6 +69,11 @@ def _are_messages(value: object) -> bool:
 
 _TEXT = _Kind("a text", lambda value: isinstance(value, str))
 _TEXTS = _Kind("a text or a list of texts", _are_texts)
+_DEVICES = _Kind("a device's name, or a list of at least one", _are_devices)
+_THREADS = _Kind(
+    f"0 (one a physical core) to {_MOST_THREADS}",
+    lambda value: _is_whole(value) and 0 <= value <= _MOST_THREADS,  # type: ignore[operator]  # a whole number
+)
 _WHOLE = _Kind("a whole number", _is_whole)
 _NUMBER = _Kind("a number", _is_number)
 _SWITCH = _Kind("true or false", lambda value: isinstance(value, bool))
@@ -85,7 +97,7 @@ _LIMITS = {"max_tokens": _WHOLE, "stop": _TEXTS}
 PARAMETERS: dict[str, dict[str, _Kind]] = {
     "initialize": {"protocol": _WHOLE},
     "devices": {},
-    "load": {"model": _TEXT, "device": _TEXTS, "threads": _WHOLE, "exact": _SWITCH},
+    "load": {"model": _TEXT, "device": _DEVICES, "threads": _THREADS, "exact": _SWITCH},
     "generate": {"prompt": _TEXT, **_LIMITS, **_SAMPLING},
     "chat": {"messages": _MESSAGES, "system": _TEXT, "variables": _OBJECT, **_LIMITS, **_SAMPLING},
     "cancel": {"id": _ID},
@@ -105,10 +117,24 @@ def checked(method: str, params: Mapping[str, JSON]) -> Mapping[str, JSON]:
             raise RpcError(INVALID_PARAMS, f"'{method}' has no parameter '{name}'; expected: {known}.")
         if not kinds[name].fits(value):
             raise RpcError(INVALID_PARAMS, f"'{name}' of '{method}' is {value!r:.80}; expected {kinds[name].words}.")
+    if method == "chat" and isinstance(messages := given.get("messages"), list):
+        _check_contents(messages)
     required = _REQUIRED.get(method)
     if required is not None and required not in given:
         raise RpcError(INVALID_PARAMS, f"'{method}' lacks '{required}'; expected {kinds[required].words}.")
     return given
+
+
+def _check_contents(messages: Sequence[JSON]) -> None:
+    """Raises RpcError for a content that templates would stumble over. Which roles there are is a template's own."""
+    for place, message in enumerate(messages):
+        assert isinstance(message, dict), "the table of parameters says so"
+        content = message.get("content")
+        is_call = message["role"] == "assistant" and bool(message.get("tool_calls"))
+        if not isinstance(content, str) and not (content is None and is_call):
+            found = f"'content' of messages[{place}] is {kind_of(content)}"
+            only = "Only an assistant's message with 'tool_calls' may lack it."
+            raise RpcError(INVALID_PARAMS, f"{found}; expected a text. {only}")
 
 
 def load_params(params: Mapping[str, JSON]) -> LoadParams:

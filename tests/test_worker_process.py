@@ -134,7 +134,13 @@ def test_a_prompt_without_room_says_both_numbers(host: Host, llm: embedllm.Model
         ("chat", {"messages": "hello"}, "expected a list of"),
         ("chat", {"messages": []}, "at least one object"),
         ("chat", {"messages": [{"content": "no role"}]}, "'role'"),
-        ("load", {"device": [1]}, "list of texts"),
+        ("chat", {"messages": [{"role": "user"}]}, "messages[0] is missing or null; expected a text"),
+        ("chat", {"messages": [{"role": "user", "content": None}]}, "missing or null"),
+        ("chat", {"messages": [*ASKED, {"role": "assistant", "content": 5}]}, "messages[1] is a number"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "is an array"),
+        ("chat", {"messages": [{"role": "user", "tool_calls": [{}]}]}, "missing or null"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": []}]}, "missing or null"),
+        ("load", {"device": [1]}, "a device's name"),
         ("cancel", {}, "lacks 'id'"),
         ("cancel", {"id": 1.5}, "expected a whole number or a text"),
     ],
@@ -143,6 +149,18 @@ def test_wrong_parameters_are_named(host: Host, method: str, params: dict[str, o
     found = error(host, method, **params)
     assert found["code"] == -32602
     assert words in found["message"]
+
+
+@pytest.mark.parametrize("params", [{"threads": -3}, {"threads": 1025}, {"device": []}, {"device": ["cpu", " "]}])
+def test_wrong_parameters_of_load_leave_the_held_model(host: Host, params: dict[str, object]) -> None:
+    assert error(host, "load", **params)["code"] == -32602
+    assert host.ask("generate", "still there", prompt=LONG, max_tokens=1)["tokens"] == 1
+
+
+def test_a_call_of_a_tool_needs_no_content(host: Host) -> None:
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "ls", "arguments": {}}}]}
+    messages = [*ASKED, called, {"role": "tool", "content": "a.txt"}]
+    assert host.ask("chat", "called", messages=messages, max_tokens=1)["tokens"] == 1
 
 
 @pytest.mark.parametrize(
