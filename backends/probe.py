@@ -1,7 +1,7 @@
 """Whether a device computes: a tiny model with known answers is run on it, by the engine that would run the user's.
 
 Flags and version strings are not believed: drivers that are dead, that lack float16 or that compute wrongly are found.
-The model is made by tools/make_probe.py. `python -m embedllm.backends.probe DEVICE` runs it and prints the outcome.
+The model is made by tools/make_probe.py. `python -m embedllm.backends.probe DEVICE FILE` writes the outcome of a probe.
 """
 
 from __future__ import annotations
@@ -48,11 +48,22 @@ class Outcome:
     seconds: float = 0.0
     reason: str = ""  # why not; or, when it is fine, why a better graph is not used
     remedy: str = ""
+    is_wrong: bool = False  # each of its graphs gave wrong numbers, and will give them again
+    ran_out_of_time: bool = False
 
 
-def failed(reason: str, *, seconds: float = 0.0, remedy: str = _ADVICE) -> Outcome:
+def failed(
+    reason: str, *, seconds: float = 0.0, remedy: str = _ADVICE, is_wrong: bool = False, ran_out_of_time: bool = False
+) -> Outcome:
     """The outcome of a probe that did not come to an end, or not to the right one."""
-    return Outcome(ok=False, reason=f"the probe {reason}", remedy=remedy, seconds=round(seconds, 3))
+    return Outcome(
+        ok=False,
+        reason=f"the probe {reason}",
+        remedy=remedy,
+        seconds=round(seconds, 3),
+        is_wrong=is_wrong,
+        ran_out_of_time=ran_out_of_time,
+    )
 
 
 def run(device: Device) -> Outcome:
@@ -60,9 +71,10 @@ def run(device: Device) -> Outcome:
     start = time.monotonic()
     package = open_package(FOLDER)
     troubles: list[str] = []
+    computed = True
     for dialect in known_driver(device).dialects or ("",):
         difference, trouble = _tried(package, device, dialect)
-        if not trouble:
+        if difference is not None and not trouble:
             return Outcome(
                 ok=True,
                 dialect=dialect,
@@ -71,7 +83,8 @@ def run(device: Device) -> Outcome:
                 reason=f"{'; '.join(troubles)}; '{dialect}' is used" if troubles else "",
             )
         troubles.append(f"'{dialect}': {trouble}" if dialect else trouble)
-    return failed(f"failed: {'; '.join(troubles)}", seconds=time.monotonic() - start)
+        computed = computed and difference is not None
+    return failed(f"failed: {'; '.join(troubles)}", seconds=time.monotonic() - start, is_wrong=computed)
 
 
 def answers(engine: Engine) -> list[list[float]]:
@@ -101,14 +114,14 @@ _ROUNDED = 0.15
 _TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 
 
-def _tried(package: Package, device: Device, dialect: str) -> tuple[float, str]:
-    """The largest difference on one graph, and what is wrong; the second is empty when all is well."""
+def _tried(package: Package, device: Device, dialect: str) -> tuple[float | None, str]:
+    """The largest difference on one graph, None when it did not run, and what is wrong; "" when all is well."""
     try:
         engine = registry.open_engine(package, device, dialects=(dialect,) if dialect else ())
         with closing(engine):
             found = answers(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
-        return 0.0, str(error) or type(error).__name__
+        return None, str(error) or type(error).__name__
     difference = largest_difference(found, known_answers())
     most = tolerance(dialect)
     # not `>`: what is not a number is wrong
@@ -128,16 +141,16 @@ def known_answers() -> list[list[float]]:
     return json.loads(ANSWERS.read_text(encoding="utf-8"))["logits"]
 
 
-def main(name: str) -> int:
-    """Prints the outcome for a device as a line of JSON."""
+def main(name: str, file: str) -> int:
+    """Writes the outcome for a device into a file, as JSON."""
     device = resolve(name, registry.Found(open_package(FOLDER)).named(name))
     if not isinstance(device, Device) or not device.available:
         outcome = failed(f"did not find the device: {device.reason}", remedy=device.remedy)
     else:
         outcome = run(device)
-    sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+    Path(file).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""Runs a probe so that nothing it does can harm the application, and remembers how it went.
+"""Runs a probe so that nothing it does can harm the application.
 
 In a process of its own, which may crash or hang; where there is no Python to start (an application that embeds or
-freezes it), in a thread that is waited for only so long. An outcome is kept until device, driver or versions change.
+freezes it), in a thread that is waited for only so long. Outcomes are kept by backends/probe_memory.py.
 """
 
 from __future__ import annotations
@@ -9,50 +9,49 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
-from embedllm import __version__
-from embedllm.backends import hardware, probe, registry
+from embedllm.backends import probe, probe_memory, registry
 from embedllm.backends.base import Device
-from embedllm.backends.distributions import builds
 from embedllm.backends.drivers import known_driver
 from embedllm.backends.probe import Outcome, failed
 
 SWITCH, LIMIT = "EMBEDLLM_PROBE", "EMBEDLLM_PROBE_TIMEOUT"  # environment variables
 _LIMIT_S = 120.0  # the first compilation of shaders was seen to take 100 s: docs/devices.md#probes
+_END_S = 5.0  # for a process that was killed; one that is stuck in a driver does not end
+# python, python3.12, pythonw.exe, python3.13t; not PythonIDE.exe, which would be started a second time
+_PYTHON = re.compile(r"(python|pypy)w?(\d+(\.\d+)?)?(t|w|_d)?(\.exe)?", re.IGNORECASE)
 _log = logging.getLogger("embedllm")
 
 
-def outcome_for(device: Device, *, anew: bool = False) -> Outcome | None:
-    """How the probe of a device went, now or earlier; None for a device that needs none, or when probes are off.
+def outcome_for(device: Device, *, anew: bool = False, limit_s: float | None = None) -> Outcome | None:
+    """How the probe of a device went, now or earlier; None for a device that needs none, or that cannot be probed.
 
-    anew: what is remembered does not count.
+    anew: what is remembered does not count. limit_s: seconds that a probe may take; None: EMBEDLLM_PROBE_TIMEOUT.
     """
-    if not registry.is_probed(device) or os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+    if not _can_probe(device):
         return None
-    key = _key(device)
-    path = _path(device, key)
-    if not anew and (known := _read(path, key)) is not None:
+    limit_s = limit() if limit_s is None else limit_s
+    if not anew and (known := probe_memory.recall(device, limit_s=limit_s)) is not None:
         return known
     _log.info("probing '%s' with a tiny model; the first time may take a while", device.name)
-    outcome = in_process(command(device)) if can_start_python() else in_thread(device)
-    _write(path, key, outcome)
+    outcome = _run(device, limit_s)
+    probe_memory.keep(device, outcome)
     return outcome
 
 
 def remembered(device: Device) -> Outcome | None:
-    """How the last probe of a device went, when nothing changed since."""
-    key = _key(device)
-    return _read(_path(device, key), key)
+    """How the last probe of a device went, when nothing changed since and probes are not off."""
+    return probe_memory.recall(device, limit_s=limit()) if _can_probe(device) else None
 
 
 def dialects(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
@@ -67,53 +66,116 @@ def can_start_python() -> bool:
     """Whether sys.executable is Python, and not an application that contains it."""
     if getattr(sys, "frozen", False) or not sys.executable or sys.platform in ("emscripten", "wasi", "ios", "android"):
         return False
-    return Path(sys.executable).stem.lower().startswith(("python", "pypy"))
+    path = Path(sys.executable)
+    return _PYTHON.fullmatch(path.name) is not None and path.is_file()
 
 
 def command(device: Device) -> list[str]:
-    """What runs a probe. -P: the working folder is not searched for modules."""
+    """What runs a probe, but for the file of its outcome. -P: the working folder is not searched for modules."""
     return [sys.executable, "-P", "-m", "embedllm.backends.probe", device.name]
 
 
 def in_process(arguments: Sequence[str], *, limit_s: float | None = None) -> Outcome:
-    """Runs a command that prints an outcome; one that crashes, or takes too long and is ended, has failed."""
-    limit_s = _limit() if limit_s is None else limit_s
+    """Runs a command that writes an outcome into the file that is its last argument.
+
+    One that crashes, even after that, or that takes too long and is ended, has failed. OSError when it cannot start.
+    """
+    limit_s = limit() if limit_s is None else limit_s
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     start = time.monotonic()
-    try:
-        done = subprocess.run(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
-            check=False,
-            env=environment,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # or Windows opens one
-        )
-    except subprocess.TimeoutExpired:
-        return _too_long(limit_s)
-    except OSError as error:
-        return failed(f"could not be started: {error}")
-    try:
-        return Outcome(**json.loads(done.stdout.decode("utf-8", "replace").strip().splitlines()[-1]))
-    except (IndexError, ValueError, TypeError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        return failed(": ".join([f"crashed ({_ending(done.returncode)})", *said]), seconds=time.monotonic() - start)
+    # files, not pipes: drivers write to stdout what they like, and what they start may hold a pipe open
+    with tempfile.TemporaryDirectory(prefix="embedllm-probe-", ignore_cleanup_errors=True) as folder:
+        file, errors = Path(folder, "outcome.json"), Path(folder, "stderr.txt")
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [*arguments, os.fspath(file)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=environment,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # or Windows opens one
+            )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return _too_long(limit_s)
+        finally:
+            _end(process)
+        outcome = _outcome_in(file) if code == 0 else None
+        said = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+    if outcome is not None:
+        return outcome
+    return failed(": ".join([f"crashed ({_ending(code)})", *said]), seconds=time.monotonic() - start)
 
 
 def in_thread(device: Device, *, limit_s: float | None = None) -> Outcome:
     """Runs a probe beside the caller, who waits only so long. One that hangs goes on hanging."""
-    limit_s = _limit() if limit_s is None else limit_s
+    limit_s = limit() if limit_s is None else limit_s
     outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(probe.run(device)), daemon=True)
+
+    def run() -> None:
+        try:
+            outcomes.append(probe.run(device))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
+            outcomes.append(failed(f"failed: {str(error) or type(error).__name__}"))
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(limit_s)
     return outcomes[0] if outcomes else _too_long(limit_s)
 
 
+def limit() -> float:
+    """Seconds that a probe may take. ValueError when the environment says something else."""
+    given = os.environ.get(LIMIT, "")
+    try:
+        seconds = float(given or _LIMIT_S)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ValueError(f"{LIMIT} is '{given}'; expected seconds, such as {_LIMIT_S:g}.")
+    return seconds
+
+
+def _can_probe(device: Device) -> bool:
+    """Whether a device needs a probe, and there is one to run."""
+    if not registry.is_probed(device) or os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+        return False
+    if missing := [path for path in (probe.FOLDER / "embedllm.json", probe.ANSWERS) if not path.is_file()]:
+        # an application that was packed without this library's data files
+        _log.warning("'%s' is not probed: there is no '%s'; install embedllm with its data files", device.name,
+                     missing[0])  # fmt: skip
+        return False
+    return True
+
+
+def _run(device: Device, limit_s: float) -> Outcome:
+    if can_start_python():
+        try:
+            return in_process(command(device), limit_s=limit_s)
+        except OSError as error:
+            _log.info("a process for the probe could not be started (%s); a thread runs it", error)
+    return in_thread(device, limit_s=limit_s)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process, and waits for that no longer than is sensible."""
+    if process.poll() is None:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+
+
+def _outcome_in(file: Path) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def _too_long(limit_s: float) -> Outcome:
-    remedy = f"{LIMIT}=SECONDS gives it longer, EMBEDLLM_PROBE=off uses the device all the same"
-    return failed(f"took longer than {limit_s:g} s", seconds=limit_s, remedy=remedy)
+    remedy = f"{LIMIT}=SECONDS gives it longer, {SWITCH}=off uses the device all the same"
+    return failed(f"took longer than {limit_s:g} s", seconds=limit_s, remedy=remedy, ran_out_of_time=True)
 
 
 def _ending(code: int) -> str:
@@ -124,75 +186,3 @@ def _ending(code: int) -> str:
         except ValueError:
             return f"signal {-code}"
     return f"exit code {code}" if code < 1 << 16 else f"exit code {code:#x}"  # Windows: 0xc0000005
-
-
-def _limit() -> float:
-    given = os.environ.get(LIMIT, "")
-    try:
-        seconds = float(given or _LIMIT_S)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(f"{LIMIT} is '{given}'; expected seconds, such as {_LIMIT_S:g}.")
-    return seconds
-
-
-def _key(device: Device) -> dict[str, str]:
-    """All that an outcome depends on."""
-    return {
-        "device": device.name,
-        "description": device.description,
-        "backend": device.backend,
-        "embedllm": __version__,
-        "model": sha256((probe.FOLDER / "embedllm.json").read_bytes()).hexdigest(),
-        "builds": " ".join(f"{build.name} {build.version}" for build in builds()),
-        "provider": _provider_version(device),
-        "driver": hardware.driver_stamp(),
-        "facts": json.dumps(registry.facts(device), sort_keys=True),
-    }
-
-
-def _provider_version(device: Device) -> str:
-    """Of a plug-in: its distribution's version, or its file's size and date."""
-    from importlib import metadata
-
-    provider = known_driver(device).provider
-    if provider is None or not provider.module:
-        return ""
-    path = Path(device.name.partition(":")[2])
-    if provider.device == "plugin" and path.is_file():
-        return f"{path.stat().st_size} {path.stat().st_mtime_ns}"
-    try:
-        return metadata.version(provider.module.replace("_", "-"))
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _path(device: Device, key: dict[str, str]) -> Path:
-    from platformdirs import user_cache_path
-
-    digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    family = device.name.partition(":")[0]
-    return user_cache_path("embedllm", appauthor=False) / "probes" / f"{family}-{digest}.json"
-
-
-def _read(path: Path, key: dict[str, str]) -> Outcome | None:
-    """What is remembered; None when there is nothing, or nothing that can be read."""
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        return Outcome(**entry["outcome"]) if entry["key"] == key else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _write(path: Path, key: dict[str, str], outcome: Outcome) -> None:
-    """Whole or not at all; without a place to write, nothing is remembered."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"key": key, "outcome": asdict(outcome)}, indent=1), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        _log.info("the outcome of the probe is not remembered: %s", error)

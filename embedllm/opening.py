@@ -102,7 +102,7 @@ def _open_first(
 def devices() -> list[Device]:
     """What this machine offers, and why the rest is not available.
 
-    A GPU or plug-in whose last probe failed is not; one that was never probed is, until load() finds otherwise.
+    A GPU or plug-in whose probe gave wrong numbers is not; one that was never probed is, until load() finds otherwise.
     """
     from embedllm.device_list import listing
 

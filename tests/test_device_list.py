@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm import device_report
-from embedllm.backends import drivers, probe_run, registry
+from embedllm.backends import drivers, probe, probe_run, registry
 from embedllm.backends.base import Device
 from embedllm.backends.drivers import driver_of
 from embedllm.backends.providers import PROVIDERS
@@ -75,8 +75,19 @@ def test_a_device_whose_probe_failed_is_not_available(doubtful: str, monkeypatch
     assert not failed.judged.available
     assert failed.note.startswith("the probe crashed (")
     assert failed.note.endswith("EMBEDLLM_PROBE=off to use it all the same)")
+    assert listed(doubtful).note == "openvino; not probed yet, --probe does it now"  # it may go better next time
+
+
+def test_a_device_that_computes_wrongly_is_not_available(doubtful: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = probe.failed("failed: probe mismatch", is_wrong=True)
+    monkeypatch.setattr(probe_run, "in_process", lambda *_, **__: wrong)
+    judged = listed(doubtful, probe=True).judged
+    assert (judged.available, judged.reason) == (False, "the probe failed: probe mismatch")
     (device,) = (device for device in embedllm.devices() if device.name == doubtful)
-    assert device == failed.judged
+    assert device == judged
+    monkeypatch.setenv("EMBEDLLM_PROBE", "off")
+    (device,) = (device for device in embedllm.devices() if device.name == doubtful)
+    assert device.available
 
 
 # --- the command

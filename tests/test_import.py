@@ -28,7 +28,7 @@ HOMES = {
     "jinja2": ("embedllm.sandbox",),
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
-    "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_run"),
+    "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
     "psutil": ("embedllm.backends.split",),
     "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
     "onnx": (
@@ -269,7 +269,9 @@ def test_layers_point_one_way() -> None:
         and level(found.name) > level(found.of)
         and not (found.of == "embedllm.package" and found.name in data and not found.at_once)
         # __version__
-        and not (found.of.startswith(("embedllm.export.", "embedllm.backends.probe_run")) and found.name == "embedllm")
+        and not (
+            found.of.startswith(("embedllm.export.", "embedllm.backends.probe_memory")) and found.name == "embedllm"
+        )
     ]
     assert wrong == []
 
@@ -282,7 +284,7 @@ def test_backends_import_little() -> None:
     for found in imports():
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
-            others = ("registry", "select", "sources", "drivers", "host", "probe", "probe_run",
+            others = ("registry", "select", "sources", "drivers", "host", "probe", "probe_memory", "probe_run",
                       "ov", "npu", "cuda", "resident", "resident_buffers", "device_session", "directml", "plugins",
                       "webgpu", "webgpu_session", "webgpu_check")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends import drivers, probe, probe_run, registry
+from embedllm.backends import drivers, probe, probe_memory, probe_run, registry
 from embedllm.backends.base import Device
 from embedllm.backends.drivers import driver_of
 from embedllm.backends.probe import Outcome
@@ -41,8 +41,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def command_printing(text: str) -> list[str]:
-    return [sys.executable, "-c", f"print({text!r})"]
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def writes(text: str, then: str = "") -> str:
+    """The code of a probe whose outcome is a text."""
+    return f"import sys; open(sys.argv[1], 'w').write({text!r}); {then}"
 
 
 def printed(outcome: Outcome) -> str:
@@ -88,7 +93,7 @@ def test_devices_that_compute_rightly_pass(name: str) -> None:
     assert outcome.dialect == next(iter(drivers.known_driver(device(name)).dialects), "")
 
 
-def test_the_command_that_is_run_prints_the_outcome() -> None:
+def test_the_command_that_is_run_writes_the_outcome() -> None:
     outcome = probe_run.in_process(probe_run.command(device("cpu")))
     assert (outcome.ok, outcome.dialect) == (True, FLOAT32.name)
 
@@ -182,6 +187,7 @@ def test_one_wrong_number_fails_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(probe, "known_answers", lambda: known)
     for found in (probe.run(device("cpu")), probe_run.in_thread(device("cpu"))):
         assert not found.ok
+        assert found.is_wrong
         assert f"'{FLOAT32.name}': probe mismatch max|d|=0." in found.reason
 
 
@@ -223,15 +229,65 @@ def test_a_probe_that_raises_says_what() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fine", "{}", '{"ok": true, "colour": "red"}', "[1]"])
-def test_a_probe_that_prints_something_else_has_failed(text: str) -> None:
-    outcome = probe_run.in_process(command_printing(text))
+def test_a_probe_that_writes_something_else_has_failed(text: str) -> None:
+    outcome = probe_run.in_process(python(writes(text)))
     assert not outcome.ok
     assert "crashed (exit code 0)" in outcome.reason
 
 
-def test_a_probe_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
-    outcome = probe_run.in_process([str(tmp_path / "python")])
-    assert outcome.reason.startswith("the probe could not be started: ")
+def test_what_a_driver_prints_is_no_matter() -> None:
+    code = writes(printed(FINE), "import os; os.write(1, b'closing\\n'); os.write(2, b'bye\\n')")
+    assert probe_run.in_process(python(code)) == FINE
+
+
+def test_a_probe_that_crashes_when_it_is_done_has_failed() -> None:
+    outcome = probe_run.in_process(python(writes(printed(FINE), "import os; os.abort()")))
+    assert not outcome.ok
+    assert outcome.reason.startswith("the probe crashed (")
+
+
+def test_a_process_that_cannot_be_started_gives_way_to_a_thread(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_run, "command", lambda device: [str(tmp_path / "python")])
+    monkeypatch.setattr(probe, "run", lambda device: FINE)
+    assert probe_run.outcome_for(GPU) == FINE
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is stuck in a driver. That the wait is bounded, and the probe's limit is what is told."""
+    monkeypatch.setattr(probe_run, "_END_S", 0.1)
+    killed: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: killed.append(process))
+    try:
+        outcome = probe_run.in_process(python("import time; time.sleep(600)"), limit_s=0.1)
+    finally:
+        monkeypatch.undo()
+        for process in killed:
+            process.kill()
+            process.wait()
+    assert len(killed) == 1
+    assert outcome.reason == "the probe took longer than 0.1 s"
+
+
+def test_an_exception_in_a_thread_is_no_time_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(probe, "FOLDER", tmp_path / "nothing")
+    outcome = probe_run.in_thread(GPU)
+    assert not outcome.ok
+    assert outcome.reason.startswith("the probe failed: ")
+    assert str(tmp_path / "nothing") in outcome.reason
+
+
+@pytest.mark.parametrize("lacking", ["FOLDER", "ANSWERS"])
+def test_without_the_tiny_model_a_device_is_used_unprobed(
+    lacking: str, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(probe, lacking, tmp_path / "nothing")
+    assert probe_run.outcome_for(GPU) is None
+    assert probe_run.remembered(GPU) is None
+    assert "'cuda' is not probed: there is no '" in caplog.text
+    assert runs() == 0
 
 
 def test_a_probe_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -255,32 +311,37 @@ def test_a_probe_that_hangs_in_a_thread_is_not_waited_for(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("executable", "frozen", "system", "can"),
     [
-        ("/usr/bin/python3", False, "linux", True),
-        (r"C:\Python312\pythonw.exe", False, "win32", True),
-        ("/opt/pypy3/bin/pypy3", False, "linux", True),
-        ("/usr/lib/libreoffice/program/soffice.bin", False, "linux", False),
-        ("/opt/my-application", True, "linux", False),
-        ("/usr/bin/python3", True, "linux", False),
+        ("python3", False, "linux", True),
+        ("python3.13t", False, "linux", True),
+        ("pythonw.exe", False, "win32", True),
+        ("Python.EXE", False, "win32", True),
+        ("pypy3", False, "linux", True),
+        ("PythonIDE.exe", False, "win32", False),
+        ("python-shell", False, "linux", False),
+        ("soffice.bin", False, "linux", False),
+        ("my-application", True, "linux", False),
+        ("python3", True, "linux", False),
         ("", False, "linux", False),
         ("python", False, "emscripten", False),
     ],
 )
 def test_a_process_is_started_where_there_is_a_python_to_start(
-    executable: str, frozen: bool, system: str, can: bool, monkeypatch: pytest.MonkeyPatch
+    executable: str, frozen: bool, system: str, can: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if "\\" in executable and os.name != "nt":
-        executable = executable.replace("\\", "/")
-    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / executable) if executable else "")
     monkeypatch.setattr(sys, "frozen", frozen, raising=False)
     monkeypatch.setattr(sys, "platform", system)
+    assert not probe_run.can_start_python()  # there is no such file
+    if executable:
+        (tmp_path / executable).touch()
     assert probe_run.can_start_python() == can
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf"])
 def test_a_time_limit_that_is_none_is_a_slip_of_the_caller(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(probe_run.LIMIT, text)
     with pytest.raises(ValueError, match=f"EMBEDLLM_PROBE_TIMEOUT is '{text}'; expected seconds"):
-        probe_run._limit()
+        probe_run.limit()
 
 
 # --- what is remembered
@@ -288,10 +349,10 @@ def test_a_time_limit_that_is_none_is_a_slip_of_the_caller(text: str, monkeypatc
 
 @pytest.fixture
 def runs(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often a probe was run, by a command that says FINE."""
+    """How often a probe was run, whose outcome is FINE."""
     log = tmp_path / "runs"
     log.touch()
-    code = f"open({str(log)!r}, 'a').write('x'); print({printed(FINE)!r})"
+    code = writes(printed(FINE), f"open({str(log)!r}, 'a').write('x')")
     monkeypatch.setattr(probe_run, "command", lambda device: [sys.executable, "-c", code])
     return lambda: len(log.read_text())
 
@@ -323,7 +384,7 @@ def test_another_driver_or_version_of_this_library_is_probed_anew(
 ) -> None:
     probe_run.outcome_for(GPU)
     changed = "99" if what == "__version__" else lambda: "another driver"
-    monkeypatch.setattr(f"embedllm.backends.probe_run.{what}", changed)
+    monkeypatch.setattr(f"embedllm.backends.probe_memory.{what}", changed)
     probe_run.outcome_for(GPU)
     assert runs() == 2
 
@@ -358,7 +419,49 @@ def test_the_cpu_is_not_probed_and_nothing_is_written(runs: Callable[[], int], c
 def test_probes_can_be_switched_off(value: str, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(probe_run.SWITCH, value)
     assert probe_run.outcome_for(GPU) is None
+    assert probe_run.remembered(GPU) is None
     assert runs() == 0
+
+
+WRONG = probe.failed("failed: mismatch", is_wrong=True)
+LATE = probe.failed("took longer than 5 s", seconds=5.0, ran_out_of_time=True)
+
+
+def test_wrong_numbers_are_remembered(cache: Path) -> None:
+    probe_memory.keep(GPU, WRONG)
+    assert probe_run.remembered(GPU) == WRONG
+
+
+def test_what_may_pass_is_tried_again(runs: Callable[[], int], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU without memory for the moment, a library that is installed later; also after it was once right."""
+    probe_memory.keep(GPU, FINE)
+    probe_memory.keep(GPU, probe.failed("failed: out of memory"))
+    assert probe_run.remembered(GPU) is None
+    assert probe_run.outcome_for(GPU) == FINE
+    assert runs() == 1
+
+
+def test_after_a_probe_that_hung_a_longer_limit_tries_again(
+    runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe_memory.keep(GPU, LATE)
+    monkeypatch.setenv(probe_run.LIMIT, "5")
+    assert probe_run.remembered(GPU) == probe_run.outcome_for(GPU) == LATE
+    monkeypatch.setenv(probe_run.LIMIT, "600")
+    assert probe_run.outcome_for(GPU) == FINE
+    assert runs() == 1
+
+
+def test_a_probe_that_hung_is_tried_again_after_a_while(
+    runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(probe_run.LIMIT, "5")
+    probe_memory.keep(GPU, LATE)
+    now = probe_memory.time.time()
+    monkeypatch.setattr(probe_memory.time, "time", lambda: now + probe_memory.HUNG_KEPT_S + 1)
+    assert probe_run.remembered(GPU) is None
+    assert probe_run.outcome_for(GPU) == FINE
+    assert runs() == 1
 
 
 def test_gpus_and_plug_ins_are_probed() -> None:
