@@ -7,7 +7,7 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,14 +43,18 @@ class FileEntry:
 
 
 class Package:
-    """An opened folder. The manifest and the presence and size of every file were checked; see check() for hashes."""
+    """An opened folder. The manifest and the presence and size of every file were checked; see faults() for hashes.
+
+    damaged: why graphs cannot be used, by dialect; what every device needs is there.
+    """
 
     def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
         self.folder = folder
         self.manifest = manifest
         self.name = _text(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in _section(manifest, "files").items()}
-        self.graphs = tuple(_graph(entry) for entry in _list(manifest, "graphs"))
+        self.listed = tuple(_graph(entry) for entry in _list(manifest, "graphs"))
+        self.damaged: Mapping[str, str] = {}  # see open_package
         self.stop_tokens = tuple(_integers(_section(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
         self.context = _integer(manifest, "context", least=1)
 
@@ -68,29 +72,52 @@ class Package:
     def weights(self) -> Path:
         return self.folder / WEIGHTS
 
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Those of the listed graphs that can be used."""
+        return tuple(graph for graph in self.listed if graph.dialect not in self.damaged)
+
     def graph(self, dialect: str) -> Graph | None:
-        """The folder's graph of this dialect, if it carries one."""
+        """The folder's graph of this dialect, if it carries one that can be used."""
         return next((graph for graph in self.graphs if graph.dialect == dialect), None)
 
+    def faults(self) -> dict[str, str]:
+        """Reads every file once: what is wrong with those that differ from what was exported, by their names."""
+        found = {name: self._fault(name, entry) for name, entry in self.files.items()}
+        return {name: fault for name, fault in found.items() if fault}
+
     def check(self) -> None:
-        """Reads every file once; PackageError when one differs from what was exported."""
-        for name, entry in self.files.items():
-            try:
-                found = sha256(self.folder / name)
-            except OSError as error:
-                raise PackageError(
-                    f"cannot read '{self.folder / name}' ({error.strerror or error}). {_AGAIN}"
-                ) from error
-            if found != entry.sha256:
-                raise PackageError(
-                    f"'{self.folder / name}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}. "
-                    f"{_AGAIN}"
-                )
+        """Reads every file once; PackageError when any differs from what was exported."""
+        if faults := self.faults():
+            raise PackageError(f"{'; '.join(faults.values())}. {self.remedy(faults)}")
+
+    def remedy(self, faults: Iterable[str]) -> str:
+        """What helps when these files are not as exported: graphs can be written anew, the others cannot."""
+        dialects = {graph.file: graph.dialect for graph in self.listed if graph.file != WEIGHTS}
+        flavours = [dialects.get(name) for name in faults]
+        if None in flavours:
+            return _AGAIN
+        return "Write anew with: " + "; ".join(f"embedllm graph {self.folder} --flavour {name}" for name in flavours)
+
+    def _fault(self, name: str, entry: FileEntry) -> str:
+        """What differs from what was exported, empty when nothing does. The size first, which takes no time."""
+        if fault := _size_fault(self.folder, name, entry):
+            return fault
+        path = self.folder / name
+        try:
+            found = sha256(path)
+        except OSError as error:
+            return f"cannot read '{path}' ({error.strerror or error})"
+        if found != entry.sha256:
+            return f"'{path}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}"
+        return ""
 
 
-def open_package(folder: str | os.PathLike[str]) -> Package:
+def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Package:
     """Opens a folder that `embedllm export` wrote.
 
+    whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
+    says why, for devices that do not need it and for who writes it anew.
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, or when its manifest names
     files outside of it.
     """
@@ -106,13 +133,15 @@ def open_package(folder: str | os.PathLike[str]) -> Package:
         )
     with _naming(path):
         package = Package(folder, manifest)
-        for graph in package.graphs:
+        for graph in package.listed:
             if graph.file not in package.files:
                 raise PackageError(f"it names the graph '{graph.file}' but does not list that file.")
         if WEIGHTS not in package.files:
             raise PackageError(f"it does not list '{WEIGHTS}'.")
-    for name, entry in package.files.items():
-        _check_file(folder, name, entry)
+    faults = _graph_faults(package)
+    if whole and faults:
+        raise PackageError(f"{next(iter(faults.values()))}. {package.remedy(faults)}")
+    package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
     if package.decoder.context != package.context:  # read now: an application guards load(), not its first reply
         raise PackageError(
             f"the manifest of '{folder}' gives two contexts, {package.context} and, in its architecture, "
@@ -164,17 +193,30 @@ def _not_a_package(folder: Path) -> str:
     return f"'{folder}' has no {MANIFEST}; expected a folder written by: embedllm export SOURCE OUT"
 
 
-def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
+def _graph_faults(package: Package) -> dict[str, str]:
+    """What is wrong with graphs, by file. Raises PackageError for any other file, which every device needs."""
+    graphs = {graph.file for graph in package.listed} - {WEIGHTS}
+    faults: dict[str, str] = {}
+    for name, entry in package.files.items():
+        if fault := _size_fault(package.folder, name, entry):
+            if name not in graphs:
+                raise PackageError(f"{fault}. {_AGAIN}")
+            faults[name] = fault
+    return faults
+
+
+def _size_fault(folder: Path, name: str, entry: FileEntry) -> str:
+    """What is wrong with a file before it is read; empty when it is there and has the size that was exported."""
     path = folder / name
     try:
         status = path.stat()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise PackageError(f"'{folder}' is incomplete: cannot read '{name}' ({reason}). {_AGAIN}") from error
+        return f"'{folder}' is incomplete: cannot read '{name}' ({error.strerror or error})"
     if not stat.S_ISREG(status.st_mode):
-        raise PackageError(f"'{path}' is no file; the manifest lists one of {entry.bytes} bytes. {_AGAIN}")
+        return f"'{path}' is no file; the manifest lists one of {entry.bytes} bytes"
     if status.st_size != entry.bytes:
-        raise PackageError(f"'{path}' has {status.st_size} bytes; the manifest says {entry.bytes}. {_AGAIN}")
+        return f"'{path}' has {status.st_size} bytes; the manifest says {entry.bytes}"
+    return ""
 
 
 def _plain(name: str) -> str:
