@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 # distributions that own the package `onnxruntime`, the most special first: a plug-in, such as onnxruntime-ep-webgpu, is
 # none of them. onnxruntime-qnn was one before 2.0
-_BUILDS = ("onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-webgpu", "onnxruntime-openvino",
-           "onnxruntime-migraphx", "onnxruntime-rocm", "onnxruntime-trt-rtx", "onnxruntime-qnn", "ort-nightly",
-           "onnxruntime")  # fmt: skip
+_BUILDS = ("onnxruntime-gpu", "ort-nightly-gpu", "onnxruntime-directml", "ort-nightly-directml",
+           "onnxruntime-windowsml", "onnxruntime-webgpu", "onnxruntime-openvino", "onnxruntime-migraphx",
+           "onnxruntime-rocm", "onnxruntime-trt-rtx", "onnxruntime-cann", "onnxruntime-training", "onnxruntime-qnn",
+           "ort-nightly", "onnxruntime")  # fmt: skip
 _RECORD = ".dist-info"
 _FIRST_PLUG_IN = {"onnxruntime-qnn": 2}  # major version
 

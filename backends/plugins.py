@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from embedllm.backends.ort import first_line, ort
+from embedllm.backends.providers import GROUP
 from embedllm.errors import DeviceError
 
-GROUP = "embedllm.providers"  # entry points: a provider's name = a function that returns its library's path
 _QUIET, _WARNING = 4, 2  # log severities: "fatal", and what ONNX Runtime starts with
 _MEMORY = "DxgiVideoMemory"  # the only one of ONNX Runtime's metadata that tells memory: "16114 MB", on Windows
 _NAMES = ("FULL_DEVICE_NAME", "Description")  # where a device's own name may be, in the provider's or system's words

@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import embedllm
-from embedllm.backends import distributions, drivers, hardware, plugins, probe, providers, registry, sources
+from embedllm.backends import distributions, drivers, hardware, probe, registry, sources
 from embedllm.backends.base import Device
 from embedllm.backends.distributions import Build, conflict
 from embedllm.backends.fixed_inputs import without_defaults
@@ -62,10 +62,6 @@ def test_each_row_can_be_used(row: Provider) -> None:
 def test_the_guide_says_what_is_untested(row: Provider) -> None:
     (line,) = (line for line in GUIDE.splitlines() if line.startswith(f"| `{row.device}`"))
     assert "untested" in line
-
-
-def test_the_group_of_entry_points_has_one_name() -> None:
-    assert providers.GROUP == plugins.GROUP
 
 
 # --- two builds of ONNX Runtime
@@ -141,6 +137,19 @@ def test_a_build_that_another_one_hides_is_no_conflict(tmp_path: Path, monkeypat
         (tmp_path / place / f"{build.name.replace('-', '_')}-{build.version}.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "first"), str(tmp_path / "second")])
     assert distributions.builds.__wrapped__() == [GPU]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["onnxruntime-windowsml", "onnxruntime-training", "onnxruntime-cann", "ort-nightly-gpu", "ort-nightly-directml"],
+)
+def test_rarer_builds_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for build in (name, "onnxruntime"):
+        (tmp_path / f"{build.replace('-', '_')}-1.31.1.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = distributions.builds.__wrapped__()
+    assert [build.name for build in found] == [name, "onnxruntime"]
+    assert conflict(found) is not None
 
 
 def test_the_builds_of_this_environment_are_found() -> None:
