@@ -21,6 +21,8 @@ RANKINGS = {
 }
 _ELSEWHERE = ("cpu",)
 _SOFTWARE = ", software"  # ends the description of a GPU that is emulated on the CPU
+_TARGETS = re.compile(r"openvino:\w+:", re.IGNORECASE)  # begins a name whose targets have commas between them
+_TARGET = re.compile(r"-?[A-Z]+(\.\d+)*(\(\d+\))?")  # in OpenVINO's words: GPU.1, -NPU; ours are in small letters
 
 
 class Find(Protocol):
@@ -123,6 +125,17 @@ def plain(wish: str | Sequence[str]) -> str | list[str]:
         start, colon, rest = name.strip().partition(":")
         cleaned.append(start.lower() + colon + rest)
     return cleaned[0] if isinstance(wish, str) else cleaned
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a text, commas between them; "openvino:HETERO:GPU,CPU" is one name. Empty ones are left out."""
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if names and _TARGETS.match(names[-1]) and _TARGET.fullmatch(part):
+            names[-1] += f",{part}"
+        elif part:
+            names.append(part)
+    return names
 
 
 def family_of(name: str) -> str:

@@ -61,8 +61,11 @@ class Settings:
 
     def open_model(self) -> embedllm.Model:
         """Loads the model, once the other options were seen to make sense."""
+        from embedllm.backends import select
+
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
-        device = self.device.split(",") if self.device and "," in self.device else self.device
+        names = select.names_in(self.device or "")
+        device = names if len(names) > 1 else self.device
         with _saying_after(
             _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
         ):

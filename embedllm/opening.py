@@ -51,7 +51,7 @@ def load(
     if not 0 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
     package = open_package(package_folder(path))
-    wish = device if device is not None else _wish_of_the_environment() or select.AUTO
+    wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     search = select.Search(registry.Found(package, exact=exact).named, wish)
@@ -107,10 +107,6 @@ def devices() -> list[Device]:
     from embedllm.device_list import listing
 
     return [listed.judged for listed in listing()]
-
-
-def _wish_of_the_environment() -> list[str]:
-    return [name for part in os.environ.get("EMBEDLLM_DEVICE", "").split(",") if (name := part.strip())]
 
 
 def package_folder(path: str | os.PathLike[str]) -> Path:

@@ -75,3 +75,12 @@ def test_a_list_of_one_falls_to_nothing(breaks: Callable[..., None], tiny_packag
     breaks("cpu")
     with pytest.raises(DeviceUnavailable, match="Tried 'cpu': 'cpu' is out of memory"):
         embedllm.load(tiny_package(), device=["cpu"])
+
+
+def test_a_target_with_a_comma_is_one_device_of_the_environment(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDLLM_DEVICE", "openvino:NPU:GPU,CPU")
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package())
+    assert [name for name, *_ in caught.value.tried] == ["openvino:NPU:GPU,CPU"]

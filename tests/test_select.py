@@ -14,7 +14,7 @@ from embedllm import backends
 from embedllm.backends import registry, threads
 from embedllm.backends.base import Device
 from embedllm.backends.drivers import driver_of
-from embedllm.backends.select import RANKINGS, Choice, Refusal, Search, choose
+from embedllm.backends.select import RANKINGS, Choice, Refusal, Search, choose, names_in
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceUnavailable
 from tests.machines import MACHINES, Machine
@@ -239,6 +239,24 @@ def test_without_any_backend_the_error_says_so() -> None:
 def test_an_empty_wish_is_a_slip_of_the_caller(wish: str | Sequence[str]) -> None:
     with pytest.raises(ValueError, match="expected a name such as 'cpu', 'auto', or a list of names"):
         choose(ALL, wish)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        (" , ", []),
+        ("cpu", ["cpu"]),
+        (" npu, cpu ,", ["npu", "cpu"]),
+        ("openvino:HETERO:GPU,CPU", ["openvino:HETERO:GPU,CPU"]),
+        ("npu,OpenVINO:AUTO:GPU.1, -NPU,CPU(2),cpu", ["npu", "OpenVINO:AUTO:GPU.1,-NPU,CPU(2)", "cpu"]),
+        ("openvino:AUTO,CPU", ["openvino:AUTO", "CPU"]),
+        ("openvino:GPU,cpu", ["openvino:GPU", "cpu"]),
+        ("cuda:H200,CPU", ["cuda:H200", "CPU"]),
+    ],
+)
+def test_commas_separate_names_but_not_targets(text: str, names: list[str]) -> None:
+    assert names_in(text) == names
 
 
 @pytest.mark.parametrize("system", RANKINGS)
