@@ -25,7 +25,7 @@ from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
 from embedllm.errors import DeviceError, DeviceUnavailable
-from embedllm.export.dialects import FLOAT16, GPU_FLOAT32
+from embedllm.export.dialects import GPU_FLOAT32
 from embedllm.package import Graph, Package
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
@@ -57,11 +57,6 @@ def devices() -> list[Device]:
         return [_missing(*_NO_GPU)]
     adapters = vulkan.adapters() if sys.platform == "linux" else []
     return [_listed(index, device, adapters) for index, device in enumerate(found)]
-
-
-def flavours(device: Device) -> tuple[str, ...]:
-    """Dialects whose graphs may be tried, best first: that a GPU lacks 16-bit floats shows when the engine opens."""
-    return (FLOAT16.name, GPU_FLOAT32.name)
 
 
 class WebGpuEngine:

@@ -119,11 +119,6 @@ def test_a_software_driver_is_marked_and_available_when_that_is_allowed(machine:
         assert f"{webgpu.ALLOW_SOFTWARE}=1" in device.remedy
 
 
-def test_flavours_begin_with_float16() -> None:
-    device = Device(name="webgpu", backend="", description="", available=True)
-    assert webgpu.flavours(device) == ("generic-float16", "gpu-float32")
-
-
 def test_a_gpu_without_float16_is_told_when_the_engine_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the words that the provider has for it; what runs here has float16."""
 
