@@ -62,7 +62,7 @@ def open_folder(folder: str) -> Package:
     from embedllm.opening import package_folder
     from embedllm.package import open_package
 
-    return open_package(package_folder(folder))
+    return open_package(package_folder(folder), whole=False)
 
 
 def _show(found: Description, *, checked: bool) -> None:

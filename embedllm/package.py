@@ -81,9 +81,23 @@ class Package:
         """The folder's graph of this dialect, if it carries one that can be used."""
         return next((graph for graph in self.graphs if graph.dialect == dialect), None)
 
+    def fault(self, name: str) -> str:
+        """What is wrong with a listed file, which is read unless its size tells; empty when it is as exported."""
+        entry = self.files[name]
+        if fault := _size_fault(self.folder, name, entry):
+            return fault
+        path = self.folder / name
+        try:
+            found = sha256(path)
+        except OSError as error:
+            return f"cannot read '{path}' ({error.strerror or error})"
+        if found != entry.sha256:
+            return f"'{path}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}"
+        return ""
+
     def faults(self) -> dict[str, str]:
         """Reads every file once: what is wrong with those that differ from what was exported, by their names."""
-        found = {name: self._fault(name, entry) for name, entry in self.files.items()}
+        found = {name: self.fault(name) for name in self.files}
         return {name: fault for name, fault in found.items() if fault}
 
     def check(self) -> None:
@@ -98,19 +112,6 @@ class Package:
         if None in flavours:
             return _AGAIN
         return "Write anew with: " + "; ".join(f"embedllm graph {self.folder} --flavour {name}" for name in flavours)
-
-    def _fault(self, name: str, entry: FileEntry) -> str:
-        """What differs from what was exported, empty when nothing does. The size first, which takes no time."""
-        if fault := _size_fault(self.folder, name, entry):
-            return fault
-        path = self.folder / name
-        try:
-            found = sha256(path)
-        except OSError as error:
-            return f"cannot read '{path}' ({error.strerror or error})"
-        if found != entry.sha256:
-            return f"'{path}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}"
-        return ""
 
 
 def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Package:

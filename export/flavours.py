@@ -55,22 +55,24 @@ def build(flavour: str, model: Model) -> bytes:
 def write_flavour(folder: Path, flavour: str) -> Graph:
     """Adds a graph to a package folder, or writes it anew; gives its entry in the manifest.
 
-    At any moment the manifest tells the truth: it forgets the old graph before that is replaced by another, and lists
-    the new one when it is there. Raises PackageError for a folder that is no package, ExportError for a flavour that
-    there is none of, or that this model cannot have.
+    The old graph may be missing or damaged, and so may others. At any moment the manifest tells the truth: it forgets
+    the old graph before that is replaced by another, and lists the new one when it is there. Raises PackageError for
+    a folder that is no package, ExportError for a flavour that there is none of, or that this model cannot have.
     """
     if flavour not in NAMES:
         raise ExportError(f"there is no flavour '{flavour}'; expected one of: {', '.join(NAMES)}.")
-    package = open_package(folder)
+    package = open_package(folder, whole=False)
     if lack := _lack(flavour, package.decoder):
         raise ExportError(f"'{package.name}' cannot have the flavour '{flavour}': {lack}.")
-    graph = package.graph(flavour) or next(graph for graph in _GRAPHS if graph.dialect == flavour)
+    graph = next(graph for graph in (*package.listed, *_GRAPHS) if graph.dialect == flavour)
     data = _made(package, flavour)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
     if before is None or dataclasses.asdict(before) != entry:
-        if package.graph(flavour):
+        if graph in package.listed:
             write_json(folder / MANIFEST, _changed(package, graph, None))
+        _write_whole(folder / graph.file, data)
+    elif package.fault(graph.file):
         _write_whole(folder / graph.file, data)
     write_json(folder / MANIFEST, _changed(package, graph, entry))
     return graph
@@ -136,7 +138,7 @@ def _check_constants(package: Package, header: TensorFile, model: Model) -> None
 def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) -> dict[str, object]:
     """The manifest with a graph, or without it when there is no entry of its file."""
     manifest = dict(package.manifest)
-    graphs = {g.dialect: g for g in package.graphs if g.dialect != graph.dialect}
+    graphs = {g.dialect: g for g in package.listed if g.dialect != graph.dialect}
     files = {name: dataclasses.asdict(found) for name, found in package.files.items() if name != graph.file}
     if entry is not None:
         graphs[graph.dialect], files[graph.file] = graph, entry

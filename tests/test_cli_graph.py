@@ -25,6 +25,14 @@ def test_it_writes_a_graph_and_says_which(tiny_package: Callable[..., Path], tmp
     open_package(folder).check()
 
 
+def test_it_writes_a_missing_graph_anew(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_package("llama"), tmp_path / "package"))
+    (folder / "model.dml.onnx").unlink()
+    done = CliRunner().invoke(cli, ["graph", str(folder), "--flavour", "directml-float16"])
+    assert done.exit_code == 0, done.stderr
+    open_package(folder).check()
+
+
 def test_an_unknown_flavour_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:
     done = CliRunner().invoke(cli, ["graph", str(tiny_package("llama")), "--flavour", "dml"])
     assert (done.exit_code, done.stdout) == (1, "")

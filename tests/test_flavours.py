@@ -182,6 +182,23 @@ def test_a_folder_is_usable_wherever_the_writing_stops(
     assert {name: data for name, data in contents(folder).items() if not name.endswith(".partial")} == expected
 
 
+@pytest.mark.parametrize("flavour", NAMES)
+@pytest.mark.parametrize("damage", ["missing", "longer", "other bytes"])
+def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, flavour: str, folder: Path) -> None:
+    before = contents(folder)
+    for graph in open_package(folder).graphs:
+        path = folder / graph.file
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes() + b"x" if damage == "longer" else b"x" * path.stat().st_size)
+    graph = write_flavour(folder, flavour)
+    assert (folder / graph.file).read_bytes() == before[graph.file]
+    for other in NAMES:
+        write_flavour(folder, other)
+    assert contents(folder) == before
+
+
 def test_an_unknown_flavour_is_told_what_there_is(folder: Path) -> None:
     before = contents(folder)
     with pytest.raises(ExportError, match=rf"no flavour 'dml'; expected one of: {', '.join(NAMES)}\."):
