@@ -35,15 +35,20 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
     Its shape, where its bytes go, the memory that it needs, its graphs and whether they fit its weights.
     """
     from embedllm.describe import describe_package
+    from embedllm.package import WEIGHTS
 
     package = open_folder(folder)
-    if check:
-        package.check()
+    faults = package.faults() if check else {}
+    if WEIGHTS in faults:
+        raise package.refusal(faults)  # all that is described follows from it
     description = describe_package(package, contexts)
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(description), "checked": check}, ensure_ascii=False))
+        found = {**dataclasses.asdict(description), "checked": check, "faults": faults}
+        click.echo(json.dumps(found, ensure_ascii=False))
     else:
-        _show(description, checked=check)
+        _show(description, faults if check else None)
+    if faults:
+        raise package.refusal(faults)
     if check and any(graph.problems for graph in description.graphs):
         raise ValueError("a graph does not fit the weights file; export the folder again.")
 
@@ -65,14 +70,15 @@ def open_folder(folder: str) -> Package:
     return open_package(package_folder(folder), whole=False)
 
 
-def _show(found: Description, *, checked: bool) -> None:
+def _show(found: Description, faults: Mapping[str, str] | None) -> None:
+    """faults: by file, none when all are as exported; None when that was not looked at."""
     console = new_console()
     for title, table in (
         ("", _pairs(_facts(found))),
         ("weights file, bytes", _storage(found)),
         ("memory of one sequence, MB (without the runtime, its activations, what it repacks at load)", _memory(found)),
         ("graphs", _graphs(found)),
-        ("files", _files(found, checked=checked)),
+        ("files", _files(found, faults)),
         ("differences from the reference, measured at export", _verification(found.verification)),
     ):
         if table is not None:
@@ -155,17 +161,22 @@ def _graphs(found: Description) -> Table:
     for graph in found.graphs:
         fit = "onnx is not installed: not looked at"
         if graph.problems:
-            fit = f"{len(graph.problems)} problems, see below"
+            fit = f"problems, see below: {len(graph.problems)}"
         elif graph.weights is not None:
-            fit = f"{graph.weights}, all in the weights file, none stored twice"
+            held = f"; {graph.held_to} have all its operators" if graph.held_to else ""
+            fit = f"{graph.weights}, all in the weights file, none stored twice{held}"
         unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
         rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
     return new_table(("file", "dialect", "bytes", "unused bytes", "weights"), rows)
 
 
-def _files(found: Description, *, checked: bool) -> Table:
-    state = "as exported" if checked else "by the manifest"
-    rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state) for name, entry in found.files.items()]
+def _files(found: Description, faults: Mapping[str, str] | None) -> Table:
+    def state(name: str) -> str:
+        if faults is None:
+            return "by the manifest"
+        return "NOT as exported" if name in faults else "as exported"
+
+    rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state(name)) for name, entry in found.files.items()]
     return new_table(("file", "bytes", "sha256", ""), rows)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from onnx import ModelProto, TensorProto
 
+_RULES = {DIRECTML.name: "DirectML's kernels"}  # by dialect: what its operators are held to
 _LARGEST_CONSTANT = 1024  # bytes; what is larger inside a graph is a weight, and those lie in the weights file
 
 
@@ -31,6 +32,7 @@ class GraphReport:
     bytes: int
     weights: int | None  # tensors that lie in the weights file; None when onnx is not installed to look
     unused_bytes: int | None  # of the weights file: tensors that this graph does not read
+    held_to: str  # rules besides that its weights are whole, as "DirectML's kernels"; empty for none
     problems: tuple[str, ...]  # what does not fit, in words
 
 
@@ -45,11 +47,14 @@ class _Span:
 
 def report_graphs(package: Package, header: TensorFile) -> tuple[GraphReport, ...]:
     """Every graph of a folder, checked against the header of its weights file."""
-    return tuple(_report(package, graph, header) for graph in package.graphs)
+    return tuple(_report(package, graph, header) for graph in package.listed)
 
 
 def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
-    found = (_look_at_ir if graph.dialect == OPENVINO else _look_at_onnx)(package, graph, header)
+    if fault := package.damaged.get(graph.dialect):
+        found = None, None, (fault,)
+    else:
+        found = (_look_at_ir if graph.dialect == OPENVINO else _look_at_onnx)(package, graph, header)
     weights, unused, problems = found or (None, None, ())
     return GraphReport(
         file=graph.file,
@@ -58,6 +63,7 @@ def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
         bytes=package.files[graph.file].bytes,
         weights=weights,
         unused_bytes=unused,
+        held_to=_RULES.get(graph.dialect, "") if weights is not None else "",
         problems=problems,
     )
 

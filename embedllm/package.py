@@ -7,7 +7,7 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,15 +103,14 @@ class Package:
     def check(self) -> None:
         """Reads every file once; PackageError when any differs from what was exported."""
         if faults := self.faults():
-            raise PackageError(f"{'; '.join(faults.values())}. {self.remedy(faults)}")
+            raise self.refusal(faults)
 
-    def remedy(self, faults: Iterable[str]) -> str:
-        """What helps when these files are not as exported: graphs can be written anew, the others cannot."""
+    def refusal(self, faults: Mapping[str, str]) -> PackageError:
+        """What to raise for files that are not as exported: graphs can be written anew, the others cannot."""
         dialects = {graph.file: graph.dialect for graph in self.listed if graph.file != WEIGHTS}
-        flavours = [dialects.get(name) for name in faults]
-        if None in flavours:
-            return _AGAIN
-        return "Write anew with: " + "; ".join(f"embedllm graph {self.folder} --flavour {name}" for name in flavours)
+        commands = [f"embedllm graph {self.folder} --flavour {dialects[name]}" for name in faults if name in dialects]
+        remedy = f"Write anew with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
+        return PackageError(f"{'; '.join(faults.values())}. {remedy}")
 
 
 def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Package:
@@ -141,7 +140,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
             raise PackageError(f"it does not list '{WEIGHTS}'.")
     faults = _graph_faults(package)
     if whole and faults:
-        raise PackageError(f"{next(iter(faults.values()))}. {package.remedy(faults)}")
+        raise package.refusal(faults)
     package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
     if package.decoder.context != package.context:  # read now: an application guards load(), not its first reply
         raise PackageError(

@@ -415,6 +415,27 @@ def test_inspect_finds_a_changed_file(tiny: str, tmp_path: Path) -> None:
     assert "is damaged: its sha256 is" in result.stderr
 
 
+def test_inspect_says_which_files_are_bad_and_what_helps(tiny: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "copy"))
+    (folder / "model.dml.onnx").unlink()
+    (folder / "model.onnx").write_bytes(b"x" * (folder / "model.onnx").stat().st_size)
+    missing = f"'{folder}' is incomplete: cannot read 'model.dml.onnx' (No such file or directory)"
+    result = embed("inspect", str(folder))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"problem in model.dml.onnx: {missing}" in result.stdout
+    result = embed("inspect", str(folder), "--check")
+    assert result.exit_code == 1
+    states = {line.split()[0]: line.rstrip().endswith("NOT as exported") for line in result.stdout.splitlines()
+              if line.rstrip().endswith("as exported")}  # fmt: skip
+    assert {name for name, is_bad in states.items() if is_bad} == {"model.onnx", "model.dml.onnx"}
+    assert not states["weights.safetensors"]
+    for flavour in ("generic-float32", "directml-float16"):
+        assert f"embedllm graph {folder} --flavour {flavour}" in result.stderr
+    result = embed("inspect", str(folder), "--check", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["faults"]["model.dml.onnx"] == missing
+
+
 def test_inspect_finds_a_graph_that_reads_another_file(tiny: str, tmp_path: Path) -> None:
     """The manifest was made to agree, so that the graph itself is what does not fit."""
     folder = tmp_path / "copy"

@@ -141,6 +141,22 @@ def test_a_graph_that_is_no_onnx_is_a_problem(tiny_package: MakePackage, tmp_pat
     assert "cannot be read as ONNX" in graph.problems[0]
 
 
+def test_a_missing_graph_is_a_problem_of_its_own_only(tiny_package: MakePackage, tmp_path: Path) -> None:
+    folder = copy(tiny_package(), tmp_path)
+    (folder / "model.dml.onnx").unlink()
+    package = open_package(folder, whole=False)
+    graphs = {graph.file: graph for graph in describe_package(package).graphs}
+    assert set(graphs) == {graph.file for graph in package.listed}
+    assert graphs.pop("model.dml.onnx").problems == (package.damaged["directml-float16"],)
+    assert [graph.problems for graph in graphs.values()] == [()] * len(graphs)
+
+
+def test_what_a_graph_is_held_to_is_told(tiny: Description) -> None:
+    assert {graph.file: graph.held_to for graph in tiny.graphs if graph.held_to} == {
+        "model.dml.onnx": "DirectML's kernels"
+    }
+
+
 def test_a_description_is_plain_json(tiny: Description) -> None:
     assert json.loads(json.dumps(dataclasses.asdict(tiny)))["architecture"]["attention"][0]["kv_heads"] == 2
 
