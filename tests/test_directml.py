@@ -5,9 +5,12 @@ DirectML itself is Windows only; what was seen of it is in docs/directml.md.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +18,9 @@ import pytest
 import embedllm
 from embedllm.backends import directml
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
-from embedllm.backends.directml import DirectMLEngine, DirectMLSession
-from embedllm.backends.ort import OrtEngine
+from embedllm.backends.directml import DirectMLEngine
+from embedllm.backends.directml_session import Buffers, DirectMLSession
+from embedllm.backends.ort import OrtEngine, ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
@@ -82,13 +86,13 @@ def tiny(tiny_package: Callable[..., Path]) -> Iterator[DirectMLEngine]:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(start, count) of every run of a graph from here on."""
     seen: list[tuple[int, int]] = []
-    run = DirectMLSession._run
+    compute = DirectMLSession._compute
 
-    def noted(session: DirectMLSession, tokens: Sequence[int], start: int, wanted: int) -> np.ndarray:
+    def noted(session: DirectMLSession, held: Buffers, tokens: Sequence[int], start: int, wanted: int) -> np.ndarray:
         seen.append((start, len(tokens)))
-        return run(session, tokens, start, wanted)
+        return compute(session, held, tokens, start, wanted)
 
-    monkeypatch.setattr(DirectMLSession, "_run", noted)
+    monkeypatch.setattr(DirectMLSession, "_compute", noted)
     return seen
 
 
@@ -150,14 +154,14 @@ def same_replies(cpu: OrtEngine, ours: DirectMLEngine, prompt: list[int], stop: 
 def test_past_and_present_are_one_buffer(tiny: DirectMLEngine) -> None:
     """What is written lands in the buffers that the next step reads, at the same addresses."""
     session = tiny.open()
-    places = {name: value.data_ptr() for name, value in session._kv.items()}
+    places = {name: value.data_ptr() for name, value in session._held().kv.items()}
     session.feed(some_tokens(10))
-    keys = session._kv["0.key"].numpy()
+    keys = session._held().kv["0.key"].numpy()
     assert np.abs(keys[:, :, :10]).min(axis=-1).max() > 0
     assert not keys[:, :, 10:].any()
     session.feed([5])
-    assert session._kv["0.key"].numpy()[:, :, 10].any()
-    assert {name: value.data_ptr() for name, value in session._kv.items()} == places
+    assert session._held().kv["0.key"].numpy()[:, :, 10].any()
+    assert {name: value.data_ptr() for name, value in session._held().kv.items()} == places
 
 
 def test_what_lies_behind_the_sequence_is_never_used(tiny: DirectMLEngine) -> None:
@@ -181,11 +185,11 @@ def test_a_prompt_reads_no_past_at_all(tiny: DirectMLEngine) -> None:
 
 def poison(session: DirectMLSession, start: int) -> None:
     """NaN in the KV from `start` on, in the buffers themselves."""
-    for name, value in session._kv.items():
+    for name, value in session._held().kv.items():
         array = value.numpy()
         array[:, :, start:] = np.nan
         value.update_inplace(array)
-        assert np.isnan(session._kv[name].numpy()[:, :, start:]).all()
+        assert np.isnan(session._held().kv[name].numpy()[:, :, start:]).all()
 
 
 def test_little_that_follows_goes_token_by_token_and_much_is_read_anew(
@@ -266,21 +270,96 @@ def test_a_session_grows_and_goes_on(tiny_package: Callable[..., Path]) -> None:
     np.testing.assert_allclose(stepped, row(opened.open(), tokens), atol=ATOL, rtol=0)
 
 
+def test_threads_with_sessions_of_their_own_get_what_each_would_alone(tiny: DirectMLEngine) -> None:
+    """And what touches the device does so with the lock held: bindings, runs, and copies of the KV."""
+    given = [some_tokens(40, seed=seed) for seed in range(3)]
+    expected = [rows_of(tiny, tokens) for tokens in given]
+    with ThreadPoolExecutor(len(given)) as threads:
+        found = list(threads.map(lambda tokens: rows_of(tiny, tokens), given * 2))
+    for rows, alone in zip(found, expected * 2, strict=True):
+        np.testing.assert_array_equal(rows, alone)
+
+
+def rows_of(opened: DirectMLEngine, tokens: Sequence[int]) -> list[np.ndarray]:
+    """Of a prompt, of single tokens, and after the KV went into another session."""
+    first, second = opened.open(), opened.open()
+    rows = [row(first, tokens[:20]), *(row(first, [token]) for token in tokens[20:30])]
+    second.import_state(first.export_state(0, 30))
+    rows += [row(second, [token]) for token in tokens[30:]]
+    first.close()
+    second.close()
+    return rows
+
+
+@pytest.mark.parametrize("action", ["open", "feed", "feed more", "export", "import"])
+def test_the_device_is_touched_with_the_lock_held(
+    action: str, tiny: DirectMLEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, touched = Counted(), []
+
+    def watched(owner: type, name: str) -> None:
+        function = getattr(owner, name)  # bound already when it is of the class
+
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401  # whatever the function takes
+            touched.append((name, lock.depth > 0))
+            return function(*arguments, **options)
+
+        is_method = inspect.isfunction(inspect.getattr_static(owner, name))
+        monkeypatch.setattr(owner, name, call if is_method else staticmethod(call))
+
+    session, other = tiny.open(), tiny.open()
+    for one in (session, other):
+        one.feed(some_tokens(10))
+    state = other.export_state(0, 5)
+    monkeypatch.setattr(tiny, "lock", lock)
+    for name in ("bind_cpu_input", "bind_ortvalue_input", "bind_ortvalue_output", "bind_output", "get_outputs",
+                 "synchronize_outputs"):  # fmt: skip
+        watched(ort.IOBinding, name)
+    for name in ("ortvalue_from_numpy", "numpy", "update_inplace"):
+        watched(ort.OrtValue, name)
+    watched(ort.InferenceSession, "run_with_iobinding")
+    actions: dict[str, Callable[[], object]] = {
+        "open": tiny.open,
+        "feed": lambda: session.feed([1]),
+        "feed more": lambda: session.feed_all([1] * 20),
+        "export": lambda: session.export_state(0, 5),
+        "import": lambda: session.import_state(state),
+    }
+    actions[action]()
+    assert touched
+    assert [name for name, is_held in touched if not is_held] == []
+
+
+class Counted:
+    """A lock that says how often it is held."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
 def test_an_interrupted_feed_appends_nothing(tiny: DirectMLEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of what goes token by token."""
     tokens = some_tokens(64)
     session = tiny.open()
     expected = row(session, [*tokens, 1, 2, 3])
     session.rewind(64)
-    run, left = DirectMLSession._run, [2]
+    compute, left = DirectMLSession._compute, [2]
 
-    def interrupting(session: DirectMLSession, tokens: Sequence[int], start: int, wanted: int) -> np.ndarray:
+    def interrupting(
+        session: DirectMLSession, held: Buffers, tokens: Sequence[int], start: int, wanted: int
+    ) -> np.ndarray:
         left[0] -= 1
         session.interrupt(left[0] < 0)
-        return run(session, tokens, start, wanted)
+        return compute(session, held, tokens, start, wanted)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DirectMLSession, "_run", interrupting)
+        patch.setattr(DirectMLSession, "_compute", interrupting)
         with pytest.raises(Interrupted):
             session.feed([1, 2, 3])
     assert session.position == 64

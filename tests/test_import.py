@@ -285,8 +285,8 @@ def test_backends_import_little() -> None:
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "host", "probe", "probe_memory", "probe_run",
-                      "ov", "npu", "cuda", "resident", "resident_buffers", "device_session", "directml", "plugins",
-                      "webgpu", "webgpu_session", "webgpu_check")  # fmt: skip
+                      "ov", "npu", "cuda", "resident", "resident_buffers", "device_session", "directml",
+                      "directml_session", "plugins", "webgpu", "webgpu_session", "webgpu_check")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 
