@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ DONE, CRASHED, CLOSED_PIPE = 0, 1, 141  # exit codes, those of the command line
 _QUEUED = 16  # requests that may wait for their turn
 _GRACE_S = 5.0  # for what runs when the end comes; a model that loads can't be interrupted
 _TICK_S = 1.0  # between two notes that a model still loads
+_WAIT = "Wait for each answer before you send 'shutdown' or close stdin."
 _TOO_LARGE = f"found a message of more than {MESSAGE_LIMIT} bytes; it was skipped. Send shorter texts."
 
 
@@ -75,8 +76,9 @@ class Worker:
             threading.Thread(target=self._listen, name="input", daemon=True).start()
             code, asked_by = self._endings.get()
             lanes = (self._models, self._questions)
-            for lane in lanes:
-                lane.end()
+            cancelled = sum([lane.end() for lane in lanes])
+            if cancelled and code == DONE:
+                _say(f"requests without an answer that are now cancelled: {cancelled}. {_WAIT}")
             deadline = time.monotonic() + _GRACE_S
             self.is_idle = all(lane.join(max(0.0, deadline - time.monotonic())) for lane in lanes)
         if self.is_idle and self._model is not None:
@@ -280,4 +282,5 @@ def _result(text: str, last: Chunk | None, device: str | None) -> dict[str, obje
 
 def _say(text: str) -> None:
     """A line for whoever reads the process's stderr."""
-    sys.stderr.write(f"worker: {text}\n")
+    with suppress(OSError):  # a host that went away
+        sys.stderr.write(f"worker: {text}\n")

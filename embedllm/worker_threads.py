@@ -101,13 +101,14 @@ class Lane:
             self._send(found.run(found))  # its turn need not come for that
         return True
 
-    def end(self) -> None:
-        """Cancels the job that runs and all that wait, and takes no more; join() waits for that."""
+    def end(self) -> int:
+        """Cancels the job that runs and all that wait, and takes no more; join() waits for that. How many they were."""
         with self._changed:
             self._is_ended = True
             for job in self._jobs():
                 job.cancel.cancel()
             self._changed.notify()
+            return len(self._jobs())
 
     def join(self, timeout_s: float) -> bool:
         """Whether all is done."""

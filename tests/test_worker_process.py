@@ -333,6 +333,34 @@ def test_it_ends_when_stdin_does() -> None:
         assert host.exit_code() == 0
 
 
+@pytest.mark.parametrize("ended_by", [b"", b'{"jsonrpc":"2.0","id":"s","method":"shutdown"}\n'])
+def test_requests_that_are_piped_in_at_once_are_cancelled_and_stderr_says_why(ended_by: bytes) -> None:
+    requests = [("load", {"device": "cpu"}), ("chat", {"messages": ASKED})]
+    piped = [{"jsonrpc": "2.0", "id": method, "method": method, "params": params} for method, params in requests]
+    lines = b"".join(json.dumps(request).encode() + b"\n" for request in piped)
+    ended = subprocess.run(COMMAND, cwd=ROOT, input=lines + ended_by, capture_output=True, timeout=60, check=False)
+    answers = {message["id"]: message for message in map(json.loads, ended.stdout.splitlines()) if "id" in message}
+    assert answers["load"]["error"]["code"] == -32800
+    assert answers["chat"]["result"] == {"text": "", "finish_reason": "cancelled", "stopped_by": None, "device": None,
+                                         "prompt_tokens": 0, "cached_tokens": 0, "tokens": 0,
+                                         "prefill_s": 0.0, "decode_s": 0.0}  # fmt: skip
+    assert b"cancelled: 2. Wait for each answer" in ended.stderr
+    assert ended.returncode == 0
+
+
+def test_it_ends_quietly_when_nothing_waits() -> None:
+    line = b'\n{"jsonrpc":"2.0","id":1,"method":"initialize"}\n'
+    ended = subprocess.run(COMMAND, cwd=ROOT, input=line, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_the_models_own_end_is_told_by_its_token(host: Host, llm: embedllm.Model) -> None:
+    expected = llm.chat(ASKED, Sampling(temperature=0))
+    result = host.ask("chat", "own end", messages=ASKED, temperature=0)
+    assert (result["finish_reason"], result["stopped_by"]) == ("stop", expected.stopped_by)
+    assert isinstance(result["stopped_by"], int)
+
+
 def test_a_line_without_its_end_is_read_when_stdin_ends() -> None:
     with Host() as host:
         host.send_bytes(b'{"jsonrpc":"2.0","id":1,"method":"initialize"}')
