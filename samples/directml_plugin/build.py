@@ -5,6 +5,7 @@ The same sources give the same bytes: names in order, no times, no owners.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zipfile
 from pathlib import Path
@@ -27,6 +28,17 @@ def build(target: Path) -> Path:
     return target
 
 
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Packs the extension for LibreOffice into one file.")
+    parser.add_argument("file", nargs="?", type=Path, default="embedllm_writer.oxt", help="default: %(default)s")
+    target: Path = parser.parse_args().file
+    if target.is_dir():
+        parser.error(f"'{target}' is a folder; expected the name of a file to write.")
+    if not target.parent.is_dir():
+        parser.error(f"there is no folder '{target.parent}'; make it, or name a file in another one.")
+    sys.stdout.write(f"{build(target)}\n")
+
+
 if __name__ == "__main__":
-    made = build(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("embedllm_writer.oxt"))
-    sys.stdout.write(f"{made}\n")
+    main()
