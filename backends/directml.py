@@ -5,10 +5,12 @@ The graph and the session follow what its attention can do: docs/directml.md.
 
 from __future__ import annotations
 
-import itertools
+import math
 import os
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,37 +31,35 @@ _QUIET = 4  # log severity "fatal": errors are raised here, and a library does n
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-directml, which takes its place"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A GPU of Windows."""
+
+    number: int  # DXGI's, which the provider takes
+    description: str
+    memory: int = 0  # bytes of its own; 0: the machine's, or not told
+
+
 def devices() -> list[Device]:
-    """The GPUs that a session can be made on; without the provider, one that says what to install."""
+    """The GPUs, those included that no session can be made on; without the provider, one that says what to install.
+
+    They are called "directml", "directml:1" and so on, the fastest first where ONNX Runtime knows Windows' order.
+    """
     backend = f"onnxruntime {ort.__version__}"
     if PROVIDER not in ort.get_available_providers():
         lack = f"the installed ONNX Runtime {ort.__version__} has no DirectML provider"
         remedy = _INSTALL if _WINDOWS else "DirectML is Windows only"
         return [Device(name="directml", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
-    names = _adapters()
-    found: list[Device] = []
-    for index in itertools.count():
-        lack = _lack(index)
-        if lack and index:
-            break
-        found.append(
-            Device(
-                name="directml" if index == 0 else f"directml:{index}",
-                backend=backend,
-                description=names.get(index, f"DirectML adapter {index}"),
-                available=not lack,
-                reason=lack,
-                remedy="update the graphics driver; Direct3D 12 is needed" if lack else "",
-            )
-        )
-        if lack:
-            break
+    listed = _adapters()
+    found = [_device(rank, adapter, backend) for rank, adapter in enumerate(listed or _UNLISTED)]
+    while not listed and len(found) > 1 and not found[-1].available:
+        del found[-1]  # there may be no such adapter
     return found
 
 
-def index_of(name: str) -> int:
-    """0 for "directml", 1 for "directml:1"."""
-    return int(name.partition(":")[2] or 0)
+def number_of(name: str) -> int:
+    """Which adapter "directml" or "directml:1" is, as DXGI counts them."""
+    return (_adapters() or _UNLISTED)[int(name.partition(":")[2] or 0)].number
 
 
 class DirectMLEngine:
@@ -77,7 +77,7 @@ class DirectMLEngine:
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.lock = _ONE_AT_A_TIME
-        number = index_of(device.name) if provider == PROVIDER else 0
+        number = number_of(device.name) if provider == PROVIDER else 0
         self._where = ("dml" if provider == PROVIDER else "cpu", number)  # of the KV, in ONNX Runtime's words
         if lack := DIRECTML.lack(package.decoder):
             raise _unavailable(device, lack, "use another device")
@@ -128,37 +128,70 @@ def _unavailable(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
     return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
 
 
-def _start(model: str | bytes, provider: str, index: int) -> ort.InferenceSession:
+def _start(model: str | bytes, provider: str, number: int) -> ort.InferenceSession:
     """A session that falls back to nothing else."""
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     options.enable_mem_pattern = False  # this and sequential execution: DirectML takes nothing else
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    with_options = (provider, {"device_id": str(index)}) if provider == PROVIDER else _CPU
+    with_options = (provider, {"device_id": str(number)}) if provider == PROVIDER else _CPU
     return ort.InferenceSession(model, options, providers=[with_options], enable_fallback=0)
 
 
-def _lack(index: int) -> str:
+def _lack(number: int) -> str:
     """Why no session can be made on an adapter; empty when one was made."""
     try:
-        _start(_NOTHING, PROVIDER, index)
+        _start(_NOTHING, PROVIDER, number)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
         return f"no session can be made on it: {first_line(error)}"
     return ""
 
 
-def _adapters() -> dict[int, str]:
-    """What Windows calls the GPUs, by their number for DirectML, as far as this ONNX Runtime lists them."""
+def _device(rank: int, adapter: Adapter, backend: str) -> Device:
+    lack = _lack(adapter.number)
+    return Device(
+        name=f"directml:{rank}" if rank else "directml",
+        backend=backend,
+        description=adapter.description,
+        available=not lack,
+        reason=lack,
+        remedy="update the graphics driver; Direct3D 12 is needed" if lack else "",
+        memory=adapter.memory,
+    )
+
+
+def _adapters() -> list[Adapter]:
+    """The GPUs that this ONNX Runtime lists, in Windows' order of performance; none where it lists none."""
     listed = getattr(ort, "get_ep_devices", list)()
     metadata = [entry.device.metadata for entry in listed if entry.ep_name == PROVIDER]
-    return {
-        int(known["DxgiAdapterNumber"]): known["Description"]
-        for known in metadata
-        if known.get("DxgiAdapterNumber", "").isdecimal() and "Description" in known
-    }
+    known = [entry for entry in metadata if entry.get(_NUMBER, "").isdecimal()]
+    return [_adapter(entry) for entry in sorted(known, key=_slowness)]
 
 
+def _slowness(metadata: Mapping[str, str]) -> tuple[float, bool, int]:
+    """DXGI's own number often has the processor's GPU first, which shows the desktop."""
+    rank = metadata.get("DxgiHighPerformanceIndex", "")
+    return int(rank) if rank.isdecimal() else math.inf, not _is_discrete(metadata), int(metadata[_NUMBER])
+
+
+def _adapter(metadata: Mapping[str, str]) -> Adapter:
+    number, memory = int(metadata[_NUMBER]), metadata.get("DxgiVideoMemory", "").removesuffix(" MB")
+    return Adapter(
+        number=number,
+        description=" ".join(metadata.get("Description", "").split()) or f"DirectML adapter {number}",
+        # a GPU of the processor has a little of its own, and works in the machine's
+        memory=int(memory) * 2**20 if memory.isdecimal() and _is_discrete(metadata) else 0,
+    )
+
+
+def _is_discrete(metadata: Mapping[str, str]) -> bool:
+    return metadata.get("Discrete") == "1"
+
+
+_NUMBER = "DxgiAdapterNumber"
+# where ONNX Runtime lists no adapters, so many are tried
+_UNLISTED = [Adapter(number=number, description=f"DirectML adapter {number}") for number in range(4)]
 # an ONNX model of one Neg of float32 [1], opset 21
 _NOTHING = bytes.fromhex(
     "080a3a320a0b0a017812017922034e656712016e5a0f0a0178120a0a0808011204"

@@ -6,7 +6,6 @@ DirectML itself is Windows only; what was seen of it is in docs/directml.md.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends import directml
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
 from embedllm.backends.directml import DirectMLEngine
 from embedllm.backends.directml_session import Buffers, DirectMLSession
@@ -375,56 +373,3 @@ def test_a_model_with_windows_has_no_graph_and_is_refused_with_the_reason(tiny_p
     assert package.graph("directml-float16") is None
     with pytest.raises(DeviceUnavailable, match="a layer sees a window of 16 tokens, which DirectML's attention does"):
         DirectMLEngine(package, graph_of(package, "generic-float16"), DEVICE, provider="CPUExecutionProvider")
-
-
-@pytest.mark.skipif(os.name == "nt" or directml.PROVIDER in directml.ort.get_available_providers(), reason="Windows")
-def test_elsewhere_the_device_says_that_it_is_of_windows() -> None:
-    (device,) = directml.devices()
-    assert (device.name, device.available) == ("directml", False)
-    assert device.reason == f"the installed ONNX Runtime {directml.ort.__version__} has no DirectML provider"
-    assert device.remedy == "DirectML is Windows only"
-
-
-def test_a_windows_without_the_build_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directml.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    monkeypatch.setattr(directml, "_WINDOWS", True)
-    (device,) = directml.devices()
-    assert device.remedy == "pip uninstall onnxruntime, then pip install onnxruntime-directml, which takes its place"
-
-
-def test_adapters_are_listed_until_one_makes_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(model: object, provider: str, index: int) -> None:
-        if index > 1:
-            raise RuntimeError("DXGI_ERROR_NOT_FOUND\nmore")
-
-    monkeypatch.setattr(directml.ort, "get_available_providers", lambda: [directml.PROVIDER])
-    monkeypatch.setattr(directml, "_adapters", lambda: {1: "A second GPU"})
-    monkeypatch.setattr(directml, "_start", start)
-    first, second = directml.devices()
-    assert (first.name, first.description, first.available) == ("directml", "DirectML adapter 0", True)
-    assert (second.name, second.description, second.available) == ("directml:1", "A second GPU", True)
-    assert [directml.index_of(device.name) for device in (first, second)] == [0, 1]
-
-
-def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(model: object, provider: str, index: int) -> None:
-        raise RuntimeError("887A0004 Failed to create DXGI factory.\nmore")
-
-    monkeypatch.setattr(directml.ort, "get_available_providers", lambda: [directml.PROVIDER])
-    monkeypatch.setattr(directml, "_start", start)
-    (device,) = directml.devices()
-    assert not device.available
-    assert device.reason == "no session can be made on it: 887A0004 Failed to create DXGI factory."
-    assert device.remedy
-
-
-def test_the_provider_gets_what_it_needs_and_nothing_to_fall_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[directml.ort.SessionOptions, dict[str, object]]] = []
-    monkeypatch.setattr(
-        directml.ort, "InferenceSession", lambda model, options, **choices: seen.append((options, choices))
-    )
-    directml._start(b"", directml.PROVIDER, 1)
-    ((options, choices),) = seen
-    assert choices == {"providers": [("DmlExecutionProvider", {"device_id": "1"})], "enable_fallback": 0}
-    assert not options.enable_mem_pattern
-    assert options.execution_mode == directml.ort.ExecutionMode.ORT_SEQUENTIAL
