@@ -38,6 +38,8 @@ class Driver:
     zero_points: bool = True  # it runs weights that have some
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     tested: str = ""  # what it was run on
+    # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
+    lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
 
     def graph(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> Graph | None:
         """The best graph of a folder that it can run; dialects: those that may be used, all when there are none."""
@@ -65,9 +67,16 @@ def _graph(choices: Choices) -> Graph:
 
 
 def _open_cpu(provider: Provider, choices: Choices) -> Engine:
-    from embedllm.backends.ort import OrtEngine
+    from embedllm.backends.ort import OrtEngine, warn_of_age
 
+    warn_of_age()
     return OrtEngine(choices.package, _graph(choices), choices.device, threads=choices.threads, exact=choices.exact)
+
+
+def _cpu_lack(exact: bool) -> tuple[str, str] | None:
+    from embedllm.backends.ort import age_lack
+
+    return age_lack(exact=exact)
 
 
 def _open_host(provider: Provider, choices: Choices) -> Engine:
@@ -144,6 +153,8 @@ _ENGINES = {
     "webgpu": _open_webgpu,
     "directml": _open_directml,
 }
+# by a provider's `engine` too, where there is anything to ask
+_LACKS = {"cpu": _cpu_lack}
 _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(
@@ -153,6 +164,7 @@ _DRIVERS = {
         provider=provider,
         probed=provider.probed,
         tested=provider.tested,
+        lack=_LACKS.get(provider.engine, lambda exact: None),
     )
     for provider in (*PROVIDERS, PLUGIN)
 } | {

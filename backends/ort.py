@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -39,12 +40,39 @@ CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no fast
 _STEP = 256  # tokens; capacities are multiples of it
 _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
 _PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
+_OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
+_log = logging.getLogger("embedllm")
 
 
 def devices() -> list[Device]:
     """ONNX Runtime's CPU provider; other providers have modules of their own."""
     return [Device(name="cpu", backend=f"onnxruntime {ort.__version__}", description=_processor(), available=True)]
+
+
+def age_lack(*, exact: bool, version: str = ort.__version__) -> tuple[str, str] | None:
+    """Why this ONNX Runtime is too old for what is asked of its CPU provider, and what helps."""
+    if not exact or not _is_old(version):
+        return None
+    reason = (
+        f"ONNX Runtime {version} rounds activations on the CPU whatever is asked of it; 1.31 is the first that does not"
+    )
+    return reason, "load it without exact, or from an environment with onnxruntime 1.31 or newer"
+
+
+def warn_of_age(version: str = ort.__version__) -> None:
+    """Logs what an old ONNX Runtime does worse on the CPU: docs/devices.md#conflicts."""
+    if _is_old(version):
+        _log.warning(
+            "ONNX Runtime %s is older than 1.31, with which this library is tested on the CPU: it has no exact, and "
+            "sessions that run at the same time in several threads may fail",
+            version,
+        )
+
+
+def _is_old(version: str) -> bool:
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    return parts is not None and tuple(map(int, parts.groups())) < _OLDEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,6 +199,8 @@ def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[s
     driver = known_driver(device)
     if driver.dialects and exact and not driver.exact:
         return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
+    if lack := driver.lack(exact):
+        return lack
     if driver.dialects and driver.graph(package, exact=exact, dialects=dialects) is None:
         wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)

@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import embedllm
-from embedllm.backends import registry
+from embedllm.backends import ort, registry
 from embedllm.backends.base import Device
 from embedllm.errors import DeviceUnavailable
 from embedllm.package import Package, open_package
@@ -99,6 +100,27 @@ def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(package: Packag
     rounding = {name for name, device in devices.items() if registry.runs_graphs(device)}
     assert {"cpu", "openvino+cpu", "cpu+openvino"} <= rounding
     assert not {"openvino", "reference", "npu-on-cpu", "openvino+openvino:AUTO"} & rounding
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"),
+    [("1.24.4", True), ("1.30.9", True), ("1.31.0", False), ("1.31.1", False), ("1.100.0.dev2", False), ("2.0", False)],
+)
+def test_an_old_runtime_is_refused_what_it_would_ignore_and_told_of(
+    version: str, is_old: bool, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The DirectML build's CPU: 1.24.4 takes the option for exactness and rounds all the same."""
+    monkeypatch.setattr(ort, "age_lack", partial(ort.age_lack, version=version))
+    monkeypatch.setattr(ort, "warn_of_age", partial(ort.warn_of_age, version=version))
+    with embedllm.load(package.folder, device="cpu"):
+        assert (f"ONNX Runtime {version} is older than 1.31" in caplog.text) == is_old
+    if not is_old:
+        embedllm.load(package.folder, device="cpu", exact=True).close()
+        return
+    with pytest.raises(
+        DeviceUnavailable, match=rf"ONNX Runtime {re.escape(version)} rounds activations .*without exact"
+    ):
+        embedllm.load(package.folder, device="cpu", exact=True)
 
 
 # --- what is imported, in processes of their own
