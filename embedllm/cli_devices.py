@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from embedllm.cli_inspect import new_console, new_table, open_folder
+from embedllm.cli_inspect import open_folder
 from embedllm.cli_options import common_options, note
 
 if TYPE_CHECKING:
+    from embedllm.device_list import Listed
     from embedllm.device_report import Trial
 
 
@@ -35,19 +40,40 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str) -> None:
     if as_json:
         click.echo(json.dumps([listed.as_json() for listed in found], ensure_ascii=False))
         return
-    rows = [
-        (
-            listed.device.name,
-            "yes" if listed.judged.available else "no",
-            listed.device.description,
-            f"{listed.device.memory / 2**30:.0f} GiB" if listed.device.memory else "",
-            listed.device.backend,
-            listed.note,
-        )
-        for listed in found
-    ]
-    columns = ("device", "available", "description", "memory", "backend", "runs, or why not")
-    new_console().print(new_table(columns, rows))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    click.echo("\n".join(device_lines(found, columns)))
+
+
+def device_lines(found: Sequence[Listed], columns: int | None = None) -> list[str]:
+    """A table for people, available devices first: the name, yes or no, and what is to be said, line by line.
+
+    columns: of the terminal, where lines are folded; None: nowhere. A remedy never is, so that it can be copied.
+    """
+    name_width = max(map(len, ["device", *(one.device.name for one in found)])) + 2
+    indent = " " * (name_width + len("yes  "))
+    lines = [f"{'device':{name_width}}available"]
+    for one in sorted(found, key=lambda one: not one.judged.available):  # a stable sort: else in their own order
+        said = [line for fact in _facts_of(one) for line in _folded(fact, columns, len(indent))]
+        if not one.judged.available and one.judged.remedy:
+            said.append(one.judged.remedy)
+        name = f"{one.device.name:{name_width}}{'yes' if one.judged.available else 'no'}".ljust(len(indent))
+        lines += [f"{start}{line}" for start, line in zip([name, *[indent] * len(said)], said, strict=False)]
+    return lines
+
+
+def _facts_of(one: Listed) -> Iterator[str]:
+    """What it is, where that is known, and what it runs or why not."""
+    device = one.judged
+    if device.description:
+        memory = f", {device.memory / 2**30:.0f} GiB" if device.memory else ""
+        yield f"{device.description}{memory} ({device.backend})"
+    yield f"runs {one.note}" if device.available else device.reason
+
+
+def _folded(text: str, columns: int | None, indent: int) -> list[str]:
+    if columns is None:
+        return [text]
+    return textwrap.wrap(text, max(columns - indent, 30), break_long_words=False, break_on_hyphens=False)
 
 
 def _report_devices(model: str, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from embedllm.backends.base import Device
 from embedllm.backends.drivers import driver_of
 from embedllm.backends.providers import PROVIDERS
 from embedllm.cli import cli
+from embedllm.cli_devices import device_lines
 from embedllm.device_list import Listed, listing
 from embedllm.package import open_package
 
@@ -99,16 +100,41 @@ def test_the_table_and_the_json_say_the_same(doubtful: str) -> None:
     assert entries["cpu"]["probe"] is None
     assert entries[doubtful]["probe"]["ok"] is True
     table = embed("devices")
-    for name, entry in entries.items():
-        (line,) = (line for line in table.splitlines() if line.startswith(f"{name} "))
-        assert (" yes " in line) == entry["available"]
+    rows = [line.split()[:2] for line in table.splitlines()[1:] if not line.startswith(" ")]
+    assert {name: word == "yes" for name, word in rows} == {name: one["available"] for name, one in entries.items()}
     assert "openvino, probed: right to 0.0" in table
 
 
-def test_memory_is_shown_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device(name="tpu", backend="b", description="d", available=False, reason="r", memory=150_754_820_096)
-    monkeypatch.setattr(registry, "devices", lambda: [gpu])
-    assert "140 GiB" in embed("devices")
+GPU = Device(name="gpu", backend="b 1", description="d", available=False, reason="r", memory=150_754_820_096)
+LONG = "a reason of many words" + ", and more" * 9
+DEVICES = [
+    GPU,
+    Device(name="cuda", backend="b", description="", available=False, reason=LONG, remedy="pip install 'x[y]' z" * 5),
+    Device(name="cpu", backend="b 2", description="c", available=True),
+]
+
+
+def test_available_devices_come_first_and_remedies_stand_alone() -> None:
+    found = [Listed(device=device, runs=("g",), is_probed=False, probe=None, tested="") for device in DEVICES]
+    assert device_lines(found) == [
+        "device  available",
+        "cpu     yes  c (b 2)",
+        "             runs g",
+        "gpu     no   d, 140 GiB (b 1)",
+        "             r",
+        f"cuda    no   {LONG}",
+        f"             {DEVICES[1].remedy}",
+    ]
+    folded = device_lines(found, 60)
+    assert folded[-1] == f"             {DEVICES[1].remedy}"  # whole: it is there to be copied
+    assert max(map(len, folded[:-1])) <= 60
+    assert " ".join(line.strip() for line in folded[5:-1]) == f"cuda    no   {LONG}"
+    assert [line for line in device_lines(found) + folded if line.endswith(" ")] == []
+
+
+def test_the_table_of_this_machine_has_no_trailing_blanks() -> None:
+    lines = embed("devices").splitlines()
+    assert lines == [line.rstrip() for line in lines]
 
 
 # --- the report
