@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command with a software Vulkan driver (Mesa's lavapipe), for the tests of WebGPU:
 #     .ci/lavapipe.sh pytest -m webgpu tests/test_webgpu.py
+# The command gets EMBEDLLM_ALLOW_SOFTWARE_GPU=1; the tests need pip install -e ".[test,webgpu]".
 # On Debian and its kin, as root or where user namespaces are allowed. Exits with 77, and says why, where it cannot.
 #
 # Debian 12 has a Mesa that is too old for WebGPU, and in its backports one whose LLVM 15 takes two to five times as long
@@ -13,7 +14,8 @@ keys=/usr/share/keyrings/debian-archive-keyring.gpg
 
 cannot() { echo "lavapipe: skipped: $1" >&2; exit 77; }
 
-[ $# -gt 0 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+command -v "$1" >/dev/null || { echo "lavapipe: there is no command '$1'" >&2; exit 127; }
 for tool in apt-get dpkg-deb unshare getconf; do
     command -v "$tool" >/dev/null || cannot "there is no $tool, as on Debian"
 done
@@ -50,10 +52,15 @@ if dpkg --compare-versions "$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" ge "$li
     # a newer system keeps its own C and C++ libraries
     rm -f "$libraries"/{ld-linux*,libc.so*,libm.so*,libmvec*,libpthread*,libdl*,librt*,libresolv*,libanl*,libnss_*,libutil*,libstdc++*,libgcc_s*}
 fi
-cat >"$place/driver.json.partial" <<EOF
+cat >"$place/driver.json.$$" <<EOF
 {"file_format_version": "1.0.0", "ICD": {"api_version": "1.4.305", "library_path": "$libraries/libvulkan_lvp.so"}}
 EOF
-mv "$place/driver.json.partial" "$place/driver.json"
+# the outcome of a probe is kept for as long as this file's time is the same, so it is replaced only by another text
+if cmp --quiet "$place/driver.json.$$" "$place/driver.json"; then
+    rm "$place/driver.json.$$"
+else
+    mv "$place/driver.json.$$" "$place/driver.json"
+fi
 runtime=$(mktemp -d)
 trap 'rm -rf "$runtime"' EXIT
 export VK_DRIVER_FILES=$place/driver.json XDG_RUNTIME_DIR=$runtime MESA_SHADER_CACHE_DIR=$place/shaders
