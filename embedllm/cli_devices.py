@@ -26,17 +26,23 @@ if TYPE_CHECKING:
     "--probe", is_flag=True, help="Run a tiny model on each GPU and plug-in anew, and say whether it was right."
 )
 @click.option("--report", is_flag=True, help="Run a model on each and say how it went, for a report.")
-@click.option("--model", "-m", default="demo", show_default=True, metavar="FOLDER", help="What --report runs.")
+@click.option("--model", "-m", metavar="FOLDER", help="What --report runs.  [default: demo]")
 @common_options
-def devices(*, as_json: bool, probe: bool, report: bool, model: str) -> None:
+def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> None:
     """List what this machine can run models on, and why not on the rest."""
     from embedllm.device_list import listing
 
+    if report and probe:
+        raise click.UsageError("--probe and --report are two things; give one of them.")
     if report:
-        _report_devices(model, as_json=as_json)
+        _report_devices(model or "demo", as_json=as_json)
         return
+    if model is not None:
+        raise click.UsageError("--model is what --report runs; give --report too.")
 
     found = list(listing(probe=probe))
+    if probe and not any(one.is_probed for one in found):
+        note("nothing to probe: no GPU and no plug-in is available here")
     if as_json:
         click.echo(json.dumps([listed.as_json() for listed in found], ensure_ascii=False))
         return
@@ -85,7 +91,7 @@ def _report_devices(model: str, *, as_json: bool) -> None:
     found = []
     if not as_json:
         click.echo("\n".join(f"{key}: {value}" for key, value in facts.items()))
-    for trial in trials(package, lambda name: note(f"running on {name} ...")):
+    for trial in trials(package, lambda name: note(f"{name} ...")):
         found.append(trial)
         if not as_json:
             click.echo(_trial_text(trial))

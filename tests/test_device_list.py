@@ -137,6 +137,28 @@ def test_the_table_of_this_machine_has_no_trailing_blanks() -> None:
     assert lines == [line.rstrip() for line in lines]
 
 
+def test_a_probe_of_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "devices", lambda: DEVICES)
+    for arguments in (["devices", "--probe"], ["devices", "--probe", "--json"]):
+        result = CliRunner().invoke(cli, arguments)
+        assert (result.exit_code, result.stderr) == (0, "nothing to probe: no GPU and no plug-in is available here\n")
+    assert CliRunner().invoke(cli, ["devices"]).stderr == ""
+
+
+def test_a_device_that_is_probed_is_not_nothing(doubtful: str) -> None:
+    assert "nothing to probe" not in CliRunner().invoke(cli, ["devices", "--probe"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["-m", "/nope"], "--model is what --report runs"), (["--probe", "--report"], "give one of them")],
+)
+def test_options_that_would_be_passed_over_are_refused(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(cli, ["devices", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
 # --- the report
 
 
