@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
@@ -12,17 +13,22 @@ from embedllm.cli_options import common_options, note
 
 @click.command(short_help="Add a graph to a folder, without its source.")
 @click.argument("folder")
-@click.option("--flavour", required=True, metavar="NAME", help="Such as directml-float16; an unknown one lists all.")
+@click.option("--flavour", required=True, metavar="NAME",
+              help="As 'embedllm inspect' lists them: directml-float16 ...; an unknown one lists all.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the graph.")
 @common_options
 def graph(folder: str, *, flavour: str, as_json: bool) -> None:
     """Add one flavour of graph to a package folder, or write it anew.
 
     It is made from the folder's manifest and points at the weights that are there: an older folder gets what newer
-    versions export, in kilobytes.
+    versions export, in kilobytes. A graph that is missing or damaged is mended; 'embedllm inspect --check' finds it.
     """
     from embedllm.export.flavours import write_flavour
+    from embedllm.opening import package_folder
 
+    place = package_folder(folder)
+    if place != Path(folder):
+        note(f"'{folder}' is the model that is installed with embedllm, in '{place}'")
     place = open_folder(folder).folder
     written = write_flavour(place, flavour)
     size = (place / written.file).stat().st_size

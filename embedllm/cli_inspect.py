@@ -167,7 +167,7 @@ def _graphs(found: Description) -> Table:
             fit = f"{graph.weights}, all in the weights file, none stored twice{held}"
         unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
         rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
-    return new_table(("file", "dialect", "bytes", "unused bytes", "weights"), rows)
+    return new_table(("file", "flavour", "bytes", "unused bytes", "weights"), rows)
 
 
 def _files(found: Description, faults: Mapping[str, str] | None) -> Table:

@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from embedllm import opening
 from embedllm.cli import cli
 from embedllm.package import open_package
 
@@ -31,6 +33,20 @@ def test_it_writes_a_missing_graph_anew(tiny_package: Callable[..., Path], tmp_p
     done = CliRunner().invoke(cli, ["graph", str(folder), "--flavour", "directml-float16"])
     assert done.exit_code == 0, done.stderr
     open_package(folder).check()
+
+
+def test_it_says_when_it_changes_what_is_installed(
+    tiny_package: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = Path(shutil.copytree(tiny_package("llama"), tmp_path / "embedllm" / "demo"))
+    monkeypatch.setattr(opening, "__file__", str(tmp_path / "embedllm" / "opening.py"))
+    monkeypatch.chdir(tmp_path)
+    told = f"'demo' is the model that is installed with embedllm, in '{installed}'\n"
+    done = CliRunner().invoke(cli, ["graph", "demo", "--flavour", "openvino"])
+    assert (done.exit_code, done.stderr.startswith(told)) == (0, True)
+    shutil.copytree(installed, "demo")  # a folder of the user's own with that name
+    done = CliRunner().invoke(cli, ["graph", "demo", "--flavour", "openvino"])
+    assert (done.exit_code, "installed" in done.stderr) == (0, False)
 
 
 def test_an_unknown_flavour_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:
