@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from embedllm import opening
 from embedllm.decode import Cancel, Chunk
 from embedllm.device_report import machine
+from embedllm.package import open_package
 from embedllm.worker_messages import (
     CANCELLED,
     EXPECTED_ERRORS,
@@ -177,6 +178,7 @@ class Worker:
     def _load(self, call: Call, cancel: Cancel) -> Mapping[str, object]:
         _check_not_cancelled(cancel)
         params = load_params(call.params)
+        open_package(opening.package_folder(params.model), whole=False)  # a slip of the host's costs it no model
         self._close_model()  # two might not fit
         with self._telling_progress(call.id, f"loading '{params.model}'"):
             self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact)

@@ -157,6 +157,12 @@ def test_wrong_parameters_of_load_leave_the_held_model(host: Host, params: dict[
     assert host.ask("generate", "still there", prompt=LONG, max_tokens=1)["tokens"] == 1
 
 
+@pytest.mark.parametrize("model", ["no/such/folder", "", "a\0b", "tests"])
+def test_a_folder_that_is_no_model_leaves_the_held_one(host: Host, model: str) -> None:
+    assert error(host, "load", model=model)["code"] == -32001
+    assert host.ask("generate", "still there", prompt=LONG, max_tokens=1)["tokens"] == 1
+
+
 def test_a_call_of_a_tool_needs_no_content(host: Host) -> None:
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "ls", "arguments": {}}}]}
     messages = [*ASKED, called, {"role": "tool", "content": "a.txt"}]
