@@ -41,12 +41,10 @@ class Driver:
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
     lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
 
-    def graph(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> Graph | None:
-        """The best graph of a folder that it can run; dialects: those that may be used, all when there are none."""
-        for dialect in self.exact if exact else self.dialects:
-            if (not dialects or dialect in dialects) and (graph := package.graph(dialect)) is not None:
-                return graph
-        return None
+    def graphs(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> list[Graph]:
+        """Those of a folder that it may run, best first; dialects: that may be used, all when there are none."""
+        allowed = [one for one in (self.exact if exact else self.dialects) if not dialects or one in dialects]
+        return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
 
 def driver_of(name: str) -> Driver | None:

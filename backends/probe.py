@@ -117,7 +117,7 @@ _TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 def _tried(package: Package, device: Device, dialect: str) -> tuple[float | None, str]:
     """The largest difference on one graph, None when it did not run, and what is wrong; "" when all is well."""
     try:
-        engine = registry.open_engine(package, device, dialects=(dialect,) if dialect else ())
+        engine = registry.open_engine(package, device, dialects={device.name: (dialect,)} if dialect else None)
         with closing(engine):
             found = answers(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why

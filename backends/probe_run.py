@@ -27,6 +27,7 @@ from embedllm.backends.probe import Outcome, failed
 
 SWITCH, LIMIT = "EMBEDLLM_PROBE", "EMBEDLLM_PROBE_TIMEOUT"  # environment variables
 _LIMIT_S = 120.0  # the first compilation of shaders was seen to take 100 s: docs/devices.md#probes
+_LONGER = f"{LIMIT}=SECONDS gives it longer, {SWITCH}=off uses the device all the same"
 _END_S = 5.0  # for a process that was killed; one that is stuck in a driver does not end
 # python, python3.12, pythonw.exe, python3.13t; not PythonIDE.exe, which would be started a second time
 _PYTHON = re.compile(r"(python|pypy)w?(\d+(\.\d+)?)?(t|w|_d)?(\.exe)?", re.IGNORECASE)
@@ -43,10 +44,31 @@ def outcome_for(device: Device, *, anew: bool = False, limit_s: float | None = N
     limit_s = limit() if limit_s is None else limit_s
     if not anew and (known := probe_memory.recall(device, limit_s=limit_s)) is not None:
         return known
-    _log.info("probing '%s' with a tiny model; the first time may take a while", device.name)
+    if limit_s <= 0:
+        return failed("was not begun: those of other devices took all the time of one load", remedy=_LONGER)
+    # an application that seems to hang is no matter of detail
+    _log.log(
+        logging.INFO if anew else logging.WARNING,
+        "trying '%s' for the first time, with a tiny model; this may take up to %.3g s", device.name, limit_s,
+    )  # fmt: skip
     outcome = _run(device, limit_s)
     probe_memory.keep(device, outcome)
     return outcome
+
+
+class Probes:
+    """The probes of one load, for which EMBEDLLM_PROBE_TIMEOUT is one limit together."""
+
+    def __init__(self) -> None:
+        self._left_s = limit()
+
+    def outcome_for(self, device: Device) -> Outcome | None:
+        """As outcome_for(), in the time that is left; a device for which none is left has failed, this once."""
+        start = time.monotonic()
+        try:
+            return outcome_for(device, limit_s=max(self._left_s, 0.0))
+        finally:
+            self._left_s -= time.monotonic() - start
 
 
 def remembered(device: Device) -> Outcome | None:
@@ -174,8 +196,7 @@ def _outcome_in(file: Path) -> Outcome | None:
 
 
 def _too_long(limit_s: float) -> Outcome:
-    remedy = f"{LIMIT}=SECONDS gives it longer, {SWITCH}=off uses the device all the same"
-    return failed(f"took longer than {limit_s:g} s", seconds=limit_s, remedy=remedy, ran_out_of_time=True)
+    return failed(f"took longer than {limit_s:.3g} s", seconds=limit_s, remedy=_LONGER, ran_out_of_time=True)
 
 
 def _ending(code: int) -> str:

@@ -6,7 +6,8 @@ Besides the listed ones, "openvino:TARGET" is any target in OpenVINO's own words
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from embedllm.backends.base import Device, Engine
@@ -21,6 +22,7 @@ from embedllm.package import Package
 PAIR = "+"  # between the names of two devices that share a sequence
 _FREE = "openvino:"  # a target in OpenVINO's own words follows
 _PLUG_IN = "plugin:"  # a path follows
+_log = logging.getLogger("embedllm")
 
 
 class Found:
@@ -96,8 +98,17 @@ def runs_graphs(device: Device) -> bool:
 
 
 def is_probed(device: Device) -> bool:
-    """Whether a tiny model has to be right on a device before it is used; of a pair, whose halves are named, none."""
+    """Whether a tiny model has to be right on a device before it is used; of a pair, its parts() are asked."""
     return len(_halves(device)) == 1 and known_driver(device).probed
+
+
+def parts(package: Package, device: Device, *, exact: bool = False) -> list[Device]:
+    """The two devices of an available pair, the one that reads prompts first; or the device itself."""
+    if len(_halves(device)) == 1:
+        return [device]
+    search = Found(package, exact=exact)
+    found = [resolve(half, search.named(half)) for half in device.name.split(PAIR)]
+    return [one for one in found if isinstance(one, Device)]  # both, else the pair would not be available
 
 
 def open_engine(
@@ -107,23 +118,34 @@ def open_engine(
     threads: int = 0,
     exact: bool = False,
     openvino: OpenVINOOptions | None = None,
-    dialects: Sequence[str] = (),
+    dialects: Mapping[str, Sequence[str]] | None = None,
 ) -> Engine:
     """Loads the package on an available device.
 
-    dialects: of the graphs that may be used, as a probe found them right; none: whatever the device may run.
+    dialects: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
+    them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
-    if len(_halves(device)) > 1:
-        return _open_pair(package, device, threads=threads, exact=exact, openvino=openvino)
-    if lack := _lack(package, device, exact=exact, dialects=dialects):
+    found = parts(package, device, exact=exact)
+    if len(found) > 1:
+        return _open_pair(package, device, found, threads=threads, exact=exact, openvino=openvino, dialects=dialects)
+    allowed = (dialects or {}).get(device.name, ())
+    if lack := _lack(package, device, exact=exact, dialects=allowed):
         reason, remedy = lack
         raise DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
     driver = known_driver(device)
-    graph = driver.graph(package, exact=exact, dialects=dialects)
-    return driver.open(
-        Choices(package=package, device=device, graph=graph, threads=threads, exact=exact, openvino=openvino)
-    )
+    refused: list[DeviceUnavailable] = []
+    for graph in driver.graphs(package, exact=exact, dialects=allowed) or [None]:
+        try:
+            return driver.open(
+                Choices(package=package, device=device, graph=graph, threads=threads, exact=exact, openvino=openvino)
+            )
+        except DeviceUnavailable as error:
+            _log.info("the graph '%s' is not used: %s", graph.dialect if graph else "", error)
+            refused.append(error)
+    if len(refused) == 1:
+        raise refused[0]
+    raise DeviceUnavailable(" ".join(map(str, refused)), [one for error in refused for one in error.tried])
 
 
 def _halves(device: Device) -> list[Device]:
@@ -134,18 +156,22 @@ def _halves(device: Device) -> list[Device]:
 
 
 def _open_pair(
-    package: Package, device: Device, *, threads: int, exact: bool, openvino: OpenVINOOptions | None
+    package: Package,
+    device: Device,
+    devices: Sequence[Device],
+    *,
+    threads: int,
+    exact: bool,
+    openvino: OpenVINOOptions | None,
+    dialects: Mapping[str, Sequence[str]] | None,
 ) -> Engine:
     from embedllm.backends.split import SplitEngine, check_memory
 
     check_memory(package)
-    found = Found(package, exact=exact)
     opened: list[Engine] = []
     try:
-        for half in device.name.split(PAIR):
-            one = resolve(half, found.named(half))
-            assert isinstance(one, Device)  # else the pair would not be available
-            opened.append(open_engine(package, one, threads=threads, exact=exact, openvino=openvino))
+        for one in devices:
+            opened.append(open_engine(package, one, threads=threads, exact=exact, openvino=openvino, dialects=dialects))
     except BaseException:
         for engine in opened:  # its packed weights, when memory may be short
             engine.close()
@@ -201,7 +227,7 @@ def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[s
         return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
     if lack := driver.lack(exact):
         return lack
-    if driver.dialects and driver.graph(package, exact=exact, dialects=dialects) is None:
+    if driver.dialects and not driver.graphs(package, exact=exact, dialects=dialects):
         wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
         if impossible := [lack for one in DIALECTS if one.name in wanted and (lack := one.lack(package.decoder))]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate
-from embedllm.errors import DeviceError, PackageError
+from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
 from embedllm.model import Model
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
@@ -18,6 +18,7 @@ from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
 
 if TYPE_CHECKING:
+    from embedllm.backends.probe_run import Probes
     from embedllm.backends.select import Search
 
 _log = logging.getLogger("embedllm")
@@ -44,7 +45,7 @@ def load(
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
-    Raises PackageError, DeviceUnavailable, DeviceError.
+    Raises PackageError, DeviceUnavailable.
     """
     from embedllm.backends import registry, select
 
@@ -68,35 +69,70 @@ def _open_first(
     from embedllm.backends import registry
     from embedllm.backends.select import AUTO
 
-    failures: list[DeviceError] = []
+    failures: list[DeviceUnavailable] = []
+    probed = _Probed(package, exact=exact)
     for device in search:
-        dialects, noted = (), ""
-        if registry.is_probed(device):
-            from embedllm.backends import probe_run
-
-            outcome = probe_run.outcome_for(device)
-            if outcome is not None and not outcome.ok:
-                search.refuse(device, outcome.reason, outcome.remedy)
-                continue
-            dialects = probe_run.dialects(device, outcome)
-            noted = f"; {outcome.reason}" if outcome and outcome.reason else ""
+        if (bad := probed.refusal_of(device)) is not None:
+            search.refuse(device, *bad)
+            continue
         if exact and registry.runs_graphs(device):
             _check_exact(package)
+        noted = "".join(f"; {note}" for note in probed.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
             return registry.open_engine(
-                package, device, threads=threads, exact=exact, openvino=openvino, dialects=dialects
+                package, device, threads=threads, exact=exact, openvino=openvino, dialects=probed.dialects
             )
         except DeviceError as error:
+            failure = _unavailable(device, error)
             if search.is_explicit:
-                raise  # what was asked for alone never falls back to another
+                raise failure from error  # what was asked for alone never falls back to another
             _log.info("'%s' could not be opened: %s", device.name, error)
             search.refuse(device, str(error))
-            failures.append(error)
+            failures.append(failure)
     if len(failures) == 1 and search.names == [AUTO]:
         raise failures[0]  # nothing else is here: what other machines may have is no news
     raise search.failure() from (failures[-1] if failures else None)
+
+
+class _Probed:
+    """What the probes of one load found."""
+
+    def __init__(self, package: Package, *, exact: bool) -> None:
+        self.dialects: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
+        self.notes: list[str] = []  # on the last device: why a better graph is not used
+        self._package = package
+        self._exact = exact
+        self._probes: Probes | None = None
+
+    def refusal_of(self, device: Device) -> tuple[str, str] | None:
+        """Why a device, or one of a pair, must not be used, and what helps; None when it may be."""
+        from embedllm.backends import registry
+
+        self.notes = []
+        for part in registry.parts(self._package, device, exact=self._exact):
+            if not registry.is_probed(part):
+                continue
+            from embedllm.backends import probe_run
+
+            self._probes = self._probes or probe_run.Probes()
+            outcome = self._probes.outcome_for(part)
+            if outcome is not None and not outcome.ok:
+                whose = "" if part.name == device.name else f"'{part.name}': "
+                return whose + outcome.reason, outcome.remedy
+            self.dialects[part.name] = probe_run.dialects(part, outcome)
+            self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
+        return None
+
+
+def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
+    """An error of opening a device, as one that tells what was tried."""
+    return (
+        error
+        if isinstance(error, DeviceUnavailable)
+        else DeviceUnavailable(str(error), [(device.name, str(error), "")])
+    )
 
 
 def devices() -> list[Device]:

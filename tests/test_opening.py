@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends import drivers, select
+from embedllm.backends import drivers, probe_run, select
 from embedllm.backends.base import Engine
 from embedllm.backends.drivers import Choices, driver_of
+from embedllm.backends.probe import Outcome, failed
 from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.export.dialects import FLOAT16, FLOAT32
 
 
 @pytest.fixture
@@ -44,12 +46,14 @@ def test_auto_goes_on_and_says_so(
     assert "; not openvino: 'openvino' is out of memory" in caplog.text
 
 
-def test_an_explicit_device_raises_its_own_error(
+def test_an_explicit_device_raises_its_own_error_and_says_what_was_tried(
     breaks: Callable[..., None], tiny_package: Callable[..., Path]
 ) -> None:
     breaks("openvino")
-    with pytest.raises(DeviceError, match=r"^'openvino' is out of memory$"):
+    with pytest.raises(DeviceUnavailable, match=r"^'openvino' is out of memory$") as caught:
         embedllm.load(tiny_package(), device="openvino")
+    assert caught.value.tried == (("openvino", "'openvino' is out of memory", ""),)
+    assert isinstance(caught.value.__cause__, DeviceError)
 
 
 def test_when_all_fail_each_is_told(breaks: Callable[..., None], tiny_package: Callable[..., Path]) -> None:
@@ -67,7 +71,7 @@ def test_auto_on_a_machine_with_one_device_raises_that_ones_error(
 ) -> None:
     breaks("cpu")
     monkeypatch.setitem(select.RANKINGS, sys.platform, ("directml", "cpu") if sys.platform != "win32" else ("cpu",))
-    with pytest.raises(DeviceError, match=r"^'cpu' is out of memory$"):
+    with pytest.raises(DeviceUnavailable, match=r"^'cpu' is out of memory$"):
         embedllm.load(tiny_package())
 
 
@@ -84,3 +88,68 @@ def test_a_target_with_a_comma_is_one_device_of_the_environment(
     with pytest.raises(DeviceUnavailable) as caught:
         embedllm.load(tiny_package())
     assert [name for name, *_ in caught.value.tried] == ["openvino:NPU:GPU,CPU"]
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The CPU, said to run the float16 graph best, which it refuses when it opens; and the graphs that it was given."""
+    cpu = driver_of("cpu")
+    assert cpu is not None
+    given: list[str] = []
+
+    def open_it(choices: Choices) -> Engine:
+        assert choices.graph is not None
+        given.append(choices.graph.dialect)
+        if choices.graph.dialect == FLOAT16.name:
+            lack = "the GPU has no 16-bit floats"
+            raise DeviceUnavailable(f"'cpu' cannot run this model: {lack}.", [("cpu", lack, "another graph")])
+        return cpu.open(choices)
+
+    row = replace(cpu, dialects=(FLOAT16.name, FLOAT32.name), open=open_it)
+    monkeypatch.setitem(drivers._DRIVERS, "cpu", row)
+    return given
+
+
+@pytest.mark.parametrize("name", ["cpu", "openvino+cpu"])
+def test_a_graph_that_a_device_refuses_gives_way_to_the_next(
+    name: str, picky: list[str], tiny_package: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a GPU without float16 does, where no probe found that out."""
+    with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(tiny_package(), device=name) as model:
+        assert model.generate("a", max_tokens=1).tokens
+    assert picky == [FLOAT16.name, FLOAT32.name]
+    assert "the graph 'generic-float16' is not used: 'cpu' cannot run this model: the GPU has no 16-bit" in caplog.text
+
+
+def test_when_each_graph_is_refused_each_is_told(
+    picky: list[str], tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = driver_of("cpu")
+    assert row is not None
+    monkeypatch.setattr("tests.test_opening.FLOAT16", FLOAT32)  # the one that it refuses
+    monkeypatch.setitem(drivers._DRIVERS, "cpu", replace(row, dialects=(FLOAT32.name, FLOAT32.name)))
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package(), device="cpu")
+    assert len(caught.value.tried) == len(picky) == 2
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
+    """What the probes of devices give, by name; those in here are probed."""
+    outcomes: dict[str, Outcome] = {}
+    monkeypatch.setattr("embedllm.backends.registry.is_probed", lambda device: device.name in outcomes)
+    monkeypatch.setattr(probe_run, "outcome_for", lambda device, **_: outcomes[device.name])
+    return outcomes
+
+
+def test_the_devices_of_a_pair_are_probed(
+    probes: dict[str, Outcome], picky: list[str], tiny_package: Callable[..., Path]
+) -> None:
+    probes["cpu"] = Outcome(ok=True, dialect=FLOAT32.name)
+    embedllm.load(tiny_package(), device="openvino+cpu").close()
+    assert picky == [FLOAT32.name]
+    probes["openvino"] = failed("failed: it computes wrongly", remedy="another driver")
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package(), device="openvino+cpu")
+    reason = "'openvino': the probe failed: it computes wrongly"
+    assert caught.value.tried == (("openvino+cpu", reason, "another driver"),)

@@ -464,6 +464,41 @@ def test_a_probe_that_hung_is_tried_again_after_a_while(
     assert runs() == 1
 
 
+def test_whoever_waits_for_the_first_probe_is_told(runs: Callable[[], int], caplog: pytest.LogCaptureFixture) -> None:
+    """At a level that an application sees which did not ask for details."""
+    with caplog.at_level(logging.WARNING, logger="embedllm"):
+        probe_run.outcome_for(GPU)
+        assert "trying 'cuda' for the first time, with a tiny model; this may take up to 120 s" in caplog.text
+        caplog.clear()
+        probe_run.outcome_for(GPU)
+        probe_run.outcome_for(GPU, anew=True)
+        assert caplog.text == ""
+
+
+def test_the_probes_of_one_load_have_one_time_limit(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[[], int]
+) -> None:
+    monkeypatch.setenv(probe_run.LIMIT, "0.2")
+    hangs = replace(GPU, name="webgpu")
+    right = probe_run.command(GPU)
+    sleeps = python("import time; time.sleep(600)")
+    monkeypatch.setattr(probe_run, "command", lambda device: sleeps if device == hangs else right)
+    probes = probe_run.Probes()
+    late, none_left = probes.outcome_for(hangs), probes.outcome_for(GPU)
+    assert late is not None
+    assert late.ran_out_of_time
+    assert none_left is not None
+    assert none_left.reason == "the probe was not begun: those of other devices took all the time of one load"
+    assert "EMBEDLLM_PROBE_TIMEOUT" in none_left.remedy
+    assert runs() == 0
+    monkeypatch.setenv(probe_run.LIMIT, "60")
+    assert probe_run.outcome_for(GPU) == FINE  # the next load has time for it
+    monkeypatch.setenv(probe_run.LIMIT, "0.2")
+    again = probe_run.Probes()
+    assert again.outcome_for(hangs) == late  # and spends none on what hung
+    assert again.outcome_for(GPU) == FINE
+
+
 def test_gpus_and_plug_ins_are_probed() -> None:
     for name in ("cuda", "cuda:1", "webgpu", "directml", "openvino-gpu", "openvino-gpu.1", "openvino-ep", "qnn",
                  "plugin:/a/library+that.so"):  # fmt: skip
