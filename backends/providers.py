@@ -81,7 +81,7 @@ PROVIDERS = (
         hardware="GPU",
         platforms=frozenset({"win32"}),
         install=_SWAP + "pip install onnxruntime-directml",
-        tested=f"{UNTESTED}: its graph runs on the CPU in the tests",
+        tested="the real DirectML under Wine, on a software GPU; no hardware",
     ),
     Provider(
         device="openvino-ep",
