@@ -163,9 +163,14 @@ class Driver:
         dispatch, url = self._dispatch(command)
         if dispatch is None:
             return False
-        self._running[command] = Finished()
-        dispatch.dispatchWithNotification(url, (), self._running[command])
+        self._choose(command, dispatch, url)
         return True
+
+    def close_then_start(self, command: str) -> None:
+        """Chooses a command of a window that was closed meanwhile, as a macro may."""
+        dispatch, url = self._dispatch(command)
+        self.close()
+        self._choose(command, dispatch, url)
 
     def result(self, command: str) -> tuple[bool, str]:
         """Waits for the end: whether it was well, and what it says."""
@@ -223,6 +228,10 @@ class Driver:
     def complains(self) -> bool:
         """Whether the bar with an error is shown."""
         return self._document.getCurrentController().hasInfobar("embedllm")
+
+    def _choose(self, command: str, dispatch: Any, url: Any) -> None:
+        self._running[command] = Finished()
+        dispatch.dispatchWithNotification(url, (), self._running[command])
 
     def _dispatch(self, command: str) -> tuple[Any, Any]:
         url = URL()

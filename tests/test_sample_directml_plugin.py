@@ -74,9 +74,11 @@ def missing() -> str:
 class Writer:
     """A LibreOffice with the extension; its methods are the driver's (tests/libreoffice_driver.py)."""
 
-    def __init__(self, process: subprocess.Popen[str], settings: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], settings: Path, opened: Path) -> None:
+        """opened: what the desktop was last told to open."""
         self._process = process
         self._settings = settings
+        self.opened = opened
         assert self.answer() == "ready"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -120,11 +122,16 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
     profile, extension = folder / "profile", build(folder / "embedllm_writer.oxt")
     (profile / "user").mkdir(parents=True)
     command = [PYTHON, str(ROOT / "tests" / "libreoffice_driver.py"), str(profile), str(extension)]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as in an activated environment
+    programs, part, opened = folder / "bin", folder / "part", folder / "opened"
+    programs.mkdir()
+    (programs / "xdg-open").write_text(f"#!/bin/sh\necho \"$1\" >'{part}' && mv '{part}' '{opened}'\n")
+    (programs / "xdg-open").chmod(0o755)
+    # as in an activated environment
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     with subprocess.Popen(
         command, env={**os.environ, "PATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        yield Writer(process, profile / "user" / "embedllm_writer.json")
+        yield Writer(process, profile / "user" / "embedllm_writer.json", opened)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
@@ -327,6 +334,68 @@ def test_nothing_selected_is_said(writer: Writer) -> None:
     is_well, text = writer.run("summarise")
     assert not is_well
     assert "No text is selected" in text
+
+
+def test_a_window_that_was_closed_is_said(writer: Writer) -> None:
+    writer.set()
+    writer.open(text=TEXT)
+    writer.select(text=CAT)
+    writer.close_then_start(command="rewrite")
+    is_well, text = writer.result(command="rewrite")
+    assert not is_well
+    assert "The window was closed" in text
+
+
+# Runs the extension's component with the real uno, where the office's shell opens nothing; says what a listener hears.
+NOTHING_OPENS = """
+import sys, types
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/pythonpath"]
+import uno
+from com.sun.star.system import SystemShellExecuteException
+import embedllm_writer as writer
+
+class Controller:
+    def hasInfobar(self, name):
+        return False
+    def appendInfobar(self, name, title, text, *others):
+        print("shown:", text)
+        if sys.argv[3] == "gone":
+            raise SystemShellExecuteException("the window is gone", None, 0)
+
+def service(name, context):
+    folder = uno.systemPathToFileUrl(sys.argv[2])
+    return types.SimpleNamespace(execute=execute, getSubstituteVariableValue=lambda name: folder)
+
+def execute(*arguments):
+    raise SystemShellExecuteException("no association", None, 31)
+
+listener = types.SimpleNamespace(dispatchFinished=lambda event: print("told:", event.State, event.Result))
+context = types.SimpleNamespace(ServiceManager=types.SimpleNamespace(createInstanceWithContext=service))
+frame = types.SimpleNamespace(getController=Controller)
+dispatch = writer.Dispatch(context, frame)
+writer.Office.ring = lambda: writer.Office.look()
+dispatch.dispatchWithNotification(types.SimpleNamespace(Path="settings"), (), listener)
+"""
+
+
+@pytest.mark.parametrize("window", ["there", "gone"])
+def test_settings_that_no_program_opens_are_said(window: str, tmp_path: Path) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    command = [PYTHON, "-B", "-c", NOTHING_OPENS, str(SAMPLE / "extension"), str(tmp_path), window]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == ""
+    text = f"No program opens '{tmp_path}/embedllm_writer.json': no association. Open it in a text editor."
+    assert done.stdout == f"shown: {text}\ntold: 0 {text}\n"
+
+
+def test_settings_go_to_the_program_that_opens_them(writer: Writer) -> None:
+    writer.set()
+    writer.open(text=TEXT)
+    is_well, path = writer.run("settings")
+    assert is_well
+    writer.exists(path=str(writer.opened))
+    assert writer.opened.read_text() == f"{Path(path).as_uri()}\n"
 
 
 def test_each_entry_of_the_menu_has_a_command(writer: Writer) -> None:

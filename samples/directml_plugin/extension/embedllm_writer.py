@@ -21,6 +21,7 @@ from com.sun.star.frame import DispatchResultEvent, FeatureStateEvent, XDispatch
 from com.sun.star.frame.DispatchResultState import FAILURE, SUCCESS
 from com.sun.star.frame.InfobarType import DANGER, WARNING
 from com.sun.star.lang import XInitialization, XServiceInfo
+from com.sun.star.system.SystemShellExecuteFlags import URIS_ONLY
 from com.sun.star.uno import Exception as UnoException
 from embedllm_actions import ACTIONS
 from embedllm_asking import FAILED, Asking, Outcome
@@ -121,16 +122,25 @@ class Dispatch(unohelper.Base, XNotifyingDispatch):
             else:
                 self._start(command, tell)
         except (Unsuitable, SettingsError, OSError) as error:
-            self._show(str(error), DANGER)
-            tell(FAILURE, str(error))
+            self._refuse(str(error), tell)
+        except UnoException as error:
+            self._refuse(f"The office could not do it: {error.Message}", tell)
+
+    def _refuse(self, text: str, tell: Callable[[int, str], None]) -> None:
+        with suppress(UnoException):  # the window was closed meanwhile
+            self._show(text, DANGER)
+        tell(FAILURE, text)
 
     def _start(self, command: str, tell: Callable[[int, str], None]) -> None:
         if Office.task is not None:
             raise Unsuitable("A reply is being written. Wait for its end, or cancel it.")
         controller = self._frame.getController()
+        if controller is None:
+            raise Unsuitable("The window was closed.")
         action, file = ACTIONS[command], self._settings_file()
         passage = Passage(controller.getModel(), controller, action)
-        settings = read_settings(file)
+        reply, settings = Reply(passage, action), read_settings(file)
+        self._clear()
         indicator = self._frame.createStatusIndicator()
         indicator.start(f"{action.title} ...", 0)
 
@@ -144,9 +154,8 @@ class Dispatch(unohelper.Base, XNotifyingDispatch):
             self._show_states()
             tell(FAILURE if outcome.state == FAILED else SUCCESS, outcome.text or outcome.state)
 
-        self._clear()
         asking = Asking(Office.worker, action, passage.text, Office.ring)
-        Office.task, Office.end = Task(asking, Reply(passage, action), indicator.setText), end
+        Office.task, Office.end = Task(asking, reply, indicator.setText), end
         gc.disable()  # until the end: threads must not free what is the office's
         asking.start(settings, file)
         self._show_states()
@@ -155,7 +164,11 @@ class Dispatch(unohelper.Base, XNotifyingDispatch):
         """Shows the file in the editor that the system has for it; its path."""
         file = self._settings_file()
         read_settings(file)  # writes it when there is none
-        self._service("com.sun.star.system.SystemShellExecute").execute(str(file), "", 0)
+        url = uno.systemPathToFileUrl(str(file))  # a path would be run as a program (LibreOffice 7.4 on Linux)
+        try:
+            self._service("com.sun.star.system.SystemShellExecute").execute(url, "", URIS_ONLY)
+        except UnoException as error:
+            raise Unsuitable(f"No program opens '{file}': {error.Message}. Open it in a text editor.") from error
         return str(file)
 
     def _settings_file(self) -> Path:
