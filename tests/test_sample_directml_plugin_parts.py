@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,41 @@ def test_a_worker_that_dies_is_told_to_whoever_waits_and_asks() -> None:
         client.request("initialize", {})
     assert not client.is_alive
     client.close()
+
+
+@pytest.mark.parametrize("line", ["hello", "[]", "{}", '{"method": "chunk"}', '{"method": "log", "params": 5}'])
+def test_a_line_that_is_no_message_ends_the_worker_and_is_told_to_all_that_wait(line: str) -> None:
+    code = (
+        f"import sys, time; sys.stdin.readline(); sys.stdin.readline(); print({line!r}, flush=True); time.sleep(3600)"
+    )
+    with Client([sys.executable, "-c", code]) as client:
+        waiting = [client.request("initialize", {}) for _ in range(2)]
+        for request in waiting:
+            with pytest.raises(WorkerError, match=rf"was ended, because of its line '{re.escape(line)}'"):
+                request.result(60)
+        with pytest.raises(WorkerError, match="was ended"):
+            client.request("initialize", {})
+        assert not client.is_alive
+
+
+def test_what_on_chunk_raises_fails_its_request_and_no_other(client: Client) -> None:
+    def fail(text: str) -> None:
+        raise ZeroDivisionError("the window is gone")
+
+    failing = client.request("generate", {"prompt": LONG, "max_tokens": MANY}, on_chunk=fail)
+    other = client.request("generate", {"prompt": LONG, "max_tokens": 8})
+    with pytest.raises(WorkerError, match="on_chunk raised ZeroDivisionError: the window is gone"):
+        failing.result(60)
+    assert other.result(60)["tokens"] == 8
+    assert client.is_alive
+
+
+def test_what_on_note_raises_is_told_to_whoever_waits() -> None:
+    def fail(text: str) -> None:
+        raise ZeroDivisionError("the window is gone")
+
+    with Client(COMMAND, on_note=fail) as client, pytest.raises(WorkerError, match="ZeroDivisionError: the window is"):
+        client.request("load", {"device": "cpu"}).result(60)
 
 
 def test_closing_ends_the_worker_and_what_runs() -> None:

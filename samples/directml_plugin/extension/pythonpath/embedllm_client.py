@@ -20,12 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _KEPT_LINES = 20  # of the worker's stderr, to tell why it ended
+_SHOWN_BYTES = 200  # of a line that is no message
 
 
 class WorkerError(Exception):
     """The worker answered with an error, or is gone.
 
-    code: of JSON-RPC, docs/worker.md lists them; 0 when the worker is gone. data: what else it told.
+    code: of JSON-RPC, docs/worker.md lists them; 0 when the worker is gone, or on_chunk raised.
+    data: what else it told.
     """
 
     def __init__(self, message: str, code: int = 0, data: Mapping[str, Any] | None = None) -> None:
@@ -82,6 +84,7 @@ class Client:
         self._requests: dict[int, Request] = {}
         self._last_id = 0
         self._is_gone = False
+        self._trouble = ""  # why the worker was ended here
         self._errors: collections.deque[bytes] = collections.deque(maxlen=_KEPT_LINES)
         no_window = {"creationflags": 0x08000000} if sys.platform == "win32" else {}  # CREATE_NO_WINDOW
         try:
@@ -103,7 +106,7 @@ class Client:
     ) -> Request:
         """Sends a request. on_chunk: told of each piece of a reply's text, in a thread of the client's.
 
-        Raises WorkerError when the worker is gone.
+        Raises WorkerError when the worker is gone. When on_chunk raises, the request is cancelled and result() says so.
         """
         with self._lock:
             self._last_id += 1
@@ -151,9 +154,20 @@ class Client:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as stdout:
-            for line in stdout:
-                self._take(json.loads(line))
+        line = b""
+        try:
+            with self._process.stdout as stdout:
+                for line in stdout:
+                    self._take(json.loads(line))
+        except Exception as error:  # noqa: BLE001  # whoever waits is told, in their own threads
+            shown = line[:_SHOWN_BYTES].decode("utf-8", "replace").strip()
+            self._trouble = f"was ended, because of its line '{shown}': {type(error).__name__}: {error}"
+            self._process.kill()
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Tells whoever waits that the worker is gone."""
         self._process.wait()
         self._stderr_reader.join(1.0)
         with self._lock:
@@ -161,7 +175,7 @@ class Client:
             waiting = list(self._requests.values())
             self._requests.clear()
         for request in waiting:
-            request.answer({"error": {"code": 0, "message": self._why_gone()}})
+            request.answer(_failure(self._why_gone()))
 
     def _take(self, message: Mapping[str, Any]) -> None:
         params = message.get("params", {})
@@ -169,7 +183,7 @@ class Client:
             with self._lock:
                 request = self._requests.get(params["id"])
             if request is not None:
-                request.on_chunk(params["text"])
+                self._pass_on(request, params["text"])
         elif "method" in message:
             self._on_note(params["text"])
         else:
@@ -177,6 +191,16 @@ class Client:
                 request = self._requests.pop(message["id"], None)
             if request is not None:
                 request.answer(message)
+
+    def _pass_on(self, request: Request, text: str) -> None:
+        """Gives a piece of a reply to whoever asked; when they raise, that request fails, and no other."""
+        try:
+            request.on_chunk(text)
+        except Exception as error:  # noqa: BLE001  # result() raises it
+            with self._lock:
+                self._requests.pop(request.id, None)
+            request.answer(_failure(f"on_chunk raised {type(error).__name__}: {error}"))
+            request.cancel()
 
     def _keep_errors(self) -> None:
         assert self._process.stderr is not None
@@ -186,7 +210,13 @@ class Client:
 
     def _why_gone(self) -> str:
         said = b"".join(self._errors).decode("utf-8", "replace").strip()
-        return f"the worker '{' '.join(self.command)}' ended with exit code {self._process.poll()}. {said}".strip()
+        what = self._trouble or f"ended with exit code {self._process.poll()}."
+        return f"the worker '{' '.join(self.command)}' {what} {said}".strip()
+
+
+def _failure(text: str) -> dict[str, Any]:
+    """An answer that the worker did not give."""
+    return {"error": {"code": 0, "message": text}}
 
 
 def _environment() -> dict[str, str]:
