@@ -64,8 +64,7 @@ def warn_of_age(version: str = ort.__version__) -> None:
     """Logs what an old ONNX Runtime does worse on the CPU: docs/devices.md#conflicts."""
     if _is_old(version):
         _log.warning(
-            "ONNX Runtime %s is older than 1.31, with which this library is tested on the CPU: it has no exact, and "
-            "sessions that run at the same time in several threads may fail",
+            "ONNX Runtime %s is older than 1.31, with which this library is tested on the CPU; it cannot run exact",
             version,
         )
 
@@ -162,6 +161,7 @@ class OrtSession:
         self._binding: ort.IOBinding | None = engine.session.io_binding()
         self._run_options = ort.RunOptions()
         self._stopping = False
+        self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self._dtype = np.float16 if engine.half else np.float32
         shapes = [(a.kv_heads, a.head_dim) for a in (layer.attention for layer in engine.package.decoder.layers)]
@@ -248,8 +248,9 @@ class OrtSession:
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
         if not self._only_last:
             # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
-            first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
-            binding.bind_ortvalue_input("logits_from", first)
+            # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
+            self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
+            binding.bind_ortvalue_input("logits_from", self._first)
         return binding
 
     def _run(self, binding: ort.IOBinding, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible
-from embedllm.backends.ort import OrtEngine, OrtSession
+from embedllm.backends.ort import OrtEngine, OrtSession, ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.registry import devices
 from embedllm.errors import ContextFull, DeviceError
@@ -141,6 +142,22 @@ def test_sessions_of_one_engine_do_not_see_each_other(exact_engine: OrtEngine) -
     for token, candidates in zip((1, 2, 3, 4), expected, strict=True):
         assert one.feed([token]).top(3) == candidates
         other.feed([200 - token])
+
+
+def test_what_is_bound_lives_as_long_as_the_binding(exact_engine: OrtEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings of ONNX Runtime 1.24 to 1.27 do not keep it; what was freed was read by the run."""
+
+    class Binding:
+        def bind_cpu_input(self, name: str, array: np.ndarray) -> None: ...
+
+        def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+            bound[name] = weakref.ref(value)
+
+    bound: dict[str, weakref.ref[ort.OrtValue]] = {}
+    session = exact_engine.open()
+    monkeypatch.setattr(session, "_binding", Binding())
+    session._prepare([1, 2], logits_from=0)
+    assert {name: value() is not None for name, value in bound.items()} == {"logits_from": True}
 
 
 def test_sessions_run_in_parallel_threads(exact_engine: OrtEngine) -> None:
