@@ -110,6 +110,7 @@ class DeviceSession(Generic[B]):
         ]
 
     def import_state(self, state: KeyValues) -> None:
+        self._held()
         attentions = [layer.attention for layer in self._decoder.layers]
         end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)

@@ -32,6 +32,9 @@ from embedllm.rows import Row
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
 import onnxruntime as ort
 
+if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it was removed beside another
+    raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it anew")
+
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
     from embedllm.types import F32

@@ -232,6 +232,8 @@ def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[s
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
         if impossible := [lack for one in DIALECTS if one.name in wanted and (lack := one.lack(package.decoder))]:
             return f"there is no {named} graph of '{package.name}': {impossible[0]}", "use another device"
+        if damaged := next((one for one in wanted if one in package.damaged), None):
+            return package.damaged[damaged], f"embedllm graph {package.folder} --flavour {damaged}"
         has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
         remedy = f"embedllm graph {package.folder} --flavour {wanted[0]}" if wanted else "export the model again"
         return f"'{package.name}' has no {named} graph (it has {has})", remedy

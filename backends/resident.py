@@ -153,6 +153,7 @@ class ResidentSession(DeviceSession[Buffers]):
         super().__init__(engine, capacity)
         self._resident = engine
         self._launched = engine.replaying(None)  # kernel by kernel
+        self._given: dict[str, ort.OrtValue] = {}  # kept, as not every version's binding keeps what it was given
         self._fed = 0  # how often
         self._end = 0  # the position after that
         self._last = 0  # the token that was fed last, if it was alone
@@ -239,8 +240,10 @@ class ResidentSession(DeviceSession[Buffers]):
                 self._held().heads[BEST]()
 
     def _bind_several(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        binding, end = buffers.several, self.position + len(tokens)
-        binding.bind_ortvalue_input("input_ids", self._resident.place(np.array([tokens], np.int64)))
-        binding.bind_ortvalue_input("attention_mask", self._resident.place(np.ones((1, end), np.int64)))
-        start = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
-        binding.bind_ortvalue_input("logits_from", start)
+        self._given = {
+            "input_ids": self._resident.place(np.array([tokens], np.int64)),
+            "attention_mask": self._resident.place(np.ones((1, self.position + len(tokens)), np.int64)),
+            "logits_from": ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64)),
+        }
+        for name, value in self._given.items():
+            buffers.several.bind_ortvalue_input(name, value)

@@ -61,6 +61,7 @@ class WebGpuSession(DeviceSession[Buffers]):
     def __init__(self, gpu: Gpu, capacity: int) -> None:
         super().__init__(gpu, capacity)
         self._gpu = gpu
+        self._given: dict[str, ort.OrtValue] = {}
 
     def feed(self, tokens: Sequence[int]) -> Row:
         buffers = self._prepare(tokens)
@@ -105,8 +106,9 @@ class WebGpuSession(DeviceSession[Buffers]):
             "attention_mask": np.ones((1, self.position + len(tokens))),
             "logits_from": [logits_from],
         }
-        for name, values in given.items():
-            value = ort.OrtValue.ortvalue_from_numpy(
-                np.array(values, np.int64)
-            )  # on the host, which makes lengths of it
+        # on the host, which makes lengths of it; kept, as not every version's binding keeps what it was given
+        self._given = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.array(values, np.int64)) for name, values in given.items()
+        }
+        for name, value in self._given.items():
             buffers.binding.bind_ortvalue_input(name, value)

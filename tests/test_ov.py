@@ -24,7 +24,7 @@ from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesSt
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.ov import OvEngine
 from embedllm.backends.reference import ReferenceEngine
-from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable, PackageError
+from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, onnx_graph
 from embedllm.export.dialects import FLOAT32
 from embedllm.export.plan import plan
@@ -501,8 +501,11 @@ def test_a_damaged_model_is_a_device_error(text: str, folder: Path, tmp_path: Pa
 def test_a_folder_without_its_model_is_incomplete(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "openvino_model.xml").unlink()
-    with pytest.raises(PackageError, match=r"is incomplete: cannot read 'openvino_model.xml'"):
+    with pytest.raises(DeviceUnavailable, match=r"is incomplete: cannot read 'openvino_model.xml'") as caught:
         embedllm.load(tmp_path / "copy", device="openvino")
+    assert f"embedllm graph {tmp_path / 'copy'} --flavour openvino" in str(caught.value)
+    with embedllm.load(tmp_path / "copy", device="cpu") as llm:  # which does not need it
+        assert llm.device.name == "cpu"
 
 
 def test_the_weights_file_is_not_locked_or_changed(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -171,3 +172,20 @@ def test_without_openvino_its_devices_say_what_to_install(package: Package) -> N
 def test_a_target_that_cannot_be_is_refused_before_it_is_loaded(name: str, reason: str, package: Package) -> None:
     with pytest.raises(DeviceUnavailable, match=re.escape(f"'{name}': {reason}")):
         embedllm.load(package.folder, device=name)
+
+
+def test_what_is_left_of_onnxruntime_is_said_to_be_damaged(package: Package, tmp_path: Path) -> None:
+    """pip leaves the folder when one build is removed that another one was installed over."""
+    (tmp_path / "onnxruntime" / "capi").mkdir(parents=True)
+    (tmp_path / "onnxruntime" / "__init__.py").touch()
+    code = (
+        "import sys, embedllm\n"
+        "try: embedllm.load(sys.argv[1], device='cpu')\n"
+        "except embedllm.DeviceUnavailable as error: print(error)\n"
+        "print(embedllm.load(sys.argv[1], device='reference').device.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(package.folder)], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+    refusal, name = done.stdout.splitlines()
+    assert "is not whole; install it anew" in refusal
+    assert name == "reference"
