@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,11 @@ def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """Also where the tests were started with SIGINT ignored, as in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

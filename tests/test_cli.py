@@ -57,14 +57,6 @@ def no_template(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture
-def ctrl_c_works() -> Iterator[None]:
-    """Also where the tests were started with SIGINT ignored, as in the background of a script."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def embed(*arguments: str, stdin: str | bytes | None = None, env: Mapping[str, str | None] | None = None) -> Result:
     return CliRunner().invoke(cli, list(arguments), input=stdin, env=env, prog_name="embedllm")
 

@@ -126,19 +126,25 @@ def until(is_true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 def stopped(command: list[str | Path], out: Path, written: int, with_signal: int) -> subprocess.CompletedProcess[str]:
     """Runs an export until it has written that many bytes of weights, then sends a signal."""
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def has_written() -> bool:
         files = out.parent.glob(f".{out.name}.partial-*/weights.safetensors")
         return any(file.stat().st_size > written for file in files)
 
-    until(has_written, process)
-    process.send_signal(with_signal)
-    printed, said = process.communicate(timeout=60)
+    with subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            until(has_written, process)
+            process.send_signal(with_signal)
+            printed, said = process.communicate(timeout=60)
+        finally:
+            process.kill()  # when it does not end by itself, it is not left to the tests after this one
     return subprocess.CompletedProcess(command, process.returncode, printed, said)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c_works")
 @pytest.mark.parametrize("written", [0, 1_000_000, 10_000_000])
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "replacing"])
 def test_ctrl_c_leaves_everything_as_it_was(written: int, is_new: bool, large: Path, tmp_path: Path) -> None:
@@ -156,6 +162,7 @@ def test_ctrl_c_leaves_everything_as_it_was(written: int, is_new: bool, large: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c_works")
 def test_ctrl_c_of_the_command_says_so_and_leaves_nothing(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "package"
     result = stopped([sys.executable, "-m", "embedllm", "export", large, out], out, 1_000_000, signal.SIGINT)
