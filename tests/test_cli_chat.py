@@ -241,18 +241,25 @@ class Terminal:
             env={**os.environ, "TERM": "dumb"},
         )
         os.close(theirs)
+        self._unread = b""
 
     def type(self, keys: str) -> None:
         os.write(self.screen, keys.encode())
 
     def read_until(self, text: str) -> str:
-        """What appears, up to this text."""
-        shown = b""
-        while text.encode() not in shown:
+        """What appears, up to this text; what has come after it is kept for the next call."""
+        while (end := self._unread.find(text.encode())) < 0:
             ready, _, _ = select.select([self.screen], [], [], DEADLINE)
-            assert ready, f"{text!r} did not appear, only {shown[-300:]!r}"
-            shown += os.read(self.screen, 1 if len(shown) < 200 else 4096)
+            assert ready, f"{text!r} did not appear, only {self._unread[-300:]!r}"
+            self._unread += os.read(self.screen, 4096)
+        end += len(text.encode())
+        shown, self._unread = self._unread[:end], self._unread[end:]
         return shown.decode(errors="replace")
+
+    def wait_for_more(self) -> None:
+        """Until something appears after what was read."""
+        if not self._unread:
+            self._unread = os.read(self.screen, 4096)
 
     def clear_line(self) -> None:
         """Presses Ctrl-C until there is a new prompt.
@@ -289,7 +296,7 @@ class TestTyped:
         for _ in range(2):
             terminal.type("hello\r")
             terminal.read_until("hello\r\n")
-            os.read(terminal.screen, 1)  # the reply has begun
+            terminal.wait_for_more()  # the reply has begun
             terminal.type("\x03")
             terminal.read_until("(stopped after ")
             terminal.read_until("> ")
