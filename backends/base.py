@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from embedllm.errors import ContextFull
+from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ class Device:
 
 class Interrupted(Exception):
     """A feed was stopped from outside; the session stands where it stood before that feed."""
+
+
+def cannot_run(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
+    """The error of a device that does not suit a model."""
+    return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
 
 
 def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit: int, remedy: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -57,9 +57,14 @@ class DeviceEngine(Protocol[B]):
     package: Package
     context: int
     lock: threading.RLock  # held while anything is bound or run
+    dtype: type[np.floating]  # of KV and logits
 
     @property
     def session(self) -> ort.InferenceSession: ...
+
+    def place(self, array: np.ndarray) -> ort.OrtValue:
+        """A copy of an array on the device."""
+        ...
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
         """Puts an array where another of its shape and type is."""
@@ -74,6 +79,28 @@ class DeviceEngine(Protocol[B]):
         ...
 
     def give_back(self, buffers: B) -> None: ...
+
+
+def empty_kv(engine: DeviceEngine[B], capacity: int) -> dict[str, ort.OrtValue]:
+    """Buffers for the keys and values of that many tokens, as KvBuffers has them.
+
+    Zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN.
+    """
+    attentions = [layer.attention for layer in engine.package.decoder.layers]
+    return {
+        f"{at}.{part}": engine.place(np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype))
+        for at, attention in enumerate(attentions)
+        for part in ("key", "value")
+    }
+
+
+def bound_to(kv: Mapping[str, ort.OrtValue], session: ort.InferenceSession) -> ort.IOBinding:
+    """A binding whose past and present are the same buffers."""
+    binding = session.io_binding()
+    for name, value in kv.items():
+        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        binding.bind_ortvalue_output(f"present.{name}", value)
+    return binding
 
 
 class DeviceSession(Generic[B]):

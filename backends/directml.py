@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_session import device_errors
 from embedllm.backends.directml_session import Buffers, DirectMLSession
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident import HEAVY
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError
 from embedllm.export.dialects import DIRECTML
 from embedllm.package import Graph, Package
 
@@ -80,7 +80,7 @@ class DirectMLEngine:
         number = number_of(device.name) if provider == PROVIDER else 0
         self._where = ("dml" if provider == PROVIDER else "cpu", number)  # of the KV, in ONNX Runtime's words
         if lack := DIRECTML.lack(package.decoder):
-            raise _unavailable(device, lack, "use another device")
+            raise cannot_run(device, lack, "use another device")
         path = package.folder / graph.file
         try:
             with self.lock:
@@ -89,7 +89,7 @@ class DirectMLEngine:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
         left = left_to_the_cpu(self._session, HEAVY) if provider == PROVIDER else []
         if left:
-            raise _unavailable(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -122,10 +122,6 @@ class DirectMLEngine:
 
     def give_back(self, buffers: Buffers) -> None:
         """None are kept: their memory goes when nobody holds them."""
-
-
-def _unavailable(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
-    return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
 
 
 def _start(model: str | bytes, provider: str, number: int) -> ort.InferenceSession:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.device_session import DeviceEngine, DeviceSession, device_errors
-from embedllm.backends.ort import ort
+from embedllm.backends.device_session import DeviceEngine, DeviceSession, bound_to, device_errors, empty_kv
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ class Gpu(DeviceEngine["Buffers"], Protocol):
     """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
 
     device: Device
-    dtype: type[np.floating]
-
-    def place(self, array: np.ndarray) -> ort.OrtValue:
-        """A copy of an array on the GPU."""
-        ...
 
 
 class Buffers:
@@ -42,18 +36,8 @@ class Buffers:
     def __init__(self, gpu: Gpu, capacity: int) -> None:
         """capacity: tokens."""
         self.capacity = capacity
-        # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
-        self.kv = {
-            f"{at}.{part}": gpu.place(
-                np.zeros((1, layer.attention.kv_heads, capacity, layer.attention.head_dim), gpu.dtype)
-            )
-            for at, layer in enumerate(gpu.package.decoder.layers)
-            for part in ("key", "value")
-        }
-        self.binding = gpu.session.io_binding()
-        for name, value in self.kv.items():
-            self.binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            self.binding.bind_ortvalue_output(f"present.{name}", value)
+        self.kv = empty_kv(gpu, capacity)
+        self.binding = bound_to(self.kv, gpu.session)
 
 
 class DirectMLSession(DeviceSession[Buffers]):

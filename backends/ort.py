@@ -17,6 +17,7 @@ from embedllm.backends.base import (
     LARGER_EXPORT,
     Device,
     Interrupted,
+    cannot_run,
     check_rewind,
     check_room,
     check_span,
@@ -25,7 +26,7 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.threads import compute_threads
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
@@ -123,8 +124,7 @@ class OrtEngine:
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
         if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
-            lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device"
-            raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device")
 
     def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
         if attachment is None:

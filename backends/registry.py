@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from embedllm.backends.base import Device, Engine
+from embedllm.backends.base import Device, Engine, cannot_run
 from embedllm.backends.drivers import Choices, driver_of, known_driver
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
@@ -131,8 +131,7 @@ def open_engine(
         return _open_pair(package, device, found, threads=threads, exact=exact, openvino=openvino, dialects=dialects)
     allowed = (dialects or {}).get(device.name, ())
     if lack := _lack(package, device, exact=exact, dialects=allowed):
-        reason, remedy = lack
-        raise DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
+        raise cannot_run(device, *lack)
     driver = known_driver(device)
     refused: list[DeviceUnavailable] = []
     for graph in driver.graphs(package, exact=exact, dialects=allowed) or [None]:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, DeviceRow, sizes
 from embedllm.backends.device_session import DeviceSession, device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident_buffers import Buffers
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
@@ -75,8 +75,7 @@ class ResidentEngine:
         self.head_sizes = sizes(vocabulary) if has_heads else {}
         self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
         if left := left_to_the_cpu(self._session, HEAVY):
-            lack, remedy = f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it"
-            raise DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
 
     def _load(self, path: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.device_row import Head
+from embedllm.backends.device_session import bound_to, empty_kv
 from embedllm.backends.ort import ort
 
 if TYPE_CHECKING:
@@ -41,16 +42,10 @@ class Buffers:
         self.capacity = capacity
         self._engine = engine
         self._steps: dict[int, Step] = {}
-        decoder = engine.package.decoder
-        self.kv: dict[str, ort.OrtValue] = {}
-        for at, attention in enumerate(layer.attention for layer in decoder.layers):
-            for part in ("key", "value"):
-                # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
-                empty = np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype)
-                self.kv[f"{at}.{part}"] = engine.place(empty)
-        self.logits = engine.place(np.zeros((1, 1, decoder.vocabulary), engine.dtype))
+        self.kv = empty_kv(engine, capacity)
+        self.logits = engine.place(np.zeros((1, 1, engine.package.decoder.vocabulary), engine.dtype))
         self.last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
-        self.several = self._bound()  # any number of tokens
+        self.several = bound_to(self.kv, engine.session)  # any number of tokens
         self._heads_id = next(engine.graph_ids)
         self.heads = {
             name: Head(
@@ -71,7 +66,7 @@ class Buffers:
             length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
         length = min(length, self.capacity)
         if length not in self._steps:
-            binding, given = self._bound(), self._engine.place(np.zeros(length + 1, np.int64))
+            binding, given = bound_to(self.kv, self._engine.session), self._engine.place(np.zeros(length + 1, np.int64))
             where, start = self._engine.where, given.data_ptr()
             binding.bind_input("attention_mask", *where, np.int64, (1, length), start)
             binding.bind_input("input_ids", *where, np.int64, (1, 1), start + 8 * length)
@@ -98,10 +93,3 @@ class Buffers:
         for session in self._engine.heads.values():
             session.release_captured_graph(self._heads_id)
         self._steps.clear()
-
-    def _bound(self) -> ort.IOBinding:
-        binding = self._engine.session.io_binding()
-        for name, value in self.kv.items():
-            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_ortvalue_output(f"present.{name}", value)
-        return binding

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from embedllm.backends import plugins, vulkan
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_session import device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
-from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.errors import DeviceError
 from embedllm.export.dialects import GPU_FLOAT32
 from embedllm.package import Graph, Package
 
@@ -78,7 +78,7 @@ class WebGpuEngine:
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:
             if left := left_to_the_cpu(self._session, _HEAVY):
-                raise _unavailable(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+                raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
             self._warm_up()
         except BaseException:
             self.close()
@@ -154,7 +154,7 @@ class WebGpuEngine:
             if _NO_FLOAT16 not in str(error):
                 raise
             lack, remedy = "the GPU has no 16-bit floats (shader-f16)", f"use the '{GPU_FLOAT32.name}' graph"
-            raise _unavailable(self.device, lack, remedy) from error
+            raise cannot_run(self.device, lack, remedy) from error
         finally:
             session.close()
         _log.info("ready in %.1f s", time.monotonic() - start)
@@ -201,10 +201,6 @@ def _listed(index: int, found: plugins.ProviderDevice, adapters: list[vulkan.Ada
             remedy = f"{_DRIVER}; for tests, set {ALLOW_SOFTWARE}=1"
     return Device(name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy,
                   memory=memory)  # fmt: skip
-
-
-def _unavailable(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
-    return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
 
 
 def _missing(reason: str, remedy: str) -> Device:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.device_session import DeviceEngine, DeviceSession
+from embedllm.backends.device_session import DeviceEngine, DeviceSession, bound_to, empty_kv
 from embedllm.backends.ort import ort
 from embedllm.rows import Row
 
@@ -26,11 +26,6 @@ class Gpu(DeviceEngine["Buffers"], Protocol):
     """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
 
     chunk: int  # most tokens that attention takes at once
-    dtype: type[np.floating]
-
-    def place(self, array: np.ndarray) -> ort.OrtValue:
-        """A copy of an array on the GPU."""
-        ...
 
 
 class Buffers:
@@ -39,20 +34,9 @@ class Buffers:
     def __init__(self, gpu: Gpu, capacity: int) -> None:
         """capacity: tokens; it is rounded up."""
         self.capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
-        decoder = gpu.package.decoder
-        # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
-        self.kv = {
-            f"{at}.{part}": gpu.place(
-                np.zeros((1, layer.attention.kv_heads, self.capacity, layer.attention.head_dim), gpu.dtype)
-            )
-            for at, layer in enumerate(decoder.layers)
-            for part in ("key", "value")
-        }
-        self.logits = gpu.place(np.zeros((1, 1, decoder.vocabulary), gpu.dtype))
-        self.binding = gpu.session.io_binding()
-        for name, value in self.kv.items():
-            self.binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            self.binding.bind_ortvalue_output(f"present.{name}", value)
+        self.kv = empty_kv(gpu, self.capacity)
+        self.logits = gpu.place(np.zeros((1, 1, gpu.package.decoder.vocabulary), gpu.dtype))
+        self.binding = bound_to(self.kv, gpu.session)
 
 
 class WebGpuSession(DeviceSession[Buffers]):
