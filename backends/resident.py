@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
-from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, DeviceRow, sizes
+from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, device_row, sizes
 from embedllm.backends.device_session import DeviceSession, device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident_buffers import Buffers
@@ -184,7 +184,7 @@ class ResidentSession(DeviceSession[Buffers]):
         if not buffers.heads:
             return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
         fed = self._fed
-        return DeviceRow(self._decoder.vocabulary, lambda name: self._answer(name, buffers, fed))
+        return device_row(self._decoder.vocabulary, lambda name: self._answer(name, buffers, fed))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         buffers = self._prepare(tokens)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from embedllm.backends import resident, resident_buffers
 from embedllm.backends.base import Device, Interrupted
-from embedllm.backends.device_row import HEADS, LISTED, DeviceRow, Head, sizes
+from embedllm.backends.device_row import HEADS, LISTED, Head, device_row, sizes
+from embedllm.backends.listed_row import ListedRow
 from embedllm.backends.ort import OrtEngine, ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentEngine
@@ -273,7 +274,7 @@ def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
 
 
 @pytest.fixture(scope="module")
-def heads() -> Callable[[np.ndarray], tuple[DeviceRow, list[str]]]:
+def heads() -> Callable[[np.ndarray], tuple[ListedRow, list[str]]]:
     sessions: dict[str, ort.InferenceSession] = {}
 
     def session(file: str) -> ort.InferenceSession:
@@ -281,7 +282,7 @@ def heads() -> Callable[[np.ndarray], tuple[DeviceRow, list[str]]]:
             sessions[file] = ort.InferenceSession(HEADS / file, providers=["CPUExecutionProvider"], enable_fallback=0)
         return sessions[file]
 
-    def made(row: np.ndarray) -> tuple[DeviceRow, list[str]]:
+    def made(row: np.ndarray) -> tuple[ListedRow, list[str]]:
         """A row and what was asked of the device so far."""
         logits, asked = ort.OrtValue.ortvalue_from_numpy(row[None, None]), []
 
@@ -296,12 +297,12 @@ def heads() -> Callable[[np.ndarray], tuple[DeviceRow, list[str]]]:
                 read=lambda value: value.numpy().copy(),
             )()
 
-        return DeviceRow(row.size, ask), asked
+        return device_row(row.size, ask), asked
 
     return made
 
 
-Heads = Callable[[np.ndarray], tuple[DeviceRow, list[str]]]
+Heads = Callable[[np.ndarray], tuple[ListedRow, list[str]]]
 
 
 @settings(max_examples=150, deadline=None)
