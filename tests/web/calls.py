@@ -1,0 +1,33 @@
+"""Answers of the driver: values that come later, errors of JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+PATIENCE_S = 60.0  # of what a browser does at once; machines are shared
+
+
+class BrowserError(Exception):
+    """What went wrong in the browser. kind: the JavaScript error's name; fields: what else that error held."""
+
+    def __init__(self, kind: str, message: str, stack: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(f"{kind}: {message}\n{stack}")
+        self.kind, self.message, self.stack, self.fields = kind, message, stack, fields
+
+
+def awaited(future: Future[Any], what: str, patience_s: float = PATIENCE_S) -> Any:  # noqa: ANN401  # any JSON
+    """The result of what was started. Raises BrowserError, TimeoutError."""
+    try:
+        value = future.result(patience_s)
+    except FutureTimeout:
+        raise TimeoutError(f"{what} did not end within {patience_s} s in the browser") from None
+    if isinstance(value, dict) and value.keys() == {"error"}:
+        raise browser_error(value["error"])
+    return value["value"] if isinstance(value, dict) and value.keys() == {"value"} else value
+
+
+def browser_error(said: Mapping[str, Any]) -> BrowserError:
+    return BrowserError(said["name"], said["message"], said["stack"], said.get("fields", {}))

@@ -1,0 +1,21 @@
+// A worker that runs what a test hands in: the body of an async function of `argument`, with `await import("/src/...")`.
+const AsyncFunction = Object.getPrototypeOf(async function () {}).constructor;
+
+self.onmessage = async ({data: {id, code, argument}}) => {
+  try {
+    const value = await new AsyncFunction("argument", code)(argument);
+    self.postMessage({id, value});
+  } catch (error) {
+    const {name, message, stack} = error instanceof Error || error instanceof DOMException ? error : new Error(String(error));
+    self.postMessage({id, error: {name, message, stack, fields: fields(error)}});
+  }
+};
+
+/** What an error holds beside its text, as far as it can be sent. */
+function fields(error) {
+  try {
+    return JSON.parse(JSON.stringify({...error}));
+  } catch {
+    return {};
+  }
+}
