@@ -128,8 +128,10 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
     (programs / "xdg-open").chmod(0o755)
     # as in an activated environment
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    # LibreOffice takes the system's xdg-open where there is one, which without a desktop hands what it gets to BROWSER
+    environment = {**os.environ, "PATH": path, "BROWSER": str(programs / "xdg-open")}
     with subprocess.Popen(
-        command, env={**os.environ, "PATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield Writer(process, profile / "user" / "embedllm_writer.json", opened)
         assert process.stdin is not None
