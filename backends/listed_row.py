@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from embedllm.types import Candidates
 
 if TYPE_CHECKING:
-    from embedllm.types import Logits
+    from embedllm.types import Logits, TokenBits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,9 @@ class ListedRow:
         subtracted: Sequence[float],
     ) -> Logits:
         return self._whole().penalized(tokens, biases=biases, divisors=divisors, subtracted=subtracted)
+
+    def masked(self, bits: TokenBits) -> Logits:
+        return self._whole().masked(bits)
 
     def draw(self, temperature: float, uniform: float) -> int:
         return self._whole().draw(temperature, uniform)

@@ -53,7 +53,7 @@ class Chunk:
     logprob: float | None  # natural log of the token's probability in the model's own distribution
     top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
     finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
-    stopped_by: str | int | None = None  # the stop string or stop token, when finish_reason is "stop"
+    stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
     statistics: Statistics
 
 
@@ -112,12 +112,13 @@ class Generation:
             picked = self.sampler.pick(logits)
             self.sampler.note(picked.token)
             is_stop = picked.token in self.stop_tokens
+            is_whole = self.sampler.is_done
             text = "" if is_stop else self.stops.push(self.text.push(picked.token))
-            is_last = is_stop or self.stops.matched is not None or self.statistics.tokens + 1 >= self.limit
+            is_last = is_stop or is_whole or self.stops.matched is not None or self.statistics.tokens + 1 >= self.limit
             if is_last and self.stops.matched is None:
                 text += self._rest()
         self._count(1)
-        reason, by = self._finish(is_stop, picked.token, is_last)
+        reason, by = self._finish(is_stop, is_whole, picked.token, is_last)
         return Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
                      stopped_by=by, statistics=self.statistics)  # fmt: skip
 
@@ -150,11 +151,13 @@ class Generation:
         self._count(0)
         return Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
 
-    def _finish(self, is_stop: bool, token: int, is_last: bool) -> tuple[str | None, str | int | None]:
+    def _finish(self, is_stop: bool, is_whole: bool, token: int, is_last: bool) -> tuple[str | None, str | int | None]:
         if self.stops.matched is not None:
             return "stop", self.stops.matched
         if is_stop:
             return "stop", token
+        if is_whole:
+            return "stop", None
         return (self.limit_reason if is_last else None), None
 
     def _rest(self) -> str:

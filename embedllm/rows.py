@@ -18,7 +18,7 @@ from embedllm.types import Candidates
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.types import F32, I64
+    from embedllm.types import F32, I64, TokenBits
 
 # Rows of the table whose column maxima bound the highest logits: 64 leaves 2,400 columns of 152,000 tokens, few to
 # sort through and enough for any usual count.
@@ -88,6 +88,15 @@ class Row:
         changed -= np.asarray(subtracted, dtype=np.float32)
         row = self._row.copy()
         row[places] = changed
+        return Row(row)
+
+    def masked(self, bits: TokenBits) -> Row:
+        """A copy in which the tokens without a bit have -inf; see Logits. Raises TypeError when `bits` is no buffer."""
+        octets = np.frombuffer(memoryview(bits).cast("B"), dtype=np.uint8)  # pyright: ignore[reportArgumentType]  # see Raises
+        count = min(self.size, octets.size * 8)
+        allowed = np.unpackbits(octets, bitorder="little", count=count).view(np.bool_)
+        row = np.full(self.size, -np.inf, dtype=np.float32)
+        np.copyto(row[:count], self._row[:count], where=allowed)
         return Row(row)
 
     def top(self, count: int) -> Candidates:

@@ -3,7 +3,7 @@
 Standard library only. The steps, in order; each is off by default:
 
 1. logit_bias, repetition_penalty, then presence_penalty and frequency_penalty. vLLM's order; transformers biases
-   before it penalizes, too.
+   before it penalizes, too. Then the mask of a grammar, so that no bias brings a token back that it forbids.
 2. temperature. Before the truncations, as in transformers and vLLM, so that a nucleus holds its mass of the
    distribution that is drawn from. (llama.cpp truncates first.)
 3. top_k, typical_p, top_p, min_p, in llama.cpp's order. Each works on what the one before left, scaled to sum to 1.
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from embedllm.constraint import Constraint
 from embedllm.penalties import Penalties
 from embedllm.truncation import Shortlist, above_share, listed, nucleus, typical
 from embedllm.types import Logits
@@ -115,25 +116,42 @@ class Picked:
 class Sampler:
     """Picks the tokens of one sequence; holds its random state and which tokens it has seen.
 
-    `pick` chooses; `note` tells what entered the sequence, so that a token which a grammar refused after it was picked
-    counts for nothing.
+    `pick` chooses; `note` tells what entered the sequence.
+
+    constraint: what it allows is all that is chosen from, whatever biases and penalties say.
     """
 
-    __slots__ = ("_penalties", "_random", "_sampling")
+    __slots__ = ("_constraint", "_penalties", "_random", "_sampling")
 
-    def __init__(self, sampling: Sampling, prompt_tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt_tokens: Sequence[int] = (), *, constraint: Constraint | None = None
+    ) -> None:
         self._sampling = sampling
+        self._constraint = constraint
         self._random = Random(sampling.seed)
         self._penalties = Penalties(sampling, prompt_tokens)
 
     def pick(self, logits: Logits) -> Picked:
-        """The next token. Raises ValueError when a biased or seen token is not in the vocabulary."""
-        token = choose(self._penalties.applied(logits), self._sampling, uniform=self._random.random)
+        """The next token.
+
+        Raises ValueError when a biased or seen token is not in the vocabulary, or no token is allowed.
+        """
+        row = self._penalties.applied(logits)
+        if self._constraint is not None:
+            row = self._constraint.allowed(row)
+        token = choose(row, self._sampling, uniform=self._random.random)
         return Picked(token, logprob(logits, token))
 
     def note(self, token: int) -> None:
         """Count a token that is now part of the reply, whether it was picked or given."""
         self._penalties.note(token)
+        if self._constraint is not None:
+            self._constraint.note(token)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a constraint leaves nothing but a stop token."""
+        return self._constraint is not None and self._constraint.is_done
 
 
 def logprob(logits: Logits, token: int) -> float:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     U8: TypeAlias = NDArray[np.uint8]
     I64: TypeAlias = NDArray[np.int64]
 
+# One bit a token, that of token t in word t // 32 at place t % 32; words of 32 bits, little-endian. What holds them
+# goes with where the row is: any buffer (bytes, array, numpy) for one in this memory, a typed array for JavaScript's.
+TokenBits: TypeAlias = object
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -53,6 +57,10 @@ class Logits(Protocol):
         logit + bias; that over the divisor if positive and times it if not; less what is subtracted.
         Source of the middle step: Keskar et al. 2019, "CTRL", as transformers has it for negative logits.
         """
+        ...
+
+    def masked(self, bits: TokenBits) -> Logits:
+        """A copy in which the tokens whose bit is not set have -inf, and those past the end of `bits`."""
         ...
 
     def top(self, count: int) -> Candidates:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from threading import Event
 
 from embedllm.backends.base import Device, Interrupted
-from embedllm.types import Candidates
+from embedllm.types import Candidates, TokenBits
 
 END = 256  # the special token of `Bytes`
 VOCABULARY = 257
@@ -40,6 +40,11 @@ class FakeLogits:
             biased = row[token] + bias
             row[token] = (biased / divisor if biased > 0 else biased * divisor) - less
         return FakeLogits(row)
+
+    def masked(self, bits: TokenBits) -> FakeLogits:
+        assert isinstance(bits, bytes)
+        allowed = int.from_bytes(bits, "little")
+        return FakeLogits([logit if allowed >> token & 1 else -math.inf for token, logit in enumerate(self.row)])
 
     def top(self, count: int) -> Candidates:
         tokens = sorted(range(self.size), key=lambda token: -self.row[token])[:count]

@@ -237,7 +237,7 @@ def level(module: str) -> int:
     name = module.removeprefix("embedllm.")
     levels = [
         ("types", "errors", "openvino_options", "untracked", "backends.base"),
-        ("penalties", "truncation", "sampling"),
+        ("constraint", "penalties", "truncation", "sampling"),
         (
             "tokenizer_config",
             "tool_schema",

@@ -52,6 +52,27 @@ def test_top_gives_the_highest_first_and_the_lower_id_of_equals() -> None:
     assert (best.tokens, best.logits) == ([1, 3, 4], [5.0, 5.0, 3.0])
 
 
+@given(rows(), st.integers(0, 1400), st.integers(0, 2**32), st.sampled_from((np.uint32, np.int32, np.uint8)))
+def test_masked_forbids_the_tokens_without_a_bit(logits: F32, bits: int, seed: int, kind: type[np.integer]) -> None:
+    allowed = np.random.default_rng(seed).integers(2, size=bits).astype(bool)
+    octets = np.packbits(np.append(allowed, np.zeros(-bits % 32, dtype=bool)), bitorder="little")
+    masked = Row(logits).masked(octets.view(kind))
+    in_row = np.append(allowed, np.zeros(logits.size, dtype=bool))[: logits.size]
+    expected = np.where(in_row, logits, np.float32(-np.inf))
+    assert masked.values(range(logits.size)) == expected.tolist()
+
+
+def test_masked_leaves_the_row_as_it_was() -> None:
+    row = row_of(1, 2, 3)
+    assert row.masked(bytes([0b011, 0, 0, 0])).top(1).tokens == [1]
+    assert row.top(1).tokens == [2]
+
+
+def test_a_row_that_is_masked_wholly_says_that_no_token_is_allowed() -> None:
+    with pytest.raises(ValueError, match="no token is allowed"):
+        row_of(1, 2).masked(bytes(4)).top(1)
+
+
 @given(rows(), st.integers(1, 1500))
 def test_top_equals_a_stable_sort(logits: F32, count: int) -> None:
     order = np.argsort(-logits, kind="stable")[:count]
