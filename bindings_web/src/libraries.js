@@ -1,0 +1,106 @@
+// Where the libraries of others are, and how they get into the worker: nothing of theirs is part of these sources.
+
+import { EmbedError } from "./errors.js";
+
+const NPM = "https://cdn.jsdelivr.net/npm";
+
+/** The addresses that are used when a page gives no others, at the versions of package.json. */
+const DEFAULTS = {
+  ort_webgpu: `${NPM}/onnxruntime-web@1.30.0/dist/ort.webgpu.bundle.min.mjs`,
+  ort_wasm: `${NPM}/onnxruntime-web@1.30.0/dist/ort.wasm.bundle.min.mjs`,
+  tokenizers: `${NPM}/@huggingface/tokenizers@0.2.0/dist/tokenizers.min.mjs`,
+  jinja: `${NPM}/@huggingface/jinja@0.5.11/dist/index.js`,
+  hashes: `${NPM}/@noble/hashes@2.4.0/sha2.js`,
+  grammar: `${NPM}/@mlc-ai/web-xgrammar@0.1.27/lib/index.js`, // only for a response_format
+  pyodide: `${NPM}/pyodide@314.0.7/pyodide.mjs`, // this and what follows: only for the engine "python"
+  jinja2: "", // wheels; empty: the packages of Pyodide's own distribution
+  markupsafe: "",
+};
+
+const WHEEL = "../python/embedllm-0.1.0-py3-none-any.whl"; // in the npm package, seen from here
+
+/** @typedef {keyof typeof DEFAULTS | "wheel"} LibraryName */
+
+/**
+ * Addresses in place of the usual ones. wheel: embedllm's for browsers. jinja2 and markupsafe: wheels that Python's
+ * chat templates need; without both, Pyodide fetches them from where its distribution is.
+ *
+ * @typedef {Partial<Record<LibraryName, string>>} Urls
+ */
+
+export const LIBRARIES = /** @type {readonly LibraryName[]} */ (Object.freeze([...Object.keys(DEFAULTS), "wheel"]));
+
+/**
+ * The addresses, whole, of those that a page gives. Throws RangeError for a name that is none of LIBRARIES.
+ *
+ * @param {Urls | undefined | null} urls  may be relative
+ * @param {string} base  what they are relative to
+ * @returns {Urls}
+ */
+export function checkedUrls(urls, base) {
+  const found = Object.entries(urls ?? {}).filter(([, address]) => address !== undefined);
+  for (const [name, address] of found) {
+    if (!LIBRARIES.includes(/** @type {LibraryName} */ (name))) {
+      throw new RangeError(`urls has '${name}'; expected of: ${LIBRARIES.join(", ")}.`);
+    }
+    if (typeof address !== "string") throw new RangeError(`urls.${name} is a ${typeof address}; expected an address.`);
+  }
+  return Object.fromEntries(found.map(([name, address]) => [name, address && new URL(address, base).href]));
+}
+
+/**
+ * Where a library is.
+ *
+ * @param {LibraryName} name
+ * @param {Urls} [urls]
+ * @returns {string}
+ */
+export function libraryUrl(name, urls = {}) {
+  const given = urls[name];
+  if (given !== undefined) return given;
+  return name === "wheel" ? new URL(WHEEL, import.meta.url).href : DEFAULTS[name];
+}
+
+/**
+ * The module of a library; one that is no ES module leaves its exports under a global name.
+ *
+ * @param {LibraryName} name
+ * @param {Urls} [urls]
+ * @param {string} [global]
+ * @returns {Promise<any>}
+ */
+export async function loadLibrary(name, urls, global) {
+  const url = libraryUrl(name, urls);
+  try {
+    const module = await import(/* webpackIgnore: true */ /* @vite-ignore */ url);
+    return global === undefined ? module : (/** @type {Record<string, unknown>} */ (globalThis)[global] ?? module);
+  } catch (error) {
+    throw new EmbedError(
+      `the library '${name}' cannot be loaded from '${url}' (${error instanceof Error ? error.message : error}). Check ` +
+        `the network, or give the address of a copy: urls: {${name}: ...}.`,
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * The bytes of a file that belongs to a library.
+ *
+ * @param {LibraryName} name
+ * @param {Urls} [urls]
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<ArrayBuffer>}
+ */
+export async function loadBytes(name, urls, signal) {
+  const url = libraryUrl(name, urls);
+  let found;
+  try {
+    const response = await fetch(url, { signal });
+    if (response.ok) return await response.arrayBuffer();
+    found = `status ${response.status}`;
+  } catch (error) {
+    signal?.throwIfAborted();
+    found = error instanceof Error ? error.message : String(error);
+  }
+  throw new EmbedError(`'${url}' cannot be read (${found}). Check the network, or give the address of a copy: urls: {${name}: ...}.`);
+}
