@@ -1,0 +1,41 @@
+/** What the parts of a tokenizer.json are read with: patterns, and what to say of a part that is not known here. */
+
+import { PackageError } from "../errors.js";
+
+/** @typedef {typeof import("@huggingface/tokenizers")} Library */
+/** @typedef {Record<string, any>} Part a part of tokenizer.json: its fields depend on its "type" */
+
+/** @param {string} what @returns {never} */
+export function refuse(what) {
+  throw new PackageError(
+    `tokenizer.json has ${what}, which the tokenizer of a browser does not do as the model needs it. Use a model with ` +
+      "another tokenizer, or run this one with Python outside of a browser.",
+  );
+}
+
+/**
+ * The pattern of a part, as a regular expression with the flags "gu".
+ *
+ * @param {Library} library it knows how Oniguruma's patterns are written in JavaScript
+ * @param {{String?: string, Regex?: string}} pattern
+ */
+export function regularExpression(library, pattern) {
+  if (pattern?.String !== undefined) return new RegExp(pattern.String.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "gu");
+  if (typeof pattern?.Regex !== "string") return refuse(`the pattern ${JSON.stringify(pattern)}`);
+  if (/\\G|\(\?[imsx-]+\)|\(\?>/.test(pattern.Regex)) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
+  try {
+    const made = new library.SplitPreTokenizer({ type: "Split", pattern, behavior: "Isolated", invert: false }).pattern;
+    if (!made) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
+    // (?i:s) and (?i:k) match the long s and the kelvin sign too, which the library leaves out
+    return new RegExp(made.source.replaceAll("[sS]", "[sS\u017f]").replaceAll("[kK]", "[kK\u212a]"), "gu");
+  } catch (error) {
+    if (error instanceof PackageError) throw error;
+    return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
+  }
+}
+
+/** The parts in a "Sequence", a part alone, or none. @param {Part | null | undefined} part @param {string} name the field of a sequence @returns {Part[]} */
+export function sequence(part, name) {
+  if (part === null || part === undefined) return [];
+  return part.type === "Sequence" ? part[name].flatMap((/** @type {Part} */ inner) => sequence(inner, name)) : [part];
+}
