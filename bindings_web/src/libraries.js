@@ -6,8 +6,7 @@ const NPM = "https://cdn.jsdelivr.net/npm";
 
 /** The addresses that are used when a page gives no others, at the versions of package.json. */
 const DEFAULTS = {
-  ort_webgpu: `${NPM}/onnxruntime-web@1.30.0/dist/ort.webgpu.bundle.min.mjs`,
-  ort_wasm: `${NPM}/onnxruntime-web@1.30.0/dist/ort.wasm.bundle.min.mjs`,
+  onnxruntime: `${NPM}/onnxruntime-web@1.30.0/dist/`, // a folder: which build is loaded depends on the device
   tokenizers: `${NPM}/@huggingface/tokenizers@0.2.0/dist/tokenizers.min.mjs`,
   jinja: `${NPM}/@huggingface/jinja@0.5.11/dist/index.js`,
   hashes: `${NPM}/@noble/hashes@2.4.0/sha2.js`,
@@ -57,7 +56,7 @@ export function checkedUrls(urls, base) {
  */
 export function libraryUrl(name, urls = {}) {
   const given = urls[name];
-  if (given !== undefined) return given;
+  if (given !== undefined) return name === "onnxruntime" && !given.endsWith("/") ? `${given}/` : given;
   return name === "wheel" ? new URL(WHEEL, import.meta.url).href : DEFAULTS[name];
 }
 
