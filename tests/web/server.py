@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR
@@ -108,14 +108,19 @@ class WebServer:
         """Sends these headers too (a Content-Security-Policy, say) with every path that starts with the prefix."""
         self._headers[prefix] = headers
 
-    def fault(self, path: str, fault: Fault | None) -> None:
-        """What goes wrong with a path from now on; None: nothing any more."""
+    def fault(self, path: str, fault: Fault | None, *, keep_held: bool = False) -> None:
+        """What goes wrong with a path from now on; None: nothing any more.
+
+        keep_held: what is held now can still be released. A page may lose what it had not read before a cut:
+        hold there first.
+        """
         with self._lock:
             if fault is None:
                 self._faults.pop(path, None)
             else:
                 self._faults[path] = fault
-            self._released[path] = threading.Event()
+            if not keep_held:
+                self._released[path] = threading.Event()
 
     def release(self, path: str) -> None:
         """Lets go what `hold_after` holds, and holds that path no more."""
@@ -151,9 +156,7 @@ class WebServer:
                 if fault.times <= 1:
                     del self._faults[path]
                 else:
-                    self._faults[path] = Fault(
-                        **{**{name: getattr(fault, name) for name in fault.__slots__}, "times": fault.times - 1}
-                    )
+                    self._faults[path] = replace(fault, times=fault.times - 1)
             return fault
 
     def _note(self, request: Request) -> None:
