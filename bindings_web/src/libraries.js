@@ -11,11 +11,14 @@ const DEFAULTS = {
   jinja: `${NPM}/@huggingface/jinja@0.5.11/dist/index.js`,
   hashes: `${NPM}/@noble/hashes@2.4.0/sha2.js`,
   grammar: `${NPM}/@mlc-ai/web-xgrammar@0.1.27/lib/index.js`, // only for a response_format
+  probe: `${NPM}/embedllm-web@0.1.0/probe/`, // a tiny model with known answers; only for GPUs
   pyodide: `${NPM}/pyodide@314.0.7/pyodide.mjs`, // this and what follows: only for the engine "python"
   jinja2: "", // wheels; empty: the packages of Pyodide's own distribution
   markupsafe: "",
 };
 
+/** @type {Set<string>} */
+const FOLDERS = new Set(["onnxruntime", "probe"]);
 const WHEEL = "../python/embedllm-0.1.0-py3-none-any.whl"; // in the npm package, seen from here
 
 /** @typedef {keyof typeof DEFAULTS | "wheel"} LibraryName */
@@ -56,7 +59,7 @@ export function checkedUrls(urls, base) {
  */
 export function libraryUrl(name, urls = {}) {
   const given = urls[name];
-  if (given !== undefined) return name === "onnxruntime" && !given.endsWith("/") ? `${given}/` : given;
+  if (given !== undefined) return FOLDERS.has(name) && !given.endsWith("/") ? `${given}/` : given;
   return name === "wheel" ? new URL(WHEEL, import.meta.url).href : DEFAULTS[name];
 }
 
