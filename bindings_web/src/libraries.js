@@ -10,7 +10,6 @@ const DEFAULTS = {
   tokenizers: `${NPM}/@huggingface/tokenizers@0.2.0/dist/tokenizers.min.mjs`,
   jinja: `${NPM}/@huggingface/jinja@0.5.11/dist/index.js`,
   hashes: `${NPM}/@noble/hashes@2.4.0/sha2.js`,
-  grammar: `${NPM}/@mlc-ai/web-xgrammar@0.1.27/lib/index.js`, // only for a response_format
   probe: `${NPM}/embedllm-web@0.1.0/probe/`, // a tiny model with known answers; only for GPUs
   pyodide: `${NPM}/pyodide@314.0.7/pyodide.mjs`, // this and what follows: only for the engine "python"
   jinja2: "", // wheels; empty: the packages of Pyodide's own distribution
@@ -64,18 +63,16 @@ export function libraryUrl(name, urls = {}) {
 }
 
 /**
- * The module of a library; one that is no ES module leaves its exports under a global name.
+ * The module of a library.
  *
  * @param {LibraryName} name
  * @param {Urls} [urls]
- * @param {string} [global]
  * @returns {Promise<any>}
  */
-export async function loadLibrary(name, urls, global) {
+export async function loadLibrary(name, urls) {
   const url = libraryUrl(name, urls);
   try {
-    const module = await import(/* webpackIgnore: true */ /* @vite-ignore */ url);
-    return global === undefined ? module : (/** @type {Record<string, unknown>} */ (globalThis)[global] ?? module);
+    return await import(/* webpackIgnore: true */ /* @vite-ignore */ url);
   } catch (error) {
     throw new EmbedError(
       `the library '${name}' cannot be loaded from '${url}' (${error instanceof Error ? error.message : error}). Check ` +
