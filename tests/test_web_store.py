@@ -29,7 +29,7 @@ LIBRARIES = """
     const {openPackage} = await import("/src/package.js");
     const {sha256} = await import("/node_modules/@noble/hashes/sha2.js");
     const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-    const store = globalThis.store ??= await Store.open({sha256, pause: 1});
+    const store = globalThis.store ??= await Store.open({sha256, pause: 1, patience: globalThis.patience});
     const progress = globalThis.progress = [];
     const onProgress = (step) => progress.push(step);
 """
@@ -236,6 +236,19 @@ def test_a_status_that_may_pass_is_asked_again_and_another_is_not(web_server: We
     web_server.fault(PATH, Fault(status=404))
     assert "answered with status 404" in refused(page, url)
     assert len(ranges(web_server)) == 1
+
+
+def test_a_server_that_goes_silent_is_asked_again(web_server: WebServer, page: Page, url: str) -> None:
+    page.in_worker("globalThis.patience = 1000")
+    assert awaited(held(page, web_server, url), "the load")["sha256"] == digest(WEIGHTS)
+    assert ranges(web_server) == [None, "bytes=400000-"]
+
+
+def test_an_error_of_who_is_told_of_progress_is_thrown_on(web_server: WebServer, page: Page, url: str) -> None:
+    tell = LIBRARIES + """await openPackage(argument, {store, onProgress: ({file}) => file.nothing.there});"""
+    with pytest.raises(BrowserError, match=r"Cannot read properties of undefined \(reading 'there'\)"):
+        page.in_worker(tell, url)
+    assert len(web_server.requests("/models/tiny/tokenizer.json")) == 1
 
 
 def test_a_tab_closed_in_the_middle_leaves_a_beginning(

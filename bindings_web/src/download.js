@@ -8,6 +8,9 @@ import {PackageError} from "./errors.js";
  * @typedef {{create: () => {update: (data: Uint8Array) => unknown, digest: () => Uint8Array}}} Sha256
  * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "compile"}} Progress  bytes
  * @typedef {(progress: Progress) => void} OnProgress
+ * @typedef {{sha256: Sha256, pause: number, patience: number}} Means
+ *   pause: ms before a failed request is made again, doubled each time; patience: ms without a byte, then it has failed
+ * @typedef {{onProgress: OnProgress, signal?: AbortSignal}} Options
  */
 
 const BLOCK = 1 << 22; // read at once to continue a hash
@@ -20,13 +23,10 @@ class Unusable extends Error {}
 
 /**
  * Downloads what is missing of a file and makes the part a file. What came so far is kept when it does not succeed,
- * unless it is wrong.
- *
- * pause: ms before a failed request is made again; doubled each time. Throws PackageError, the signal's reason, or a
- * DOMException named QuotaExceededError.
+ * unless it is wrong. Throws PackageError, the signal's reason, or a DOMException named QuotaExceededError.
  * @param {Wanted} wanted
  * @param {Part} part
- * @param {{sha256: Sha256, pause: number, onProgress: OnProgress, signal?: AbortSignal}} means
+ * @param {Means & Options} means
  */
 export async function download(wanted, part, means) {
   let wrong = "";
@@ -53,7 +53,7 @@ export async function download(wanted, part, means) {
  * The hash of what is there of a file.
  * @param {Wanted} wanted
  * @param {Part} part
- * @param {{sha256: Sha256, onProgress: OnProgress, signal?: AbortSignal}} means
+ * @param {Means & Options} means
  */
 async function hashed({name}, part, {sha256, onProgress, signal}) {
   const hash = sha256.create();
@@ -74,20 +74,22 @@ async function hashed({name}, part, {sha256, onProgress, signal}) {
  * @param {Wanted} wanted
  * @param {Part} part
  * @param {ReturnType<Sha256["create"]>} hash
- * @param {{sha256: Sha256, pause: number, onProgress: OnProgress, signal?: AbortSignal}} means
+ * @param {Means & Options} means
  */
-async function fetchRest(wanted, part, hash, {sha256, pause, onProgress, signal}) {
+async function fetchRest(wanted, part, hash, {sha256, pause, patience, onProgress, signal}) {
   let furthest = part.size();
   let tries = 0;
   while (part.size() < wanted.bytes) {
+    const end = new AbortController(); // of this request
     try {
       signal?.throwIfAborted();
-      const response = await ask(wanted, part.size(), signal);
+      const both = signal ? AbortSignal.any([signal, end.signal]) : end.signal;
+      const response = await ask(wanted, part.size(), both, patience);
       if (response.status !== 206 && part.size() > 0) {
         part.empty(); // a server without ranges sends it from the start
         hash = sha256.create();
       }
-      for await (const chunk of chunks(response)) {
+      for await (const chunk of chunks(response, patience)) {
         if (part.size() + chunk.length > wanted.bytes) {
           throw new Unusable(`it is longer than the ${wanted.bytes} bytes that the manifest says`);
         }
@@ -98,8 +100,7 @@ async function fetchRest(wanted, part, hash, {sha256, pause, onProgress, signal}
       if (part.size() < wanted.bytes) throw new Interruption("it ended early");
     } catch (error) {
       signal?.throwIfAborted();
-      // fetch and its body fail with a TypeError when the network does
-      if (!(error instanceof Interruption || error instanceof TypeError)) throw error;
+      if (!(error instanceof Interruption)) throw error;
       tries = part.size() > furthest ? 1 : tries + 1;
       furthest = Math.max(furthest, part.size());
       if (tries === TRIES || navigator.onLine === false) {
@@ -108,8 +109,9 @@ async function fetchRest(wanted, part, hash, {sha256, pause, onProgress, signal}
             "bytes are here. Load again when the network is back; it goes on from there.",
         );
       }
-      const asked = error instanceof Interruption ? error.wait : 0;
-      await wait(Math.min(LONGEST_WAIT_MS, Math.max(asked, pause * 2 ** (tries - 1))), signal);
+      await wait(Math.min(LONGEST_WAIT_MS, Math.max(error.wait, pause * 2 ** (tries - 1))), signal);
+    } finally {
+      end.abort();
     }
   }
   return hex(hash.digest());
@@ -131,11 +133,13 @@ class Interruption extends Error {
  * An answer that brings the file from a position on, or from its start.
  * @param {Wanted} wanted
  * @param {number} from
- * @param {AbortSignal} [signal]
+ * @param {AbortSignal} signal
+ * @param {number} patience
  */
-async function ask({name, url, bytes}, from, signal) {
+async function ask({name, url, bytes}, from, signal, patience) {
   const headers = from > 0 ? {Range: `bytes=${from}-`} : undefined;
-  const response = await fetch(url, {headers, signal, cache: "no-store"}); // else the browser's cache has it twice
+  const request = fetch(url, {headers, signal, cache: "no-store"}); // the browser's cache would keep it a second time
+  const response = await inTime(request, patience);
   if (response.status === 416) throw new Unusable(`it is shorter than the ${bytes} bytes that the manifest says`);
   if (PASSING.has(response.status)) {
     throw new Interruption(`status ${response.status}`, 1000 * Number(response.headers.get("Retry-After")) || 0);
@@ -155,14 +159,36 @@ async function ask({name, url, bytes}, from, signal) {
 
 /**
  * @param {Response} response
- * @returns {AsyncGenerator<Uint8Array>}
+ * @param {number} patience
  */
-async function* chunks(response) {
+async function* chunks(response, patience) {
   const reader = response.body?.getReader();
+  for (;;) {
+    const next = reader && (await inTime(reader.read(), patience));
+    if (!next || next.done) return;
+    yield next.value;
+  }
+}
+
+/**
+ * What the network gives; an Interruption when it fails, or gives nothing for so many ms.
+ * @template T
+ * @param {Promise<T>} promise
+ * @param {number} patience
+ * @returns {Promise<T>}
+ */
+async function inTime(promise, patience) {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const late = new Promise((_, failed) => {
+    timer = setTimeout(() => failed(new Interruption(`nothing came for ${patience / 1000} s`)), patience);
+  });
   try {
-    for (let next = await reader?.read(); next && !next.done; next = await reader?.read()) yield next.value;
+    return await /** @type {Promise<T>} */ (Promise.race([promise, late]));
+  } catch (error) {
+    throw error instanceof TypeError ? new Interruption(error.message) : error; // fetch's error for the network's
   } finally {
-    void reader?.cancel().catch(() => {}); // of what is not wanted any more; a body that failed says it again here
+    clearTimeout(timer);
   }
 }
 

@@ -118,10 +118,11 @@ async function fetchManifest(folder, isHasty, signal) {
   let status;
   try {
     const response = await fetch(url, {cache: "no-cache", signal: AbortSignal.any(signals)});
-    if (response.ok) return await response.text();
+    if (response.ok) return utf8(url, await response.arrayBuffer());
     status = `it answered with status ${response.status} ${response.statusText}`.trimEnd();
   } catch (error) {
     signal?.throwIfAborted();
+    if (error instanceof PackageError) throw error;
     status = String(error);
   }
   throw new PackageError(

@@ -15,6 +15,7 @@ import {freeBytes, noRoom, spaceOfSite} from "./room.js";
  * @typedef {import("./download.js").Wanted} Wanted
  * @typedef {import("./download.js").OnProgress} OnProgress
  * @typedef {import("./download.js").Sha256} Sha256
+ * @typedef {import("./download.js").Means} Means
  * @typedef {import("./record.js").Model} Model
  * @typedef {import("./record.js").Listed} Listed
  */
@@ -24,33 +25,30 @@ const PROGRESS_MS = 50; // between two calls of onProgress
 /** Files of models in this site's folder. Works only in a worker. Several may be open at once, in several tabs. */
 export class Store {
   /** @type {Place} */ #place;
-  /** @type {Sha256} */ #sha256;
-  /** @type {number} */ #pause;
+  /** @type {Means} */ #means;
 
   /**
    * Use Store.open().
    * @param {Place} place
-   * @param {Sha256} sha256
-   * @param {number} pause
+   * @param {Means} means
    */
-  constructor(place, sha256, pause) {
+  constructor(place, means) {
     this.#place = place;
-    this.#sha256 = sha256;
-    this.#pause = pause;
+    this.#means = means;
   }
 
   /**
    * sha256: that of @noble/hashes, or one that is used alike; pause: ms before a failed request is made again, doubled
-   * each time. Where nothing can be stored (private windows of some browsers) files are kept in memory until the worker
-   * ends, and the console says so.
-   * @param {{sha256: Sha256, pause?: number}} means
+   * each time; patience: ms without a byte after which a request has failed. Where nothing can be stored (private
+   * windows of some browsers) files are kept in memory until the worker ends, and the console says so.
+   * @param {{sha256: Sha256, pause?: number, patience?: number}} means
    */
-  static async open({sha256, pause = 500}) {
+  static async open({sha256, pause = 500, patience = 60_000}) {
     if (typeof WorkerGlobalScope === "undefined") throw new TypeError("Store.open() works only in a worker");
     const {place, reason} = await openPlace();
     if (!place.isDisk) console.warn(`embedllm: models are kept in memory only, nothing can be stored here (${reason})`);
     await navigator.storage?.persist?.().catch(() => false); // pages have it, workers of most browsers do not
-    return new Store(place, sha256, pause);
+    return new Store(place, {sha256, pause, patience});
   }
 
   /** Whether what is downloaded is here the next time. */
@@ -184,7 +182,7 @@ export class Store {
     const part = await this.#place.part(wanted.sha256);
     const missing = () => wanted.bytes - part.size();
     try {
-      const means = {sha256: this.#sha256, pause: this.#pause, onProgress, signal};
+      const means = {...this.#means, onProgress, signal};
       await roomFor(`'${wanted.name}'`, missing, () => download(wanted, part, means));
     } finally {
       part.close();
@@ -210,7 +208,7 @@ export class Store {
 
   /** @param {string} url */
   #key(url) {
-    const hash = this.#sha256.create();
+    const hash = this.#means.sha256.create();
     hash.update(new TextEncoder().encode(url));
     return hex(hash.digest()).slice(0, 32);
   }
