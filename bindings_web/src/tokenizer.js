@@ -27,6 +27,7 @@ export class TextCodec {
   #finish;
   #preTokenize;
   #specialTexts;
+  #spellings;
   #vocabulary;
 
   /**
@@ -48,7 +49,11 @@ export class TextCodec {
       this.#added = new AddedTokens((content) => ids.get(content), ids.size);
       this.#added.add(file.added_tokens.map((/** @type {Record<string, unknown>} */ entry) => addedToken(entry, false)));
       this.#added.add(missingTokens(this.#added, config));
-      this.#cut = addedTokenSplitter(this.#added, normalizer(library, file.normalizer), config.splitSpecial);
+      const normalize = normalizer(library, file.normalizer);
+      this.#cut = addedTokenSplitter(this.#added, normalize, config.splitSpecial);
+      // `tokenizers` spells such a token as it is looked for, and then does not know it for a special one
+      const spelled = [...this.#added.byId].map(([id, token]) => /** @type {const} */ ([id, token.normalized ? normalize(token.content) : token.content]));
+      this.#spellings = new Map([...this.#vocabulary.spellings, ...spelled]);
       this.#preTokenize = preTokenizer(library, file.pre_tokenizer);
       this.#finish = postProcessor(file.post_processor);
       this.#decode = decoder(library, file.decoder);
@@ -105,7 +110,7 @@ export class TextCodec {
 
   /** The vocabulary's own spelling of a token ("Ġhello", "▁hello", "<0x0A>"), null when it is unknown. @param {number} token */
   tokenText(token) {
-    return this.#added.byId.get(token)?.content ?? this.#vocabulary.spellings.get(token) ?? null;
+    return this.#spellings.get(token) ?? null;
   }
 
   /** The token that the vocabulary spells exactly like this, such as "<|im_end|>"; null when there is none. @param {string} text */
