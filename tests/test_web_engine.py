@@ -146,6 +146,7 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     folder = tiny_package("qwen3", max_position_embeddings=600)
     tokens = some_tokens(300, 307)
     opened(page, web_server, folder, device)
+    row: list[float] = []
     for at in range(0, 300, 100):  # the third makes it grow
         row = page.in_worker(FEED, {"tokens": tokens[at : at + 100]}, patience_s=SECONDS)
     session = ReferenceEngine(open_package(folder)).open()
