@@ -19,7 +19,7 @@ from embedllm.backends import registry
 from embedllm.backends.base import Device, Engine
 from embedllm.backends.drivers import known_driver
 from embedllm.backends.select import resolve
-from embedllm.export.dialects import DIRECTML, FLOAT16, GPU_FLOAT32
+from embedllm.export.dialects import DIRECTML, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package import Package, open_package
 
 FOLDER = Path(__file__).parent / "probe"
@@ -111,7 +111,7 @@ def tolerance(dialect: str) -> float:
 # 0.0072 in float16, 0.000006 in float32. A fault of WebGPU's attention was 0.10 off, others are by 0.46 and more
 # (tests/test_probe.py)
 _ROUNDED = 0.15
-_TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, DIRECTML.name: 0.06}
+_TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, WEBGPU_FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 
 
 def _tried(package: Package, device: Device, dialect: str) -> tuple[float | None, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from embedllm.export.dialects import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32
+from embedllm.export.dialects import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32, WEBGPU_FLOAT16
 
 _EVERYWHERE = frozenset({"linux", "win32", "darwin"})
 # without which a provider would be there for show; engines of their own ask for more
@@ -67,7 +67,7 @@ PROVIDERS = (
         name="WebGpuExecutionProvider",
         engine="webgpu",
         module="onnxruntime_ep_webgpu",
-        dialects=(FLOAT16.name, GPU_FLOAT32.name),  # which of them, the probe finds out: not every GPU has float16
+        dialects=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),  # which, the probe finds out: not every GPU has float16
         exact=(GPU_FLOAT32.name,),
         hardware="GPU",
         install="pip install onnxruntime-ep-webgpu",

@@ -22,10 +22,9 @@ from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_session import device_errors
 from embedllm.backends.ort import first_line, left_to_the_cpu, ort
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
-from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
 from embedllm.errors import DeviceError
-from embedllm.export.dialects import GPU_FLOAT32
+from embedllm.export.dialects import GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package import Graph, Package
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
@@ -75,6 +74,11 @@ class WebGpuEngine:
         self.chunk = CHUNK if _attends_to_many() else SAFE
         self.lock = _ONE_AT_A_TIME
         self._spare: list[Buffers] = []
+        if _is_packed(package.folder / graph.file):
+            lack = f"'{graph.file}' is of an older version: its attention takes q, k and v in one tensor"
+            rows = (WEBGPU_FLOAT16.name, GPU_FLOAT32.name)
+            remedy = "; ".join(f"embedllm graph {package.folder} --flavour {name}" for name in rows)
+            raise cannot_run(device, lack, remedy)
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:
             if left := left_to_the_cpu(self._session, _HEAVY):
@@ -131,11 +135,10 @@ class WebGpuEngine:
         options = ort.SessionOptions()
         options.log_severity_level = _QUIET
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(path.parent))
         try:
             with _ONE_AT_A_TIME, plugins.quiet():
                 _attach(options)
-                return ort.InferenceSession(taken_apart(path), options, enable_fallback=0)
+                return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
@@ -158,6 +161,12 @@ class WebGpuEngine:
         finally:
             session.close()
         _log.info("ready in %.1f s", time.monotonic() - start)
+
+
+def _is_packed(path: Path) -> bool:
+    """Whether a graph is one that this provider refuses, or computes wrongly without a word: docs/webgpu.md#faults."""
+    data = path.read_bytes()
+    return b"Split" not in data and (b"qk_norm_epsilon" in data or b"local_window_size" in data)
 
 
 def _attach(options: ort.SessionOptions) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.export.dialects import DIRECTML, OPENVINO
+from embedllm.export.dialects import DIRECTML, OPENVINO, WASM
+from embedllm.export.floats import FLOATS, float_spans
 from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, Graph, Package
 from embedllm.tensorfile import Tensor, TensorFile
@@ -30,7 +31,7 @@ class GraphReport:
     dialect: str
     activations: str  # "float32" or "float16"
     bytes: int
-    weights: int | None  # tensors that lie in the weights file; None when onnx is not installed to look
+    weights: int | None  # tensors out of the weights file; None when onnx is not installed to look
     unused_bytes: int | None  # of the weights file: tensors that this graph does not read
     held_to: str  # rules besides that its weights are whole, as "DirectML's kernels"; empty for none
     problems: tuple[str, ...]  # what does not fit, in words
@@ -82,12 +83,21 @@ def _look_at_onnx(package: Package, graph: Graph, header: TensorFile) -> _Findin
         model = onnx.load(package.folder / graph.file, load_external_data=False)
     except DecodeError as error:
         return None, None, (f"cannot be read as ONNX: {error}",)
-    spans, problems = check_model(model, header, package.files[WEIGHTS].bytes)
+    floats = _floats(package, header) if graph.dialect == WASM.name else {}
+    spans, problems = check_model(model, header, package.files[WEIGHTS].bytes, floats)
     if graph.dialect == DIRECTML.name:
         from embedllm.export.directml_rules import check_directml
 
         problems += check_directml(model)
-    return len(spans), _unused(spans, header), problems
+    return len({span.name for span in spans}), _unused(spans, header), problems
+
+
+def _floats(package: Package, header: TensorFile) -> dict[str, tuple[int, int]]:
+    """The layout of the file that a browser makes; empty when the weights file lacks one of its matrices."""
+    try:
+        return float_spans(package.decoder, {name: tensor.offset for name, tensor in header.tensors.items()})
+    except KeyError:
+        return {}
 
 
 def _look_at_ir(package: Package, graph: Graph, header: TensorFile) -> _Findings:
@@ -119,8 +129,15 @@ def check_ir(root: Element, header: TensorFile, file_bytes: int) -> tuple[list[_
     return spans, tuple(problems)
 
 
-def check_model(model: ModelProto, header: TensorFile, file_bytes: int) -> tuple[list[_Span], tuple[str, ...]]:
-    """Where the weights of a graph lie, and what is wrong: outside of the file, across its tensors, stored again."""
+def check_model(
+    model: ModelProto, header: TensorFile, file_bytes: int, floats: Mapping[str, tuple[int, int]] | None = None
+) -> tuple[list[_Span], tuple[str, ...]]:
+    """Where the weights of a graph lie, and what is wrong: outside of the file, across its tensors, stored again.
+
+    floats: matrices that the graph may read from the file of floats, which a browser makes of the weights file; the
+    spans are those of what each is made from. None of them may be read twice, as each is unpacked for who reads it.
+    """
+    made = set[str]()  # matrices that were read as floats
     spans: list[_Span] = []
     problems: list[str] = []
     for tensor in _tensors(model):
@@ -129,6 +146,14 @@ def check_model(model: ModelProto, header: TensorFile, file_bytes: int) -> tuple
                 problems.append(f"'{tensor.name}' is stored in the graph itself: {tensor.ByteSize():,} bytes")
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}
+        if floats and place.get("location") == FLOATS:
+            problem, names = _matrices(tensor.name, place, floats)
+            spans += [_Span(tensor.name, t.offset, t.offset + t.length) for t in _sources(names, header)]
+            if twice := made & set(names):
+                problem = f"'{tensor.name}' is made once more of '{min(twice)}'"
+            made |= set(names)
+            problems += [problem] if problem else []
+            continue
         problem, span = _locate(tensor.name, place, file_bytes)
         if span is not None:
             spans.append(span)
@@ -136,6 +161,27 @@ def check_model(model: ModelProto, header: TensorFile, file_bytes: int) -> tuple
         if problem:
             problems.append(problem)
     return spans, tuple(problems)
+
+
+def _matrices(
+    name: str, place: Mapping[str, str], floats: Mapping[str, tuple[int, int]]
+) -> tuple[str, tuple[str, ...]]:
+    """(problem, matrices that a tensor of the file of floats holds); the problem is empty when they are whole."""
+    problem, span = _locate(name, place, sum(length for _, length in floats.values()), FLOATS)
+    if span is None:
+        return problem, ()
+    held = [at for at, (start, length) in floats.items() if span.start <= start and start + length <= span.stop]
+    if sum(floats[at][1] for at in held) != span.stop - span.start:
+        return f"'{name}' is bytes {span.start:,} to {span.stop:,} of {FLOATS}, which are no whole matrices", ()
+    return "", tuple(held)
+
+
+def _sources(names: Sequence[str], header: TensorFile) -> Iterator[Tensor]:
+    """What matrices are made from."""
+    for name in names:
+        for kind in ("weight", "scale", "zero"):
+            if (tensor := header.tensors.get(f"{name}.{kind}")) is not None:
+                yield tensor
 
 
 def _across(span: _Span, header: TensorFile) -> str:
@@ -146,15 +192,15 @@ def _across(span: _Span, header: TensorFile) -> str:
     return f"'{span.name}' is bytes {span.start:,} to {span.stop:,}, which are no whole tensors"
 
 
-def _locate(name: str, place: Mapping[str, str], file_bytes: int) -> tuple[str, _Span | None]:
-    """(problem, span); the problem is empty when the span lies in the weights file."""
-    if place.get("location") != WEIGHTS:
-        return f"'{name}' lies in '{place.get('location')}', not in {WEIGHTS}", None
+def _locate(name: str, place: Mapping[str, str], file_bytes: int, file: str = WEIGHTS) -> tuple[str, _Span | None]:
+    """(problem, span); the problem is empty when the span lies in the file."""
+    if place.get("location") != file:
+        return f"'{name}' lies in '{place.get('location')}', not in {file}", None
     if not all(place.get(key, "").isdecimal() for key in ("offset", "length")):
         return f"'{name}' has no offset and length", None
     start, length = int(place["offset"]), int(place["length"])
     if start + length > file_bytes:
-        return f"'{name}' ends at byte {start + length:,}; {WEIGHTS} has {file_bytes:,}", None
+        return f"'{name}' ends at byte {start + length:,}; {file} has {file_bytes:,}", None
     return "", _Span(name, start, start + length)
 
 

@@ -28,10 +28,13 @@ class Dialect:
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
     ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
     odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
+    # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
+    splits_qkv: bool = False
+    float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:
         """Whether MatMulNBits is the way to multiply by matrices of that many bits, and zero points a row."""
-        if bits == 8 and zero_points % 2 and not self.odd_zero_points:
+        if self.float_matrices or (bits == 8 and zero_points % 2 and not self.odd_zero_points):
             return False
         return self.accuracy_level > 0 or bits in self.float_kernels
 
@@ -69,7 +72,8 @@ FLOAT16 = Dialect(
     gathers_blocks=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
-GPU_FLOAT32 = replace(FLOAT16, name="gpu-float32", file="model.fp32.onnx", activations="float32")
+GPU_FLOAT32 = replace(FLOAT16, name="gpu-float32", file="model.fp32.onnx", activations="float32", splits_qkv=True)
+WEBGPU_FLOAT16 = replace(FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True)
 # what each value is for: docs/directml.md
 DIRECTML = replace(
     FLOAT16,
@@ -82,7 +86,10 @@ DIRECTML = replace(
     ragged_blocks=False,
     odd_zero_points=False,
 )
-DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, DIRECTML)  # in the order of an export and its manifest
+# for a browser's processor: docs/format.md#weightsfloat32
+WASM = replace(FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True)
+# in the order of an export and its manifest
+DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from embedllm.export.decoder import Linear
+from embedllm.export.floats import FLOATS, joined
 from embedllm.export.weights import Layout
 from embedllm.package import WEIGHTS
 
@@ -21,12 +23,13 @@ _STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": Ten
 class Graph:
     """A graph in the making. Values are named by their place in the model: `scope` is the present one.
 
-    activations: "float32" or "float16".
+    activations: "float32" or "float16". floats: (offset, length) of matrices in the file of export/floats.py.
     """
 
-    def __init__(self, layout: Layout, activations: str) -> None:
+    def __init__(self, layout: Layout, activations: str, floats: Mapping[str, tuple[int, int]] | None = None) -> None:
         self.scope = ""
         self.activations = activations
+        self._floats = floats or {}
         self._layout = layout
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
@@ -84,14 +87,23 @@ class Graph:
         if name in self._initializers:
             return name
         first = self._layout.placed[entries[0]].entry
-        offset, length = self._layout.span(entries)
         rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
         tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
+        return self._external(tensor, WEIGHTS, self._layout.span(entries))
+
+    def made_floats(self, parts: Sequence[Linear]) -> str:
+        """An initializer over neighbouring matrices of the file of floats, joined along their first axis."""
+        name = f"{parts[0].name}.floats" + (f"+{len(parts) - 1}" if len(parts) > 1 else "")
+        dims = [sum(part.rows for part in parts), parts[0].columns]
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+        return self._external(tensor, FLOATS, joined([part.name for part in parts], self._floats))
+
+    def _external(self, tensor: TensorProto, location: str, span: tuple[int, int]) -> str:
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
+        for key, value in (("location", location), ("offset", str(span[0])), ("length", str(span[1]))):
             tensor.external_data.add(key=key, value=value)
-        self._initializers[name] = tensor
-        return name
+        self._initializers[tensor.name] = tensor
+        return tensor.name
 
     def cast(self, value: str, *, like: str = "") -> str:
         """The value in the type of the activations; of an initializer the runtime folds this when it loads.

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from embedllm.export.decoder import Attention, Decoder, Mlp, Norm
 from embedllm.export.dialects import Dialect
+from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx_products import Products
 from embedllm.export.quantize import Packing
@@ -37,7 +38,9 @@ def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], dial
     [B, T]; seqlens_k [B] i32, tokens held afterwards less one; total_sequence_length [1] i32, the KV's capacity;
     logits_at [T'], places among the T.
     """
-    return _Emitter(Graph(layout, dialect.activations), packing, dialect).model(decoder)
+    offsets = {name: placed.offset for name, placed in layout.placed.items()}
+    floats = float_spans(decoder, offsets) if dialect.float_matrices else {}
+    return _Emitter(Graph(layout, dialect.activations, floats), packing, dialect).model(decoder)
 
 
 class _Emitter:
@@ -117,15 +120,21 @@ class _Emitter:
         return output
 
     def side_by_side(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v in one product, apart only for norms that the attention does not apply."""
+        """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
         graph, parts = self.graph, [attention.q, attention.k, attention.v]
         product = self.products.linear(normed, parts, "qkv")
         q_norm, k_norm = attention.q_norm, attention.k_norm
-        if q_norm is None or k_norm is None or self.dialect.norm_in_attention:
+        has_norms = q_norm is not None and k_norm is not None
+        norms_here = has_norms and not self.dialect.norm_in_attention
+        if not norms_here and not (self.dialect.splits_qkv and (has_norms or attention.window is not None)):
             return [product, "", ""]
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        if not norms_here:
+            return [q, k, v]
+        assert q_norm is not None
+        assert k_norm is not None
         return [self.head_norm(q, q_norm, attention.heads), self.head_norm(k, k_norm, attention.kv_heads), v]
 
     def apart(self, attention: Attention, normed: str, tables: Sequence[str]) -> list[str]:

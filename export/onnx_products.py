@@ -94,8 +94,10 @@ class Products:
         in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
         product = f"{name}.product" if added else result
-        weights = graph.stored([f"{part.name}.weight" for part in parts])
-        if in_integers:
+        if self.dialect.float_matrices:
+            graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
+        elif in_integers:
+            weights = graph.stored([f"{part.name}.weight" for part in parts])
             zero = "" if packing.symmetric else graph.stored([f"{part.name}.zero" for part in parts])
             if not self.dialect.ragged_blocks and columns < groups * packing.group:
                 x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
@@ -112,7 +114,7 @@ class Products:
                 accuracy_level=self.dialect.accuracy_level,
             )
         else:
-            floats = self.unpacked(parts, packing, name) if packing.quantized else graph.cast(weights)
+            floats = self.unpacked(parts, packing, name)
             turned = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
             graph.node("MatMul", [x, turned], [product], name)
         if added:
@@ -127,17 +129,19 @@ class Products:
         return name
 
     def unpacked(self, parts: Sequence[Linear], packing: Packing, name: str) -> str:
-        """8-bit matrices as floats, which the runtime folds when it loads: for exact products."""
+        """Matrices as floats, to which the runtime folds 8-bit ones when it loads: for exact products."""
         graph = self.graph
+        weights = graph.cast(graph.stored([f"{part.name}.weight" for part in parts]))
+        if not packing.quantized:
+            return weights
         rows, groups = sum(part.rows for part in parts), packing.groups(parts[0].columns)
 
         def per_group(kind: str) -> str:
             names = [f"{part.name}.{kind}" for part in parts]
             return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
 
-        values = graph.cast(graph.stored([f"{part.name}.weight" for part in parts]))
         zero = per_group("zero") if not packing.symmetric else graph.cast(graph.constant(128))
-        centred = graph.op("Sub", [values, zero], f"{name}.centred")
+        centred = graph.op("Sub", [weights, zero], f"{name}.centred")
         scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
         floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group)], f"{name}.floats")
         columns = parts[0].columns

@@ -12,12 +12,16 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO
+from embedllm.export.decoder import linears, parameters
+from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO, WASM
+from embedllm.export.floats import FLOATS, float_spans
 from embedllm.export.progress import Progress, write_json
-from embedllm.package import MANIFEST, Graph, Package, open_package
+from embedllm.package import MANIFEST, WEIGHTS, Graph, Package, open_package
+from embedllm.tensorfile import read_header
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Engine
+    from embedllm.backends.ort import Attachment
     from embedllm.types import F32
 
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
@@ -25,6 +29,7 @@ _SEED = 20261121
 # nats. Activations rounded to 8 bits: 0.0001 to 0.003 measured, float16 less. A graph without rotation, with the other
 # rotation or with a window of one token: 0.3 and more (docs/numerics.md)
 MOST_KL = 0.05
+_MOST_FLOATS = 250_000_000  # weights that are unpacked to run the graph for a browser's processor: 1 GB of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
 
 
 def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) -> dict[str, object]:
+    if graph.dialect == WASM.name and parameters(package.decoder) > _MOST_FLOATS:
+        return {"not_run": f"it reads the weights as floats, {4 * parameters(package.decoder):,} bytes"}
     try:
         engine = _open(package, graph)
         if engine is None:
@@ -106,7 +113,28 @@ def _open(package: Package, graph: Graph) -> Engine | None:
         from embedllm.backends.directml import DirectMLEngine
 
         return DirectMLEngine(package, graph, devices()[0], provider="CPUExecutionProvider")
-    return OrtEngine(package, graph, devices()[0])
+    attachment = _given_floats(package) if graph.dialect == WASM.name else None
+    return OrtEngine(package, graph, devices()[0], attachment=attachment)
+
+
+def _given_floats(package: Package) -> Attachment:
+    """The CPU's provider, and from memory the file of floats, which is on no disk."""
+    from embedllm.backends.ort import Attachment, ort
+    from embedllm.backends.reference import ReferenceEngine
+
+    decoder, reference = package.decoder, ReferenceEngine(package)
+    spans = float_spans(decoder, {name: t.offset for name, t in read_header(package.weights).tensors.items()})
+    matrices = {m.name: m for m in (decoder.head, *(m for layer in decoder.layers for m in linears(layer)))}
+    floats = np.concatenate([reference.matrix(matrices[name]).ravel() for name in spans]).view(np.uint8)
+    # all or none are from memory: "External file: ... not found from the table user provided" (ONNX Runtime 1.31)
+    files = {FLOATS: floats, WEIGHTS: np.memmap(package.weights, np.uint8, "r")}
+
+    def add(options: ort.SessionOptions) -> None:
+        sizes = [data.nbytes for data in files.values()]
+        options.add_external_initializers_from_files_in_memory(list(files), list(files.values()), sizes)
+        options.add_provider("CPUExecutionProvider", {})
+
+    return Attachment(add=add, runs=frozenset())
 
 
 def _needs_a_gpu(package: Package, graph: Graph) -> bool:

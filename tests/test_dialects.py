@@ -13,7 +13,7 @@ from embedllm.backends import ort
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.export import Recipe
-from embedllm.export.dialects import DIALECTS, FLOAT16, GPU_FLOAT32, Dialect
+from embedllm.export.dialects import DIALECTS, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, Dialect
 from embedllm.package import Package, open_package
 
 FLOAT32_ATOL = 2e-5  # of logits up to 4.1, over 60 tokens: measured 3e-6 to 4.2e-6
@@ -47,11 +47,28 @@ def test_the_float32_graph_for_gpus_is_exact(
     np.testing.assert_allclose(found, expected, atol=FLOAT32_ATOL, rtol=0)
 
 
-def test_the_graphs_for_gpus_differ_in_the_type_only(tiny_package: Callable[..., Path]) -> None:
+def test_the_graphs_for_gpus_differ_in_the_type_and_the_split_only(tiny_package: Callable[..., Path]) -> None:
     package = open_package(tiny_package("qwen3"))
-    half, whole = (package.graph(name) for name in ("generic-float16", GPU_FLOAT32.name))
-    assert half is not None
-    assert whole is not None
-    assert (half.activations, whole.activations) == ("float16", "float32")
-    kinds = [[n.op_type for n in nodes(package, d) if n.op_type != "Cast"] for d in (FLOAT16, GPU_FLOAT32)]
-    assert kinds[0] == kinds[1]
+    rows = (FLOAT16, WEBGPU_FLOAT16, GPU_FLOAT32)
+    graphs = [package.graph(dialect.name) for dialect in rows]
+    assert [graph.activations for graph in graphs if graph] == ["float16", "float16", "float32"]
+    kinds = [[n.op_type for n in nodes(package, d) if n.op_type not in ("Cast", "Split")] for d in rows]
+    assert kinds[0] == kinds[1] == kinds[2]
+    casts = [[n.op_type for n in nodes(package, d) if n.op_type == "Cast"] for d in rows]
+    assert casts[0] == casts[1]
+
+
+@pytest.mark.parametrize("dialect", [WEBGPU_FLOAT16, GPU_FLOAT32], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    ("family", "config", "is_split"),
+    [("qwen3", {}, True), ("llama", {}, False), ("mistral", {"sliding_window": 16}, True), ("mistral", {}, False)],
+)
+def test_q_k_and_v_are_taken_apart_where_attention_norms_them_or_has_a_window(
+    family: str, config: dict[str, object], is_split: bool, dialect: Dialect, tiny_package: Callable[..., Path]
+) -> None:
+    found = nodes(open_package(tiny_package(family, Recipe(), **config)), dialect)
+    splits = [node for node in found if node.op_type == "Split"]
+    attentions = [node for node in found if node.op_type == "GroupQueryAttention"]
+    assert len(splits) == (len(attentions) if is_split else 0)
+    for split, attention in zip(splits, attentions, strict=False):
+        assert list(attention.input)[:3] == list(split.output)

@@ -17,7 +17,7 @@ from embedllm.backends.ort import devices
 from embedllm.describe import describe_package
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert, flavours
-from embedllm.export.dialects import DIALECTS, DIRECTML
+from embedllm.export.dialects import DIALECTS, DIRECTML, WASM
 from embedllm.export.flavours import NAMES, write_flavour
 from embedllm.export.progress import write_json
 from embedllm.export.weights import CONSTANTS
@@ -80,6 +80,8 @@ def test_every_flavour_reads_the_same_bytes(tiny_package: MakePackage) -> None:
     graphs = open_package(folder).graphs
     assert [graph.dialect for graph in graphs] == list(NAMES)
     for graph in graphs:
+        if graph.dialect == WASM.name:
+            continue  # reads floats that are made of these bytes: tests/test_floats.py
         read: dict[str, str] = {}
         for start, length in spans(folder, graph.file):
             piece = data[start : start + length]

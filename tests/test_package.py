@@ -91,7 +91,8 @@ def test_what_the_export_writes_opens_and_is_undamaged(tiny_package: Callable[..
     package.check()
     assert package.decoder.model_type == "qwen3"
     assert [graph.dialect for graph in package.graphs] == [
-        "generic-float32", "generic-float16", "gpu-float32", "directml-float16", "openvino"
+        "generic-float32", "generic-float16", "gpu-float32", "webgpu-float16", "directml-float16",
+        "wasm-float32", "openvino",
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnx
 import pytest
 
 from embedllm.errors import ExportError
-from embedllm.export import Recipe
+from embedllm.export import Recipe, verify
 from embedllm.export.verify import MOST_KL, compare, verify_folder
 
 
@@ -86,3 +87,17 @@ def test_a_graph_that_does_not_run_is_refused(folder: Path) -> None:
     note_size(folder, path)
     with pytest.raises(ExportError, match=r"'model.onnx' does not run"):
         verify_folder(folder)
+
+
+def test_the_graph_for_a_browsers_processor_is_run_with_its_floats_in_memory(folder: Path) -> None:
+    measured = verify_folder(folder)["model.wasm.onnx"]
+    assert isinstance(measured, dict)
+    assert measured["max_difference"] < 2e-5
+    assert not (folder / "weights.float32").exists()
+
+
+def test_a_large_model_is_not_unpacked_for_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_MOST_FLOATS", 1000)
+    measured = verify_folder(folder)["model.wasm.onnx"]
+    assert isinstance(measured, dict)
+    assert re.fullmatch(r"it reads the weights as floats, [\d,]+ bytes", str(measured["not_run"]))

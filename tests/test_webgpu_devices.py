@@ -8,18 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import pytest
 
-from embedllm.backends import ort as cpu
 from embedllm.backends import plugins, vulkan, webgpu
 from embedllm.backends.base import Device
 from embedllm.backends.plugins import Library, ProviderDevice
 from embedllm.backends.vulkan import Adapter
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
-from embedllm.backends.webgpu_graph import taken_apart
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
+from embedllm.export.dialects import FLOAT16, WEBGPU_FLOAT16
+from embedllm.package import open_package
 
 GPU = ProviderDevice(
     provider="WebGpuExecutionProvider", version="0.4.0", kind="GPU", vendor="Intel", vendor_id=0x8086, device_id=0x56A0,
@@ -158,41 +157,31 @@ def test_the_check_of_attention_passes_where_it_is_right_and_fails_where_it_is_n
 
 
 @pytest.mark.parametrize(
-    ("family", "config", "is_split"),
+    ("family", "config", "refused"),
     [("qwen3", {}, True), ("llama", {}, False), ("mistral", {"sliding_window": 16}, True), ("mistral", {}, False)],
 )
-def test_packed_tensors_are_taken_apart_where_attention_norms_or_has_a_window(
-    family: str, config: dict[str, object], is_split: bool, tiny_package: Callable[..., Path]
-) -> None:
-    path = tiny_package(family, Recipe(), **config) / "model.fp32.onnx"
-    graph = onnx.load_from_string(taken_apart(path)).graph
-    splits = [node for node in graph.node if node.op_type == "Split"]
-    attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    assert len(splits) == (len(attentions) if is_split else 0)
-    for split, attention in zip(splits, attentions, strict=False):
-        assert list(attention.input)[:3] == list(split.output)
-    before = onnx.load(path, load_external_data=False).graph
-    assert len(graph.node) == len(before.node) + len(splits)
+def test_a_graph_of_an_older_version_is_refused_where_the_provider_would_compute_it_wrongly(
+    family: str, config: dict[str, object], refused: bool, tiny_package: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It had q, k and v in one tensor, as the graph for CUDA has them still."""
+    package = open_package(tiny_package(family, Recipe(), **config))
+    older, newer = package.graph(FLOAT16.name), package.graph(WEBGPU_FLOAT16.name)
+    assert older is not None
+    assert newer is not None
+    device = Device(name="webgpu", backend="", description="", available=True)
+    loaded: list[str] = []
 
+    def load(engine: webgpu.WebGpuEngine, path: Path) -> None:
+        loaded.append(path.name)
+        raise DeviceError("no GPU here")
 
-def test_what_was_taken_apart_computes_the_same(tiny_package: Callable[..., Path]) -> None:
-    """On the CPU, whose attention takes both forms."""
-    folder = tiny_package("mistral", Recipe(), sliding_window=16)
-    path, random = folder / "model.fp32.onnx", np.random.default_rng(0)
-    options = cpu.ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    feeds: dict[str, np.ndarray] = {
-        "input_ids": random.integers(3, 307, (1, 30)),
-        "attention_mask": np.ones((1, 30), np.int64),
-    }
-    feeds |= {
-        f"past_key_values.{at}.{part}": np.zeros((1, 2, 0, 16), np.float32)
-        for at in (0, 1)
-        for part in ("key", "value")
-    }
-    found, expected = (
-        cpu.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(["logits"], feeds)[0]
-        for model in (taken_apart(path), path.read_bytes())
-    )
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-5, rtol=0)
+    monkeypatch.setattr(webgpu, "_attends_to_many", lambda: True)
+    monkeypatch.setattr(webgpu.WebGpuEngine, "_load", load)
+    with pytest.raises(DeviceError, match="no GPU here"):
+        webgpu.WebGpuEngine(package, newer, device)
+    with pytest.raises(DeviceError, match="of an older version" if refused else "no GPU here") as caught:
+        webgpu.WebGpuEngine(package, older, device)
+    assert loaded == [newer.file, older.file][: 1 if refused else 2]
+    if isinstance(caught.value, DeviceUnavailable):
+        assert caught.value.tried[0][2].startswith(f"embedllm graph {package.folder} --flavour webgpu-float16; ")
