@@ -346,6 +346,22 @@ def test_an_updated_model_is_noticed_and_its_old_files_go(
     assert not web_server.requests("/models/tiny/tokenizer.json")  # it is the same as before
 
 
+def test_a_tab_with_the_manifest_of_before_does_not_undo_an_update(
+    web_server: WebServer, context: Context, page: Page, url: str, tmp_path: Path
+) -> None:
+    page.in_worker(LOAD, url)
+    write_model(tmp_path / "tiny", OTHER)
+    another = context.page(web_server.url + "/tests/blank.html")
+    another.in_worker(LOAD, url)
+    assert page.in_worker("return (await opened.file('model.onnx')).text()") == "a graph"
+    with pytest.raises(BrowserError, match="If the model there was updated just now, load it again"):
+        page.in_worker("await opened.file('weights.safetensors')")
+    assert digest(OTHER) in page.in_worker(STORED)
+    web_server.forget()
+    assert page.in_worker(LOAD, url)["sha256"] == digest(OTHER)
+    assert not ranges(web_server)
+
+
 def test_models_share_files_until_the_last_is_removed(
     web_server: WebServer, page: Page, url: str, tmp_path: Path
 ) -> None:
@@ -385,16 +401,19 @@ def test_what_is_being_downloaded_survives_the_removal_of_another_model(
     assert awaited(loading, "the load")["sha256"] == digest(WEIGHTS)
 
 
-@pytest.mark.parametrize("evicted", ["one", "all"])
+@pytest.mark.parametrize("evicted", ["one", "all", "an end"])
 def test_what_the_browser_removed_is_downloaded_again(
     web_server: WebServer, page: Page, url: str, evicted: str
 ) -> None:
     page.in_worker(LOAD, url)
     root = "const root = await navigator.storage.getDirectory(); "
+    files = "(await (await root.getDirectoryHandle('embedllm')).getDirectoryHandle('files'))"
     if evicted == "one":
-        files = "(await (await root.getDirectoryHandle('embedllm')).getDirectoryHandle('files'))"
         page.in_worker(f"{root} await {files}.removeEntry(argument)", digest(WEIGHTS))
         assert not page.in_worker(LIST)[0]["complete"]
+    elif evicted == "an end":
+        cut = "const handle = await file.createSyncAccessHandle(); handle.truncate(600_000); handle.close();"
+        page.in_worker(f"{root} const file = await {files}.getFileHandle(argument); {cut}", digest(WEIGHTS))
     else:
         page.in_worker(f"{root} await root.removeEntry('embedllm', {{recursive: true}})")
         assert page.in_worker(LIST) == []

@@ -1,7 +1,7 @@
 // Addresses of folders and of files in them.
 
-import {PackageError} from "./errors.js";
-import {MANIFEST} from "./manifest.js";
+import { PackageError } from "./errors.js";
+import { MANIFEST } from "./manifest.js";
 
 /**
  * The address of a folder, as models are stored by it: whole, with a slash at its end and without a fragment.

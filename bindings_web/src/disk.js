@@ -35,9 +35,9 @@
 export async function openPlace() {
   try {
     await folder("files");
-    return {place: disk(), reason: ""};
+    return { place: disk(), reason: "" };
   } catch (error) {
-    return {place: memory(), reason: String(error)};
+    return { place: memory(), reason: String(error) };
   }
 }
 
@@ -46,8 +46,8 @@ export async function openPlace() {
  * @param {"files" | "models"} name
  */
 async function folder(name) {
-  const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm", {create: true});
-  return home.getDirectoryHandle(name, {create: true});
+  const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm", { create: true });
+  return home.getDirectoryHandle(name, { create: true });
 }
 
 /** @returns {Place} */
@@ -56,7 +56,7 @@ function disk() {
     isDisk: true,
     file: async (name) => fileOf(await folder("files"), name),
     async part(name) {
-      const handle = await (await folder("files")).getFileHandle(`${name}.part`, {create: true});
+      const handle = await (await folder("files")).getFileHandle(`${name}.part`, { create: true });
       return diskPart(handle, await access(handle), name);
     },
     async remove(name) {
@@ -81,7 +81,7 @@ function disk() {
     },
     record: async (key) => (await (await fileOf(await folder("models"), `${key}.json`))?.text()) ?? null,
     async write(key, text) {
-      const handle = await (await folder("models")).getFileHandle(`${key}.part`, {create: true});
+      const handle = await (await folder("models")).getFileHandle(`${key}.part`, { create: true });
       const part = diskPart(handle, await access(handle), `${key}.json`);
       try {
         part.empty();
@@ -116,11 +116,11 @@ function diskPart(handle, access, name) {
     size: () => access.getSize(),
     read(at, length) {
       const block = new Uint8Array(length);
-      return block.subarray(0, access.read(block, {at}));
+      return block.subarray(0, access.read(block, { at }));
     },
     append(chunk) {
       const at = access.getSize();
-      if (access.write(chunk, {at}) === chunk.length) return;
+      if (access.write(chunk, { at }) === chunk.length) return;
       access.truncate(at); // private windows of Chromium 156 give 2^32 - 8, their code of a full disk, for an error
       throw new DOMException("the disk is full", "QuotaExceededError");
     },

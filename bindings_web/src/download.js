@@ -1,6 +1,6 @@
-// One file from the network into a Part: resumed where it stopped, checked by its hash, tried again where that may help.
+// One file from the network into a Part: resumed where it stopped, checked by its hash, tried again where it may help.
 
-import {PackageError} from "./errors.js";
+import { PackageError } from "./errors.js";
 
 /**
  * @typedef {import("./disk.js").Part} Part
@@ -17,6 +17,7 @@ const BLOCK = 1 << 22; // read at once to continue a hash
 const TRIES = 4; // that bring nothing new, before it is given up
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]); // statuses that may be others a moment later
 const LONGEST_WAIT_MS = 30_000;
+const PROGRESS_MS = 50; // between two calls of onProgress
 
 /** A file of which nothing more can be got from its server by asking again. */
 class Unusable extends Error {}
@@ -55,7 +56,7 @@ export async function download(wanted, part, means) {
  * @param {Part} part
  * @param {Means & Options} means
  */
-async function hashed({name}, part, {sha256, onProgress, signal}) {
+async function hashed({ name }, part, { sha256, onProgress, signal }) {
   const hash = sha256.create();
   const total = part.size();
   for (let at = 0; at < total; ) {
@@ -63,7 +64,7 @@ async function hashed({name}, part, {sha256, onProgress, signal}) {
     const block = await part.read(at, Math.min(BLOCK, total - at));
     hash.update(block);
     at += block.length;
-    onProgress({file: name, loaded: at, total, phase: "check"});
+    onProgress({ file: name, loaded: at, total, phase: "check" });
     await wait(0); // so that a message that aborts comes through
   }
   return hash;
@@ -76,7 +77,7 @@ async function hashed({name}, part, {sha256, onProgress, signal}) {
  * @param {ReturnType<Sha256["create"]>} hash
  * @param {Means & Options} means
  */
-async function fetchRest(wanted, part, hash, {sha256, pause, patience, onProgress, signal}) {
+async function fetchRest(wanted, part, hash, { sha256, pause, patience, onProgress, signal }) {
   let furthest = part.size();
   let tries = 0;
   while (part.size() < wanted.bytes) {
@@ -95,7 +96,7 @@ async function fetchRest(wanted, part, hash, {sha256, pause, patience, onProgres
         }
         part.append(chunk);
         hash.update(chunk);
-        onProgress({file: wanted.name, loaded: part.size(), total: wanted.bytes, phase: "download"});
+        onProgress({ file: wanted.name, loaded: part.size(), total: wanted.bytes, phase: "download" });
       }
       if (part.size() < wanted.bytes) throw new Interruption("it ended early");
     } catch (error) {
@@ -136,9 +137,9 @@ class Interruption extends Error {
  * @param {AbortSignal} signal
  * @param {number} patience
  */
-async function ask({name, url, bytes}, from, signal, patience) {
-  const headers = from > 0 ? {Range: `bytes=${from}-`} : undefined;
-  const request = fetch(url, {headers, signal, cache: "no-store"}); // the browser's cache would keep it a second time
+async function ask({ name, url, bytes }, from, signal, patience) {
+  const headers = from > 0 ? { Range: `bytes=${from}-` } : undefined;
+  const request = fetch(url, { headers, signal, cache: "no-store" }); // the browser's cache would keep it a second time
   const response = await inTime(request, patience);
   if (response.status === 416) throw new Unusable(`it is shorter than the ${bytes} bytes that the manifest says`);
   if (PASSING.has(response.status)) {
@@ -199,8 +200,23 @@ async function inTime(promise, patience) {
 function wait(ms, signal) {
   return new Promise((done, failed) => {
     const timer = setTimeout(done, ms);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), failed(signal.reason)), {once: true});
+    signal?.addEventListener("abort", () => (clearTimeout(timer), failed(signal.reason)), { once: true });
   });
+}
+
+/**
+ * Passes on at most one in PROGRESS_MS.
+ * @param {OnProgress} [onProgress]
+ * @returns {OnProgress}
+ */
+export function throttled(onProgress) {
+  let last = 0;
+  return (progress) => {
+    const now = Date.now();
+    if (now - last < PROGRESS_MS) return;
+    last = now;
+    onProgress?.(progress);
+  };
 }
 
 /** @param {Uint8Array} bytes */

@@ -13,7 +13,7 @@ const held = new Map();
  */
 export async function locked(name, signal, work) {
   signal?.throwIfAborted();
-  if (navigator.locks) return navigator.locks.request(name, signal ? {signal} : {}, work);
+  if (navigator.locks) return navigator.locks.request(name, signal ? { signal } : {}, work);
   const before = held.get(name);
   const mine = (async () => {
     await before?.catch(() => {});
@@ -35,7 +35,7 @@ export async function locked(name, signal, work) {
  */
 export async function ifFree(name, work) {
   if (navigator.locks) {
-    await navigator.locks.request(name, {ifAvailable: true}, async (lock) => {
+    await navigator.locks.request(name, { ifAvailable: true }, async (lock) => {
       if (lock) await work();
     });
   } else if (!held.has(name)) {

@@ -1,6 +1,6 @@
 // A folder's manifest, read and checked as embedllm/package.py does it (docs/format.md).
 
-import {PackageError} from "./errors.js";
+import { PackageError } from "./errors.js";
 
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
@@ -81,9 +81,13 @@ function manifestFault(manifest) {
 function filesFault(files) {
   for (const [name, entry] of Object.entries(files)) {
     if (!isPlain(name)) return outside(name);
-    if (!isWhole(entry?.bytes, 0)) return `its entry of '${name}' has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= 0`;
+    if (!isWhole(entry?.bytes, 0)) {
+      return `its entry of '${name}' has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= 0`;
+    }
     // also because files are stored by this name
-    if (!/^[0-9a-f]{64}$/.test(entry.sha256)) return `its entry of '${name}' has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+    if (!/^[0-9a-f]{64}$/.test(entry.sha256)) {
+      return `its entry of '${name}' has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+    }
   }
   return WEIGHTS in files || Object.keys(files).some(isWeights) ? "" : `it does not list '${WEIGHTS}'`;
 }
@@ -95,7 +99,8 @@ function filesFault(files) {
 function graphsFault(graphs, files) {
   for (const graph of graphs) {
     for (const key of ["file", "dialect", "activations"]) {
-      if (typeof graph?.[key] !== "string") return `one of its 'graphs' has the '${key}' ${shown(graph?.[key])}; expected a string`;
+      const value = graph?.[key];
+      if (typeof value !== "string") return `one of its 'graphs' has the '${key}' ${shown(value)}; expected a string`;
     }
     if (!isPlain(graph.file)) return outside(graph.file);
     if (!Object.hasOwn(files, graph.file)) return `it names the graph '${graph.file}' but does not list that file`;

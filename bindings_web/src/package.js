@@ -1,8 +1,8 @@
 // A model's folder on a server, opened: its manifest and texts at once, graphs and weights when they are asked for.
 
-import {addressIn, folderOf} from "./address.js";
-import {PackageError} from "./errors.js";
-import {isText, isWeights, MANIFEST, readManifest} from "./manifest.js";
+import { addressIn, folderOf } from "./address.js";
+import { PackageError } from "./errors.js";
+import { isText, isWeights, MANIFEST, readManifest } from "./manifest.js";
 
 /**
  * @typedef {import("./store.js").Store} Store
@@ -25,7 +25,7 @@ export class Package {
    * @param {{manifest: Manifest, text: string, isOffline: boolean}} found
    * @param {Options} options
    */
-  constructor(store, url, {manifest, text, isOffline}, options) {
+  constructor(store, url, { manifest, text, isOffline }, options) {
     this.#store = store;
     this.#options = options;
     this.#text = text;
@@ -45,8 +45,8 @@ export class Package {
    */
   async file(name, options = {}) {
     const wanted = this.#wanted(name);
-    await this.#store.note(this.url, this.#text, [name]); // before the download, so that nobody removes the file
-    return this.#store.file(wanted, {...this.#options, ...options});
+    await this.#store.use(this.url, this.#text, name); // before the download, so that nobody removes the file
+    return this.#store.file(wanted, { ...this.#options, ...options });
   }
 
   /** Reads the texts. Called once, by openPackage. */
@@ -54,7 +54,7 @@ export class Package {
     const names = Object.keys(this.manifest.files);
     const texts = names.filter((name) => isText(this.manifest, name));
     const needed = [...texts, ...names.filter(isWeights)];
-    await this.#store.note(this.url, this.#text, []); // first, it may make room: what was there before an update
+    await this.#store.keep(this.url, this.#text); // first, it may make room: what was there before an update
     await this.#store.needRoom(needed.map((name) => this.#wanted(name))); // now, not after a long download
     for (const name of texts) {
       const file = await this.#store.file(this.#wanted(name), this.#options);
@@ -64,11 +64,11 @@ export class Package {
 
   /** @param {string} name */
   #wanted(name) {
-    const {files} = this.manifest;
+    const { files } = this.manifest;
     if (!Object.hasOwn(files, name)) {
       throw new PackageError(`the model at ${this.url} has no file '${name}'; it has ${Object.keys(files).join(", ")}`);
     }
-    return {name, url: addressIn(this.url, name), ...files[name]};
+    return { name, url: addressIn(this.url, name), ...files[name] };
   }
 }
 
@@ -81,7 +81,7 @@ export class Package {
  * @param {{store: Store} & Options} options
  * @returns {Promise<Package>}
  */
-export async function openPackage(url, {store, ...options}) {
+export async function openPackage(url, { store, ...options }) {
   const folder = folderOf(url);
   const opened = new Package(store, folder, await findManifest(folder, store, options.signal), options);
   await opened.read();
@@ -98,12 +98,12 @@ async function findManifest(folder, store, signal) {
   const stored = await store.model(folder);
   try {
     const text = await fetchManifest(folder, stored !== null, signal);
-    return {text, manifest: readManifest(text, addressIn(folder, MANIFEST)), isOffline: false};
+    return { text, manifest: readManifest(text, addressIn(folder, MANIFEST)), isOffline: false };
   } catch (error) {
     signal?.throwIfAborted();
     if (!(error instanceof PackageError) || stored === null) throw error;
     if (navigator.onLine) console.warn(`embedllm: using the stored model, because ${error.message}`);
-    return {text: stored.manifest, manifest: readManifest(stored.manifest, "the stored manifest"), isOffline: true};
+    return { text: stored.manifest, manifest: readManifest(stored.manifest, "the stored manifest"), isOffline: true };
   }
 }
 
@@ -117,7 +117,7 @@ async function fetchManifest(folder, isHasty, signal) {
   const signals = [...(signal ? [signal] : []), ...(isHasty ? [AbortSignal.timeout(PATIENCE_MS)] : [])];
   let status;
   try {
-    const response = await fetch(url, {cache: "no-cache", signal: AbortSignal.any(signals)});
+    const response = await fetch(url, { cache: "no-cache", signal: AbortSignal.any(signals) });
     if (response.ok) return utf8(url, await response.arrayBuffer());
     status = `it answered with status ${response.status} ${response.statusText}`.trimEnd();
   } catch (error) {
@@ -137,7 +137,7 @@ async function fetchManifest(folder, isHasty, signal) {
  */
 function utf8(name, bytes) {
   try {
-    return new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(bytes);
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
   } catch {
     throw new PackageError(`'${name}' is no UTF-8 text. Export the folder again.`);
   }

@@ -1,13 +1,13 @@
 // How much a site may store, and what to say when it is not enough.
 
-import {PackageError} from "./errors.js";
+import { PackageError } from "./errors.js";
 
 /**
  * The bytes that can still be stored here; null where the browser does not tell.
  * @returns {Promise<number | null>}
  */
 export async function freeBytes() {
-  const {quota, usage} = await spaceOfSite();
+  const { quota, usage } = await spaceOfSite();
   return quota === null || usage === null ? null : Math.max(0, quota - usage);
 }
 
@@ -16,8 +16,8 @@ export async function freeBytes() {
  * @returns {Promise<{usage: number | null, quota: number | null}>}
  */
 export async function spaceOfSite() {
-  const {usage, quota} = (await navigator.storage?.estimate?.().catch(() => undefined)) ?? {};
-  return {usage: usage ?? null, quota: quota ?? null};
+  const { usage, quota } = (await navigator.storage?.estimate?.().catch(() => undefined)) ?? {};
+  return { usage: usage ?? null, quota: quota ?? null };
 }
 
 /**
@@ -31,8 +31,23 @@ export async function spaceOfSite() {
 export function noRoom(names, needed, available) {
   const left = available === null || available >= needed ? null : available;
   const error = new PackageError(
-    `no room for ${names}: ${needed} bytes are needed, ${left === null ? "less is" : `${left} bytes are`} left for this ` +
-      "site. Free space on the disk, remove a stored model, or load a smaller one.",
+    `no room for ${names}: ${needed} bytes are needed, ${left === null ? "less is" : `${left} bytes are`} left for ` +
+      "this site. Free space on the disk, remove a stored model, or load a smaller one.",
   );
-  return Object.assign(error, {needed, available: left});
+  return Object.assign(error, { needed, available: left });
+}
+
+/**
+ * Does what writes; the browser's refusal for want of room is a PackageError.
+ * @param {string} what
+ * @param {() => number} missing  bytes
+ * @param {() => Promise<unknown>} write
+ */
+export async function roomFor(what, missing, write) {
+  try {
+    await write();
+  } catch (error) {
+    if (/** @type {Error} */ (error).name !== "QuotaExceededError") throw error;
+    throw noRoom(what, missing(), await freeBytes());
+  }
 }

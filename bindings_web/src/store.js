@@ -1,13 +1,13 @@
 // What this site keeps of models: files by their sha256, shared between models, and a record of each model.
 
-import {folderOf} from "./address.js";
-import {openPlace} from "./disk.js";
-import {download, hex} from "./download.js";
-import {PackageError} from "./errors.js";
-import {ifFree, locked} from "./locks.js";
-import {readManifest} from "./manifest.js";
-import {listed, readRecord} from "./record.js";
-import {freeBytes, noRoom, spaceOfSite} from "./room.js";
+import { folderOf } from "./address.js";
+import { openPlace } from "./disk.js";
+import { download, hex, throttled } from "./download.js";
+import { PackageError } from "./errors.js";
+import { ifFree, locked } from "./locks.js";
+import { readManifest } from "./manifest.js";
+import { listed, readRecord } from "./record.js";
+import { freeBytes, noRoom, roomFor, spaceOfSite } from "./room.js";
 
 /**
  * @typedef {import("./disk.js").Place} Place
@@ -19,8 +19,6 @@ import {freeBytes, noRoom, spaceOfSite} from "./room.js";
  * @typedef {import("./record.js").Model} Model
  * @typedef {import("./record.js").Listed} Listed
  */
-
-const PROGRESS_MS = 50; // between two calls of onProgress
 
 /** Files of models in this site's folder. Works only in a worker. Several may be open at once, in several tabs. */
 export class Store {
@@ -43,12 +41,12 @@ export class Store {
    * windows of some browsers) files are kept in memory until the worker ends, and the console says so.
    * @param {{sha256: Sha256, pause?: number, patience?: number}} means
    */
-  static async open({sha256, pause = 500, patience = 60_000}) {
+  static async open({ sha256, pause = 500, patience = 60_000 }) {
     if (typeof WorkerGlobalScope === "undefined") throw new TypeError("Store.open() works only in a worker");
-    const {place, reason} = await openPlace();
+    const { place, reason } = await openPlace();
     if (!place.isDisk) console.warn(`embedllm: models are kept in memory only, nothing can be stored here (${reason})`);
     await navigator.storage?.persist?.().catch(() => false); // pages have it, workers of most browsers do not
-    return new Store(place, {sha256, pause, patience});
+    return new Store(place, { sha256, pause, patience });
   }
 
   /** Whether what is downloaded is here the next time. */
@@ -64,22 +62,26 @@ export class Store {
    * @param {{onProgress?: OnProgress, signal?: AbortSignal}} [options]
    * @returns {Promise<File | Blob>}
    */
-  async file(wanted, {onProgress, signal} = {}) {
+  async file(wanted, { onProgress, signal } = {}) {
     const tell = throttled(onProgress);
     const others = new BroadcastChannel(`embedllm ${wanted.sha256}`);
-    others.onmessage = ({data}) => tell({...data, file: wanted.name});
+    others.onmessage = ({ data }) => tell({ ...data, file: wanted.name });
     try {
-      const file = (await this.#stored(wanted)) ?? (await locked(`embedllm ${wanted.sha256}`, signal, async () => {
+      const make = async () => {
         const made = await this.#stored(wanted); // by another tab, in the meantime
         if (made) return made;
-        await this.#make(wanted, {signal, onProgress: (progress) => {
-          tell(progress);
-          others.postMessage(progress);
-        }});
+        await this.#make(wanted, {
+          signal,
+          onProgress: (progress) => {
+            tell(progress);
+            others.postMessage(progress);
+          },
+        });
         return this.#stored(wanted);
-      }));
+      };
+      const file = (await this.#stored(wanted)) ?? (await locked(`embedllm ${wanted.sha256}`, signal, make));
       if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
-      onProgress?.({file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download"});
+      onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download" });
       return file;
     } finally {
       others.close();
@@ -94,12 +96,12 @@ export class Store {
     if (!this.#place.isDisk) return;
     const sizes = await this.#place.sizes();
     let needed = 0;
-    for (const {sha256, bytes} of new Map(files.map((file) => [file.sha256, file])).values()) {
+    for (const { sha256, bytes } of new Map(files.map((file) => [file.sha256, file])).values()) {
       if (sizes.get(sha256) !== bytes) needed += Math.max(0, bytes - (sizes.get(`${sha256}.part`) ?? 0));
     }
     const available = await freeBytes();
     if (available !== null && needed > available) {
-      throw noRoom(files.map(({name}) => `'${name}'`).join(", "), needed, available);
+      throw noRoom(files.map(({ name }) => `'${name}'`).join(", "), needed, available);
     }
   }
 
@@ -114,21 +116,30 @@ export class Store {
   }
 
   /**
-   * Writes down that these files of a model are used. Files of its manifest before are removed if no model lists them.
+   * Writes down what a model consists of now. Files of its manifest before are removed if no model lists them.
    * @param {string} url
    * @param {string} manifest  its text
-   * @param {string[]} used
    */
-  async note(url, manifest, used) {
-    await locked("embedllm models", undefined, async () => {
+  keep(url, manifest) {
+    return locked("embedllm models", undefined, async () => {
       const before = await this.model(url);
       const isSame = before?.manifest === manifest;
-      const names = [...new Set([...(isSame ? before.used : []), ...used])];
-      /** @type {Model} */
-      const model = {url, manifest, used: names, lastUsed: Date.now()};
-      const text = JSON.stringify(model);
-      await roomFor("what is known of the model", () => text.length, () => this.#place.write(this.#key(url), text));
+      await this.#write({ url, manifest, used: isSame ? before.used : [], lastUsed: Date.now() });
       if (before && !isSame) await this.#sweep();
+    });
+  }
+
+  /**
+   * Writes down that a file of a model is used, unless another tab knows a later manifest of it.
+   * @param {string} url
+   * @param {string} manifest  the text of the one that lists the file
+   * @param {string} name
+   */
+  use(url, manifest, name) {
+    return locked("embedllm models", undefined, async () => {
+      const before = await this.model(url);
+      if (before && (before.manifest !== manifest || before.used.includes(name))) return;
+      await this.#write({ url, manifest, used: [...(before?.used ?? []), name], lastUsed: Date.now() });
     });
   }
 
@@ -138,7 +149,7 @@ export class Store {
    */
   async list() {
     const sizes = await this.#place.sizes();
-    const all = (await this.#models()).map((model) => listed(model, sizes)).filter(({bytes}) => bytes > 0);
+    const all = (await this.#models()).map((model) => listed(model, sizes)).filter(({ bytes }) => bytes > 0);
     return all.sort((a, b) => b.lastUsed - a.lastUsed);
   }
 
@@ -161,14 +172,20 @@ export class Store {
    * isPersistent: the browser removes nothing without being asked to.
    */
   async usage() {
-    const {usage: site, quota} = await spaceOfSite();
+    const { usage: site, quota } = await spaceOfSite();
     const models = [...(await this.#place.sizes()).values()].reduce((sum, bytes) => sum + bytes, 0);
     const isPersistent = this.#place.isDisk && ((await navigator.storage?.persisted?.()) ?? false);
-    return {models, site, quota, isPersistent};
+    return { models, site, quota, isPersistent };
+  }
+
+  /** @param {Model} model */
+  async #write(model) {
+    const text = JSON.stringify(model);
+    await roomFor("what is known of the model", () => text.length, () => this.#place.write(this.#key(model.url), text));
   }
 
   /** @param {Wanted} wanted */
-  async #stored({sha256, bytes}) {
+  async #stored({ sha256, bytes }) {
     const file = await this.#place.file(sha256);
     return file?.size === bytes ? file : null;
   }
@@ -177,12 +194,12 @@ export class Store {
    * @param {Wanted} wanted
    * @param {{onProgress: OnProgress, signal?: AbortSignal}} options
    */
-  async #make(wanted, {onProgress, signal}) {
+  async #make(wanted, { onProgress, signal }) {
     await this.needRoom([wanted]);
     const part = await this.#place.part(wanted.sha256);
     const missing = () => wanted.bytes - part.size();
     try {
-      const means = {...this.#means, onProgress, signal};
+      const means = { ...this.#means, onProgress, signal };
       await roomFor(`'${wanted.name}'`, missing, () => download(wanted, part, means));
     } finally {
       part.close();
@@ -192,8 +209,8 @@ export class Store {
   /** Removes the files that no model lists, but not those that are being written. */
   async #sweep() {
     const kept = new Set();
-    for (const {manifest} of await this.#models()) {
-      for (const {sha256} of Object.values(readManifest(manifest, "a stored manifest").files)) kept.add(sha256);
+    for (const { manifest } of await this.#models()) {
+      for (const { sha256 } of Object.values(readManifest(manifest, "a stored manifest").files)) kept.add(sha256);
     }
     for (const name of (await this.#place.sizes()).keys()) {
       const sha256 = name.replace(/\.part$/, "");
@@ -212,34 +229,4 @@ export class Store {
     hash.update(new TextEncoder().encode(url));
     return hex(hash.digest()).slice(0, 32);
   }
-}
-
-/**
- * Does what writes; the browser's refusal for want of room is a PackageError.
- * @param {string} what
- * @param {() => number} missing  bytes
- * @param {() => Promise<unknown>} write
- */
-async function roomFor(what, missing, write) {
-  try {
-    await write();
-  } catch (error) {
-    if (/** @type {Error} */ (error).name !== "QuotaExceededError") throw error;
-    throw noRoom(what, missing(), await freeBytes());
-  }
-}
-
-/**
- * Passes on at most one in PROGRESS_MS.
- * @param {OnProgress} [onProgress]
- * @returns {OnProgress}
- */
-function throttled(onProgress) {
-  let last = 0;
-  return (progress) => {
-    const now = Date.now();
-    if (now - last < PROGRESS_MS) return;
-    last = now;
-    onProgress?.(progress);
-  };
 }

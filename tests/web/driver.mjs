@@ -34,7 +34,8 @@ const nowhere = createServer((socket) => {
   socket.once("data", (data) => {
     const line = data.toString("latin1").split("\r\n", 1)[0];
     // Chromium's own errands, of no page; which flags silence them changes from version to version
-    if (!/google(apis)?\.com|gstatic\.com|gvt1\.com/.test(line)) say({event: "foreign", context: 0, page: 0, text: line});
+    const isErrand = /google(apis)?\.com|gstatic\.com|gvt1\.com/.test(line);
+    if (!isErrand) say({event: "foreign", context: 0, page: 0, text: line});
     socket.end("HTTP/1.1 502 Nothing is reached from tests\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
   });
 });
@@ -125,11 +126,12 @@ const commands = {
   },
 };
 
-async function answer({id, do: name, ...given}) {
+async function answer({id, do: command, ...given}) {
   try {
-    say({id, value: (await commands[name](given)) ?? null});
+    say({id, value: (await commands[command](given)) ?? null});
   } catch (error) {
-    say({id, error: {name: error?.name ?? "Error", message: error?.message ?? String(error), stack: error?.stack ?? ""}});
+    const {name = "Error", message = String(error), stack = ""} = error ?? {};
+    say({id, error: {name, message, stack}});
   }
 }
 

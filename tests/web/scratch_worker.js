@@ -1,4 +1,4 @@
-// A worker that runs what a test hands in: the body of an async function of `argument`, with `await import("/src/...")`.
+// A worker that runs what a test hands in: the body of an async function of `argument`, with `await import(...)`.
 const AsyncFunction = Object.getPrototypeOf(async function () {}).constructor;
 
 self.onmessage = async ({data: {id, code, argument}}) => {
@@ -6,7 +6,8 @@ self.onmessage = async ({data: {id, code, argument}}) => {
     const value = await new AsyncFunction("argument", code)(argument);
     self.postMessage({id, value});
   } catch (error) {
-    const {name, message, stack} = error instanceof Error || error instanceof DOMException ? error : new Error(String(error));
+    const isError = error instanceof Error || error instanceof DOMException;
+    const {name, message, stack} = isError ? error : new Error(String(error));
     self.postMessage({id, error: {name, message, stack, fields: fields(error)}});
   }
 };
