@@ -1,0 +1,165 @@
+"""Python's half of the JavaScript API with the engine "python": answers its worker's requests with a Model.
+
+Requests and errors are JSON texts, chunks plain values: objects that live in both languages would have to be freed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
+
+from embedllm.decode import Cancel, Chunk
+from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError
+from embedllm.web.loading import aload
+
+if TYPE_CHECKING:
+    from embedllm.chat import JSON
+    from embedllm.model import Model
+    from embedllm.prompt import Prompt
+    from embedllm.runner import AsyncStream, HeldSequence
+
+_NAMES = {"ValueError": "RangeError"}  # a caller's slip, here and there
+_EXPECTED = (EmbedError, OSError, ValueError, TypeError)
+
+
+class Tell(Protocol):
+    """A function of JavaScript's that takes a chunk value by value: bindings_web/src/engine_python.js."""
+
+    def __call__(
+        self,
+        text: str,
+        token: int | None,
+        logprob: float | None,
+        top_logprobs: str | None,
+        finish_reason: str | None,
+        stopped_by: str | int | None,
+        prompt_tokens: int,
+        cached_tokens: int,
+        tokens: int,
+        prefill_s: float,
+        decode_s: float,
+        /,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request for a reply: the type `Reply` of bindings_web/src/messages.js."""
+
+    prompt: Prompt
+    sampling: Mapping[str, JSON]
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] | None = None
+    logprobs: int = 0
+    special: bool = False
+    tools: Sequence[Mapping[str, JSON]] | None = None
+    documents: Sequence[Mapping[str, JSON]] | None = None
+    variables: Mapping[str, JSON] | None = None
+    continue_final_message: bool = False
+    response_format: Mapping[str, JSON] | None = None
+    conversation: int | None = None
+
+
+async def open_model(url: str) -> Server | str:
+    """The model at an address, which the worker says more about; JSON of the error if it fails."""
+    try:
+        return Server(await aload(url))
+    except _EXPECTED as error:
+        return error_text(error)
+
+
+class Server:
+    """Answers for one model, a request at a time."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._sequences: dict[int, HeldSequence] = {}
+        self._cancel = Cancel()
+        self.name = model.name
+        self.context = model.context
+        self.can_chat = model.can_chat
+
+    async def reply(self, request: str, tell: Tell) -> str:
+        """Tells the chunks of a reply; JSON of the error if it fails, else empty."""
+        self._cancel = Cancel()
+        try:
+            async for chunk in self._stream(asked(request), self._cancel):
+                _tell(chunk, tell)
+        except _EXPECTED as error:
+            return error_text(error)
+        return ""
+
+    def cancel(self) -> None:
+        """Ends the reply that runs, at its next step."""
+        self._cancel.cancel()
+
+    def forget(self, conversation: int) -> None:
+        """Frees the KV cache of a conversation."""
+        sequence = self._sequences.pop(conversation, None)
+        if sequence is not None:
+            sequence.session.close()
+
+    def close(self) -> None:
+        self._sequences.clear()
+        self._model.close()
+
+    def _stream(self, asked: Asked, cancel: Cancel) -> AsyncStream:
+        model = self._model
+        if asked.response_format is not None:
+            raise ValueError("response_format is not for the engine 'python' yet; load with {engine: 'javascript'}.")
+        request = model.request(
+            asked.prompt,
+            replace(model.sampling, **_sampling(asked.sampling)),  # type: ignore[arg-type]  # Sampling checks them
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            stop_tokens=asked.stop_tokens,
+            logprobs=asked.logprobs,
+            tools=asked.tools,
+            variables=asked.variables or None,
+            documents=asked.documents,
+            continue_final_message=asked.continue_final_message,
+            special=asked.special,
+        )
+        sequence = None
+        if asked.conversation is not None:
+            sequence = self._sequences.get(asked.conversation)
+            if sequence is None:
+                sequence = model.runner.new_sequence(len(request.prompt))
+                self._sequences[asked.conversation] = sequence
+        return model.runner.astream(request, cancel, sequence)
+
+
+def asked(text: str) -> Asked:
+    """The request in a JSON text. Raises TypeError for a name that Asked has not."""
+    return Asked(**json.loads(text))
+
+
+def error_text(error: Exception) -> str:
+    """JSON of an error: the type `Posted` of bindings_web/src/messages.js."""
+    name = type(error).__name__
+    told: dict[str, object] = {"name": _NAMES.get(name, name), "message": str(error) or name}
+    if isinstance(error, ContextFull):
+        told |= {"tokens": error.tokens, "limit": error.limit}
+    if isinstance(error, DeviceUnavailable):
+        told["tried"] = error.tried
+    return json.dumps(told)
+
+
+def _sampling(given: Mapping[str, JSON]) -> dict[str, JSON | Mapping[int, float]]:
+    """Options with token ids and infinities as Python has them; JSON's names are texts."""
+    values: dict[str, JSON | Mapping[int, float]] = dict(given)
+    if "logit_bias" in given:
+        biases = cast("Mapping[str, float | str]", given["logit_bias"])
+        values["logit_bias"] = {int(token): float(bias) for token, bias in biases.items()}
+    return values
+
+
+def _tell(chunk: Chunk, tell: Tell) -> None:
+    top = [{"token": picked.token, "logprob": picked.logprob} for picked in chunk.top_logprobs]
+    costs = chunk.statistics
+    tell(chunk.text, chunk.token, chunk.logprob, json.dumps(top) if top else None, chunk.finish_reason,
+         chunk.stopped_by, costs.prompt_tokens, costs.cached_tokens, costs.tokens, costs.prefill_s,
+         costs.decode_s)  # fmt: skip

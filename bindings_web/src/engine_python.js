@@ -1,0 +1,149 @@
+// The engine "python": Pyodide in this worker, with embedllm's own rule, template and conversation in it.
+
+import { EmbedError } from "./errors.js";
+import { libraryUrl, loadBytes, loadLibrary } from "./libraries.js";
+import { remade } from "./messages.js";
+
+/**
+ * @import { Loaded, Options } from "./bridge.js"
+ * @import { Urls } from "./libraries.js"
+ * @import { Chunk, Load, Reply } from "./messages.js"
+ * @import { Opened, Opening, Replying } from "./serving.js"
+ * @typedef {{devices: (options?: any) => Promise<unknown>, load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
+ */
+
+/**
+ * The Python object that answers: bindings_web/serve.py.
+ *
+ * @typedef {{context: number, name: string, can_chat: boolean, reply: (reply: string, tell: (...values: any[]) => void) => any,
+ *   cancel: () => void, forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
+ */
+
+const BRIDGE = "embedllm_bridge"; // as bindings_web/bridge.py looks for it
+const STARTED = { file: "python", phase: /** @type {const} */ ("compile"), total: 1 };
+
+/** @type {Promise<any> | null} */
+let starting = null; // Python's module serve.py; one Pyodide for all models of a worker
+/** The load that Python's call of the bridge belongs to. @type {{bridge: Bridge, load: Load, opening: Opening} | null} */
+let current = null;
+/** @type {Loaded | null} */
+let loaded = null;
+
+/**
+ * Loads a model and its Python.
+ *
+ * @param {Bridge} bridge
+ * @param {Load} load
+ * @param {Opening} opening
+ * @returns {Promise<Opened>}
+ */
+export async function openPython(bridge, load, opening) {
+  opening.onProgress({ ...STARTED, loaded: 0 });
+  starting ??= start(load.urls);
+  starting.catch(() => (starting = null)); // so that another load tries again
+  const serve = await starting;
+  opening.signal.throwIfAborted();
+  opening.onProgress({ ...STARTED, loaded: 1 });
+  current = { bridge, load, opening };
+  const found = await awaited(serve.open_model(load.url));
+  current = null;
+  if (typeof found === "string") throw opening.signal.aborted ? opening.signal.reason : remade(JSON.parse(found));
+  return opened(found, /** @type {Loaded} */ (/** @type {unknown} */ (loaded)), opening);
+}
+
+/**
+ * @param {Server} server
+ * @param {Loaded} loaded
+ * @param {Opening} opening
+ * @returns {Opened}
+ */
+function opened(server, { device, refused, engine }, { onLost }) {
+  engine.onLost = onLost;
+  return {
+    about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
+    reply: (reply, replying) => makeReply(server, reply, replying, () => engine.isLost),
+    forget: (conversation) => server.forget(conversation),
+    close() {
+      server.close();
+      server.destroy();
+    },
+  };
+}
+
+/**
+ * @param {Server} server
+ * @param {Reply} reply
+ * @param {Replying} replying
+ * @param {() => boolean} isLost
+ */
+async function makeReply(server, reply, { signal, onChunk }, isLost) {
+  const cancel = () => server.cancel();
+  signal.addEventListener("abort", cancel);
+  try {
+    // numbers that JSON does not have go as texts, for Python to read or to refuse
+    const asked = JSON.stringify(reply, (_, value) => (typeof value === "number" && !Number.isFinite(value) ? `${value}` : value));
+    const making = awaited(server.reply(asked, (...values) => onChunk(chunkOf(values))));
+    if (signal.aborted) cancel();
+    const failure = await making;
+    if (failure) throw Object.assign(remade(JSON.parse(failure)), isLost() ? { lost: true } : {});
+  } finally {
+    signal.removeEventListener("abort", cancel);
+  }
+}
+
+/**
+ * A chunk out of the values that Python gives, one by one: an object would take longer than all else of a step.
+ *
+ * @param {any[]} values
+ * @returns {Chunk}
+ */
+function chunkOf([text, token, logprob, top, reason, by, prompt_tokens, cached_tokens, tokens, prefill_s, decode_s]) {
+  return {
+    text,
+    token: token ?? null,
+    logprob: logprob ?? null,
+    top_logprobs: top ? JSON.parse(top) : [],
+    finish_reason: reason ?? null,
+    stopped_by: by ?? null,
+    statistics: { prompt_tokens, cached_tokens, tokens, prefill_s, decode_s },
+  };
+}
+
+/** Starts Pyodide with embedllm in it. @param {Urls} urls */
+async function start(urls) {
+  const [{ loadPyodide }, wheel] = await Promise.all([loadLibrary("pyodide", urls), loadBytes("wheel", urls)]);
+  const python = await loadPyodide({ indexURL: new URL(".", libraryUrl("pyodide", urls)).href });
+  python.unpackArchive(wheel, "wheel");
+  if (libraryUrl("jinja2", urls)) {
+    for (const name of /** @type {const} */ (["markupsafe", "jinja2"])) {
+      python.unpackArchive(await loadBytes(name, urls), "wheel");
+    }
+  } else {
+    await python.loadPackage("jinja2", { messageCallback: () => {}, errorCallback: refusePackage });
+  }
+  python.registerJsModule(BRIDGE, { devices: () => current?.bridge.devices(), load: loadForPython });
+  return python.pyimport("embedllm.web.serve");
+}
+
+/** @param {string} message */
+function refusePackage(message) {
+  throw new EmbedError(`Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`);
+}
+
+/** What Python calls: progress and cancelling need no way through it. @param {string} url */
+async function loadForPython(url) {
+  if (current === null) throw new EmbedError("the model was not asked for by its page");
+  const { bridge, load, opening } = current;
+  const { device, threads, urls } = load;
+  loaded = await bridge.load(url, { device, threads, urls, onProgress: opening.onProgress, signal: opening.signal });
+  return loaded;
+}
+
+/** The result of a coroutine of Python's. @param {any} coroutine */
+async function awaited(coroutine) {
+  try {
+    return await coroutine;
+  } finally {
+    coroutine.destroy?.();
+  }
+}

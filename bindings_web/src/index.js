@@ -1,0 +1,259 @@
+// embedllm in a page: a model in a worker of its own, which answers in chunks.
+
+import { Conversation } from "./conversation.js";
+import { checkedUrls } from "./libraries.js";
+import { Link } from "./link.js";
+import { lostError, cancelledChunk } from "./messages.js";
+import { Completions } from "./openai.js";
+import { messagesOf, replyOf } from "./options.js";
+import { start } from "./start.js";
+
+export * from "./errors.js";
+
+/**
+ * @import { About, Chunk, EngineName, Load, Message, Progress, Reply, Statistics } from "./messages.js"
+ * @import { ConversationOptions } from "./conversation.js"
+ * @import { Device } from "./engine.js"
+ * @import { ReplyOptions } from "./options.js"
+ * @import { Placed } from "./start.js"
+ */
+
+/**
+ * engine: "python" runs embedllm's own rule in Pyodide, "javascript" the twin of it, which gives the same tokens and is
+ * loaded faster. device: a name of EmbedLLM.devices(), "auto", or names that are tried in order. threads: of "wasm"; 0 =
+ * what ONNX Runtime takes.
+ *
+ * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number,
+ *   onProgress?: (progress: Progress) => void, signal?: AbortSignal}} LoadOptions
+ */
+
+/**
+ * A whole reply. logprobs and top_logprobs: for each token, the latter when asked for.
+ *
+ * @typedef {{text: string, tokens: number[], logprobs: number[], top_logprobs: Chunk["top_logprobs"][],
+ *   finish_reason: string, stopped_by: string | number | null, statistics: Statistics}} Answer
+ */
+
+/** A loaded model. Its requests take turns; 16 may wait. When its worker or device is lost, the next one loads it again. */
+export class EmbedLLM {
+  /** @type {Link | null} */
+  #link = null;
+  /** @type {Promise<Link> | null} */
+  #starting = null;
+  /** @type {Error | null} why there is no link */
+  #lost = null;
+  #hasRestarted = false; // since the last reply that came to its end
+  #isClosed = false;
+  #load;
+  #options;
+  /** @type {About} */
+  #about = /** @type {any} */ (null);
+
+  /** Use EmbedLLM.load(). @param {Load} load @param {LoadOptions} options */
+  constructor(load, options) {
+    this.#load = load;
+    this.#options = options;
+    const chat = (/** @type {Message[]} */ messages, /** @type {ReplyOptions} */ options = {}) => this.#chat(messages, options);
+    const model = this;
+    const completions = new Completions({
+      get name() {
+        return model.name;
+      },
+      chat,
+    });
+    /**
+     * The reply to messages, chunk by chunk; chat.completions.create() has it in OpenAI's shapes. Leaving the loop early
+     * cancels it.
+     */
+    this.chat = Object.assign(chat, { completions });
+  }
+
+  /**
+   * Loads the package folder at an address: from the server the first time, from this browser later, offline too.
+   *
+   * Rejects with PackageError, DeviceUnavailable, or the signal's reason.
+   *
+   * @param {string | URL} url may be relative to the page
+   * @param {LoadOptions} [options]
+   * @returns {Promise<EmbedLLM>}
+   */
+  static async load(url, options = {}) {
+    const { engine = "python", device = "auto", threads = 0, urls } = options;
+    if (engine !== "python" && engine !== "javascript") {
+      throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
+    }
+    const base = globalThis.document?.baseURI ?? globalThis.location?.href;
+    const folder = new URL(url, base).href;
+    const llm = new EmbedLLM({ url: folder, engine, device, threads, urls: checkedUrls(urls, base) }, options);
+    llm.#link = await llm.#open(options.signal);
+    return llm;
+  }
+
+  /** What this browser offers, and why the rest is not available. @param {Placed} [placed] @returns {Promise<Device[]>} */
+  static async devices(placed) {
+    return asked("devices", {}, placed);
+  }
+
+  /** The models that this site has stored. */
+  static cache = Object.freeze({
+    /** Last used first. @param {Placed} [placed] @returns {Promise<import("./record.js").Listed[]>} */
+    list: (placed) => asked("list", {}, placed),
+    /** Removes a model and all files that no other one has; whether it was there. @param {string | URL} url @param {Placed} [placed] @returns {Promise<boolean>} */
+    remove: (url, placed) => asked("remove", { url: new URL(url, globalThis.document?.baseURI).href }, placed),
+    /** Bytes: of all models, of all that this site stores, and that it may store. @param {Placed} [placed] @returns {Promise<{models: number, site: number | null, quota: number | null, isPersistent: boolean}>} */
+    usage: (placed) => asked("usage", {}, placed),
+  });
+
+  /** Of the folder. */
+  get name() {
+    return this.#about.name;
+  }
+
+  /** The one that computes. */
+  get device() {
+    return this.#about.device;
+  }
+
+  /** Devices that were passed over, each with the reason. */
+  get refused() {
+    return this.#about.refused;
+  }
+
+  /** The most tokens that prompt and reply can have together. */
+  get context() {
+    return this.#about.context;
+  }
+
+  /** Whether the model has a chat template. */
+  get canChat() {
+    return this.#about.canChat;
+  }
+
+  /**
+   * The continuation of a prompt, whole: of a text as it stands, of messages through the chat template, or of token ids.
+   *
+   * @param {string | number[] | Message[]} prompt
+   * @param {ReplyOptions} [options]
+   * @returns {Promise<Answer>}
+   */
+  async generate(prompt, options = {}) {
+    /** @type {Chunk[]} */
+    const chunks = [];
+    for await (const chunk of this.stream(prompt, options)) chunks.push(chunk);
+    const steps = chunks.filter(({ token }) => token !== null);
+    const { finish_reason, stopped_by, statistics } = chunks[chunks.length - 1];
+    return {
+      text: chunks.map(({ text }) => text).join(""),
+      tokens: steps.map(({ token }) => /** @type {number} */ (token)),
+      logprobs: steps.map(({ logprob }) => /** @type {number} */ (logprob)),
+      top_logprobs: steps.map(({ top_logprobs }) => top_logprobs).filter(({ length }) => length),
+      finish_reason: finish_reason ?? "cancelled",
+      stopped_by,
+      statistics,
+    };
+  }
+
+  /** As generate(), chunk by chunk. @param {string | number[] | Message[]} prompt @param {ReplyOptions} [options] */
+  async *stream(prompt, options = {}) {
+    yield* this.#stream(replyOf(prompt, options, null), options.signal);
+  }
+
+  /** A chat that remembers. @param {ConversationOptions} [options] its beginning, or what save() gave */
+  conversation(options = {}) {
+    const stream = (/** @type {Reply} */ reply, /** @type {AbortSignal | undefined} */ signal) => this.#stream(reply, signal);
+    return new Conversation({ stream, forget: (conversation) => this.#link?.tell("forget", { conversation }) }, options);
+  }
+
+  /** Frees the model; what is under way is rejected. Twice is fine. */
+  close() {
+    this.#isClosed = true;
+    this.#lost = new RangeError("this model was closed");
+    this.#end(this.#lost);
+  }
+
+  /** @param {Message[]} messages @param {ReplyOptions} options */
+  async *#chat(messages, options) {
+    yield* this.#stream(replyOf(messagesOf(messages), options, null), options.signal);
+  }
+
+  /** @param {Reply} reply @param {AbortSignal} [signal] @returns {AsyncGenerator<Chunk, void, void>} */
+  async *#stream(reply, signal) {
+    const link = this.#link ?? (await orAborted(this.#restarted(), signal));
+    if (link === null) return yield cancelledChunk();
+    for await (const chunk of link.stream(reply, signal)) {
+      if (chunk.finish_reason !== null && chunk.finish_reason !== "cancelled") this.#hasRestarted = false;
+      yield chunk;
+    }
+  }
+
+  /** A new worker with the model in it, once. @returns {Promise<Link>} */
+  #restarted() {
+    if (this.#starting) return this.#starting;
+    const lost = /** @type {Error} */ (this.#lost);
+    if (this.#hasRestarted || this.#isClosed) return Promise.reject(lost);
+    this.#hasRestarted = true;
+    this.#starting = this.#open().then(
+      (link) => (this.#link = link),
+      (error) => {
+        this.#lost = error;
+        throw error;
+      },
+    );
+    return this.#starting.finally(() => (this.#starting = null));
+  }
+
+  /** @param {AbortSignal} [signal] @returns {Promise<Link>} */
+  async #open(signal) {
+    const link = start(this.#options, (error) => this.#lose(link, error));
+    try {
+      this.#about = await link.call("load", this.#load, { signal, onProgress: this.#options.onProgress });
+    } catch (error) {
+      link.close(lostError("the model was not loaded", error));
+      throw error;
+    }
+    if (this.#isClosed) link.close(/** @type {Error} */ (this.#lost)); // meanwhile
+    return link;
+  }
+
+  /** @param {Link} link @param {Error} error */
+  #lose(link, error) {
+    if (this.#link !== link) return;
+    this.#lost = error;
+    if (link.isDead && typeof this.#options.worker === "object") this.#hasRestarted = true; // only the page makes another
+    this.#end(error);
+  }
+
+  /** @param {Error} error */
+  #end(error) {
+    this.#link?.tell("unload", {}); // of a worker that goes on
+    this.#link?.close(error);
+    this.#link = null;
+  }
+}
+
+/**
+ * The answer of a worker that is there for this question only.
+ *
+ * @param {"devices" | "list" | "remove" | "usage"} method
+ * @param {object} params
+ * @param {Placed} [placed]
+ */
+async function asked(method, params, placed = {}) {
+  const urls = checkedUrls(placed.urls, globalThis.document?.baseURI);
+  const link = start(placed, () => {});
+  try {
+    return await link.call(method, /** @type {any} */ ({ ...params, urls }));
+  } finally {
+    link.close(lostError("the question was answered"));
+  }
+}
+
+/** What a promise gives; null when the signal comes first. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T | null>} */
+function orAborted(promise, signal) {
+  if (!signal) return promise;
+  return new Promise((resolve, reject) => {
+    promise.then(resolve, reject);
+    if (signal.aborted) resolve(null);
+    signal.addEventListener("abort", () => resolve(null), { once: true });
+  });
+}

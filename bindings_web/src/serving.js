@@ -1,0 +1,149 @@
+// What a worker does with the requests of its page: the model's take turns, the others are answered as they come.
+
+import { cancelledChunk, posted } from "./messages.js";
+import { Turns } from "./turns.js";
+
+/**
+ * @import { About, Chunk, Load, Params, Port, Progress, Reply, ToPage, ToWorker } from "./messages.js"
+ * @import { Urls } from "./libraries.js"
+ * @import { Device } from "./engine.js"
+ */
+
+/**
+ * A model that an engine has loaded. reply() gives chunks until the last one, which has a finish_reason.
+ *
+ * @typedef {{signal: AbortSignal, onChunk: (chunk: Chunk) => void}} Replying
+ * @typedef {{about: About, reply: (reply: Reply, replying: Replying) => Promise<void>,
+ *   forget: (conversation: number) => void, close: () => void}} Opened
+ */
+
+/**
+ * onLost: called when the device has failed, and the model is of no use any more.
+ *
+ * @typedef {{onProgress: (progress: Progress) => void, onLost: (error: unknown) => void, signal: AbortSignal}} Opening
+ * @typedef {(load: Load, opening: Opening) => Promise<Opened>} OpenModel
+ */
+
+/**
+ * What serve() works with; tests give other things.
+ *
+ * @typedef {{list: () => Promise<unknown>, remove: (url: string) => Promise<unknown>, usage: () => Promise<unknown>}} Stored
+ * @typedef {{engines: Record<string, OpenModel>, devices: (urls: Urls) => Promise<Device[]>,
+ *   store: (urls: Urls) => Promise<Stored>}} Means
+ */
+
+/**
+ * Answers what comes through a port, until it is closed.
+ *
+ * @param {Port} port
+ * @param {Means} means
+ */
+export function serve(port, means) {
+  const serving = new Serving((message) => port.postMessage(message), means);
+  port.addEventListener("message", (/** @type {MessageEvent<ToWorker>} */ { data }) => serving.take(data));
+  port.start?.();
+}
+
+class Serving {
+  #send;
+  #means;
+  #turns = new Turns();
+  /** @type {Opened | null} */
+  #model = null;
+
+  /** @param {(message: ToPage) => void} send @param {Means} means */
+  constructor(send, means) {
+    this.#send = send;
+    this.#means = means;
+  }
+
+  /** @param {ToWorker} message */
+  take(message) {
+    if ("cancel" in message) return this.#turns.cancel(message.cancel);
+    const { id, method, params } = message;
+    if (method === "load" || method === "reply") return this.#queue(id, method, params);
+    return void this.#answer(id, () => this.#ask(method, params));
+  }
+
+  /** @param {number} id @param {"load" | "reply"} method @param {any} params */
+  #queue(id, method, params) {
+    const drop = () => {
+      if (method === "reply") this.#send({ id, chunk: cancelledChunk() });
+      this.#send({ id, error: posted(new DOMException("The request was cancelled.", "AbortError")) });
+    };
+    /** @param {AbortSignal} signal */
+    const run = (signal) => {
+      this.#send({ id, started: true });
+      return this.#answer(id, () => (method === "load" ? this.#load(id, params, signal) : this.#reply(id, params, signal)));
+    };
+    try {
+      this.#turns.add(id, run, drop);
+    } catch (error) {
+      this.#send({ id, error: posted(error) });
+    }
+  }
+
+  /** @param {number} id @param {() => Promise<unknown>} work */
+  async #answer(id, work) {
+    try {
+      this.#send({ id, result: (await work()) ?? null });
+    } catch (error) {
+      this.#send({ id, error: posted(error) });
+    }
+  }
+
+  /** @param {number} id @param {Load} load @param {AbortSignal} signal @returns {Promise<About>} */
+  async #load(id, load, signal) {
+    signal.throwIfAborted();
+    this.#close(); // two might not fit
+    const opening = {
+      signal,
+      onProgress: (/** @type {Progress} */ progress) => this.#send({ id, progress }),
+      onLost: (/** @type {unknown} */ error) => this.#lose(error),
+    };
+    const model = await this.#means.engines[load.engine](load, opening);
+    if (signal.aborted) {
+      model.close();
+      throw signal.reason;
+    }
+    this.#model = model;
+    return model.about;
+  }
+
+  /** @param {number} id @param {Reply} reply @param {AbortSignal} signal */
+  async #reply(id, reply, signal) {
+    if (this.#model === null) throw new RangeError("no model is loaded here. Send 'load' first.");
+    const onChunk = (/** @type {Chunk} */ chunk) => this.#send({ id, chunk });
+    await this.#model.reply(reply, { signal, onChunk });
+  }
+
+  /** @param {keyof Params} method @param {any} params @returns {Promise<unknown>} */
+  async #ask(method, params) {
+    if (method === "forget") return this.#model?.forget(params.conversation);
+    if (method === "unload") return this.#unload();
+    if (method === "devices") return this.#means.devices(params.urls);
+    const store = await this.#means.store(params.urls);
+    if (method === "remove") return store.remove(params.url);
+    if (method === "list") return store.list();
+    if (method === "usage") return store.usage();
+    throw new RangeError(`there is no method '${method}'.`);
+  }
+
+  /** The device failed: whoever waits is told by the page, which hears of it first. @param {unknown} error */
+  #lose(error) {
+    this.#send({ lost: posted(error, true) });
+    this.#unload();
+  }
+
+  /** Ends what is under way, and frees the model. */
+  #unload() {
+    this.#turns.clear();
+    this.#close();
+  }
+
+  #close() {
+    const model = this.#model;
+    this.#model = null;
+    model?.close();
+  }
+}

@@ -1,0 +1,25 @@
+// The entry of the module worker: the model lives here, so that the page stays free.
+
+import * as bridge from "./bridge.js";
+import { folderOf } from "./address.js";
+import { openJavaScript } from "./engine_javascript.js";
+import { openPython } from "./engine_python.js";
+import { loadLibrary } from "./libraries.js";
+import { serve } from "./serving.js";
+import { Store } from "./store.js";
+
+serve(/** @type {import("./messages.js").Port} */ (/** @type {unknown} */ (globalThis)), {
+  engines: {
+    javascript: (load, opening) => openJavaScript(bridge, load, opening),
+    python: (load, opening) => openPython(bridge, load, opening),
+  },
+  devices: () => bridge.devices(),
+  async store(urls) {
+    const store = await Store.open({ sha256: (await loadLibrary("hashes", urls)).sha256 });
+    return {
+      list: () => store.list(),
+      remove: (url) => store.remove(folderOf(url)),
+      usage: () => store.usage(),
+    };
+  },
+});
