@@ -59,6 +59,10 @@ GAPS: dict[str, tuple[Callable[[tokenizers.Tokenizer], None], str]] = {
         "without an unknown token",
     ),
     "chance": (lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [], dropout=0.5)), "dropout"),
+    "what a match keeps": (
+        lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.Split(tokenizers.Regex(r"\s++$"), "isolated")),
+        "the pattern",
+    ),
     "where the last match ended": (
         lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.Split(tokenizers.Regex(r"\G\d\d"), "isolated")),
         "the pattern",

@@ -58,6 +58,10 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
 QWEN = LLAMA3.replace("{1,3}", "")
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -147,6 +151,10 @@ def qwen() -> Tokenizer:
 
 def o200k() -> Tokenizer:
     return byte_level(split(O200K))
+
+
+def cl100k() -> Tokenizer:
+    return byte_level(split(CL100K))
 
 
 def deepseek() -> Tokenizer:
@@ -309,6 +317,6 @@ CONFIGS: dict[str, dict[str, object]] = {
     "flags": {"eos_token": "<tool_call>", "pad_token": "dog", "extra_special_tokens": {"sound_token": "<sound>"}},
 }
 KINDS: tuple[Callable[[], Tokenizer], ...] = (
-    gpt2, gpt2_prefix, llama3, qwen, o200k, deepseek, starcoder, falcon, llama2, gemma, mistral, mistral_always,
+    gpt2, gpt2_prefix, llama3, qwen, o200k, cl100k, deepseek, starcoder, falcon, llama2, gemma, mistral, mistral_always,
     without_bytes, fused_unknown, unigram, unigram_bytes, word_piece, flags,
 )  # fmt: skip

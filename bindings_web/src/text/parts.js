@@ -5,6 +5,10 @@ import { PackageError } from "../errors.js";
 /** @typedef {typeof import("@huggingface/tokenizers")} Library */
 /** @typedef {Record<string, any>} Part a part of tokenizer.json: its fields depend on its "type" */
 
+// What the library passes over, or writes so that it matches something else: \G, flags for the rest, atomic groups, and
+// a possessive quantifier before a condition, where giving back a character changes what is matched.
+const NOT_SAME = /\\G|\(\?[imsx-]+\)|\(\?>|[+*?]\+(?:\$|\(\?[!=<])/;
+
 /** @param {string} what @returns {never} */
 export function refuse(what) {
   throw new PackageError(
@@ -22,7 +26,7 @@ export function refuse(what) {
 export function regularExpression(library, pattern) {
   if (pattern?.String !== undefined) return new RegExp(pattern.String.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "gu");
   if (typeof pattern?.Regex !== "string") return refuse(`the pattern ${JSON.stringify(pattern)}`);
-  if (/\\G|\(\?[imsx-]+\)|\(\?>/.test(pattern.Regex)) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
+  if (NOT_SAME.test(pattern.Regex)) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
   try {
     const made = new library.SplitPreTokenizer({ type: "Split", pattern, behavior: "Isolated", invert: false }).pattern;
     if (!made) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
