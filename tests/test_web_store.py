@@ -55,6 +55,11 @@ STORED = """
 """
 
 
+WAITS_FOR_A_LOCK = """
+    while (!(await navigator.locks.query()).pending.length) await new Promise((done) => setTimeout(done, 10));
+"""
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -280,10 +285,7 @@ def test_two_tabs_download_a_file_once(web_server: WebServer, context: Context, 
     first = held(page, web_server, url)
     second_page = context.page(web_server.url + "/tests/blank.html")
     second = second_page.start_in_worker(LOAD, url)
-    second_page.in_worker(  # it waits for the first one's lock
-        """while (!(await navigator.locks.query()).pending.length) await new Promise((done) => setTimeout(done, 10))""",
-        worker="watcher",
-    )
+    second_page.in_worker(WAITS_FOR_A_LOCK, worker="watcher")
     web_server.release(PATH)
     assert awaited(first, "the first tab")["sha256"] == digest(WEIGHTS)
     assert awaited(second, "the second tab")["sha256"] == digest(WEIGHTS)
@@ -302,6 +304,20 @@ def test_an_abort_keeps_what_came(web_server: WebServer, page: Page, url: str) -
     page.in_worker("globalThis.signal = undefined")
     assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
     assert [wanted is None for wanted in ranges(web_server)] == [True, False]
+
+
+def test_a_tab_that_waits_for_another_can_abort(web_server: WebServer, context: Context, page: Page, url: str) -> None:
+    first = held(page, web_server, url)
+    second_page = context.page(web_server.url + "/tests/blank.html")
+    second_page.in_worker("globalThis.controller = new AbortController(); globalThis.signal = controller.signal")
+    second = second_page.start_in_worker(LOAD, url)
+    second_page.in_worker(WAITS_FOR_A_LOCK, worker="watcher")
+    second_page.in_worker("controller.abort()")
+    with pytest.raises(BrowserError) as aborted:
+        awaited(second, "the tab that waited")
+    assert aborted.value.kind == "AbortError"
+    web_server.release(PATH)
+    assert awaited(first, "the first tab")["sha256"] == digest(WEIGHTS)
 
 
 def test_it_works_without_a_network_the_second_time(context: Context, page: Page, url: str) -> None:
@@ -483,6 +499,19 @@ def test_where_nothing_can_be_stored_files_are_in_memory(web_server: WebServer, 
     assert page.in_worker(LIST)[0]["bytes"] > 700_000
     page.in_worker(LIBRARIES + "await store.remove(argument)", url)
     assert page.in_worker(LIST) == []
+
+
+def test_a_page_without_https_downloads_a_file_once_too(web_server: WebServer, page: Page, url: str) -> None:
+    page.in_worker("""for (const name of ["locks", "storage"])
+                          Object.defineProperty(WorkerNavigator.prototype, name, {value: undefined})""")
+    together = LOAD.replace("const weights = ", "const both = ").replace(
+        'await opened.file("weights.safetensors");',
+        'await Promise.all([1, 2].map(() => opened.file("weights.safetensors"))); const weights = both[1];',
+    )
+    result = page.in_worker(together, url)
+    assert (result["isStored"], result["sha256"]) == (False, digest(WEIGHTS))
+    assert ranges(web_server) == [None]
+    assert page.in_worker(LIBRARIES + "return (await store.usage()).quota") is None
 
 
 def test_a_model_of_another_origin_is_resumed_though_its_ranges_are_hidden(page: Page, tmp_path: Path) -> None:
