@@ -1,7 +1,7 @@
 /** Messages and tools -> prompt text, by the model's own chat template, in a sandbox: the twin of embedllm/chat.py. */
 
 import { TemplateError } from "./errors.js";
-import { strip } from "./template/methods.js";
+import { strip } from "./template/strings.js";
 import { SandboxedTemplate } from "./template/template.js";
 import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 

@@ -1,7 +1,8 @@
 /** Jinja's filters and tests, as far as chat templates use them; another one is an error, never a guess. */
 
 import { toJson } from "./json.js";
-import { bind, capitalize, dotted, lines, replace, strip, subscript } from "./methods.js";
+import { bind, dotted, subscript } from "./methods.js";
+import { capitalize, lines, replace, strip } from "./strings.js";
 import {
   compare, Float, isEqual, isTrue, iterate, Lazy, lengthOf, numberOf, PythonError, repr, text, tuple, typeError,
   typeName, Undefined, unsupported, View, whole,

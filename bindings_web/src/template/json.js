@@ -1,6 +1,6 @@
 /** Python's json.dumps for the values of a chat template: models saw its very spaces in training. */
 
-import { Float, isTrue, Lazy, numberOf, text, Tuple, typeError, typeName, View } from "./values.js";
+import { Float, isTrue, numberOf, text, typeError, typeName, View } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 

@@ -21,6 +21,11 @@ export function typeError(message) {
   throw new PythonError("TypeError", message);
 }
 
+/** @param {string} message @returns {never} */
+export function valueError(message) {
+  throw new PythonError("ValueError", message);
+}
+
 /** Something that Python's Jinja can do and this one cannot. @param {string} what @returns {never} */
 export function unsupported(what) {
   throw new PythonError("NotSupported", `${what} is not supported in a browser`);
