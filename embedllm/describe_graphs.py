@@ -89,7 +89,7 @@ def _look_at_onnx(package: Package, graph: Graph, header: TensorFile) -> _Findin
         from embedllm.export.directml_rules import check_directml
 
         problems += check_directml(model)
-    return len({span.name for span in spans}), _unused(spans, header), problems
+    return len({span.name for span in spans}), unused(spans, header), problems
 
 
 def _floats(package: Package, header: TensorFile) -> dict[str, tuple[int, int]]:
@@ -108,7 +108,7 @@ def _look_at_ir(package: Package, graph: Graph, header: TensorFile) -> _Findings
     except ElementTree.ParseError as error:
         return None, None, (f"cannot be read as XML: {error}",)
     spans, problems = check_ir(root, header, package.files[WEIGHTS].bytes)
-    return len(spans), _unused(spans, header), problems
+    return len(spans), unused(spans, header), problems
 
 
 def check_ir(root: Element, header: TensorFile, file_bytes: int) -> tuple[list[_Span], tuple[str, ...]]:
@@ -212,7 +212,7 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
                 yield attribute.t
 
 
-def _unused(spans: Sequence[_Span], header: TensorFile) -> int:
+def unused(spans: Sequence[_Span], header: TensorFile) -> int:
     """Bytes of the weights file's tensors that no span covers, gaps and OpenVINO's numbers aside."""
     covered: list[tuple[int, int]] = []  # (start, stop), in order and apart from each other
     for span in sorted(spans, key=lambda span: span.start):

@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from embedllm.describe import Description, Share, describe_package, memory, shares
-from embedllm.describe_graphs import check_ir, check_model
+from embedllm.describe_graphs import check_ir, check_model, unused
 from embedllm.export import Recipe
+from embedllm.export.floats import FLOATS
 from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, open_package
 from embedllm.tensorfile import Tensor, TensorFile, read_header
@@ -198,6 +199,38 @@ def test_a_graph_is_held_to_whole_tensors_of_the_weights_file(tensor: TensorProt
     model = helper.make_model(helper.make_graph([], "g", [], [], initializer=[tensor]))
     _, problems = check_model(model, HEADER, 200)
     assert [found[: len(problem or "")] for found in problems] == ([problem] if problem else [])
+
+
+FLOATS_OF = {"a": (0, 40), "b": (40, 80)}  # in the file that a browser makes: docs/format.md#weightsfloat32
+
+
+@pytest.mark.parametrize(
+    ("tensors", "unread", "problem"),
+    [
+        ([external("a+1", 0, 120, FLOATS)], 0, None),  # neighbours as one
+        ([external("a", 0, 40, FLOATS), external("b", 40, 80, FLOATS)], 0, None),
+        ([external("a", 0, 40, FLOATS)], 20, None),
+        ([external("a", 0, 40, FLOATS), external("rows", 100, 10)], 20, None),  # the packed table, to look up
+        ([external("a+1", 0, 120, FLOATS), external("b", 40, 80, FLOATS)], 0, "'b' is made once more of 'b'"),
+        ([external("half", 0, 20, FLOATS)], 30, "'half' is bytes 0 to 20 of weights.float32, which are no whole"),
+        ([external("across", 20, 80, FLOATS)], 30, "'across' is bytes 20 to 100 of weights.float32, which"),
+        ([external("beyond", 40, 90, FLOATS)], 30, "'beyond' ends at byte 130; weights.float32 has 120"),
+        ([external("negative", -40, 40, FLOATS)], 30, "'negative' has no offset and length"),
+    ],
+    ids=lambda value: "+".join(tensor.name for tensor in value) if isinstance(value, list) else "",
+)
+def test_floats_are_held_to_whole_matrices_and_to_one_reader(
+    tensors: list[TensorProto], unread: int, problem: str | None
+) -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], [], initializer=tensors))
+    spans, problems = check_model(model, HEADER, 200, FLOATS_OF)
+    assert [found[: len(problem or "")] for found in problems] == ([problem] if problem else [])
+    assert unused(spans, HEADER) == unread
+
+
+def test_no_other_graph_may_read_floats() -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], [], initializer=[external("a", 0, 40, FLOATS)]))
+    assert check_model(model, HEADER, 200)[1] == ("'a' lies in 'weights.float32', not in weights.safetensors",)
 
 
 def test_a_weight_hidden_in_a_constant_node_is_found() -> None:

@@ -21,9 +21,10 @@ from embedllm.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.tensorfile import read_header
 from tests.tiny import tiny_checkpoint, tiny_config, tiny_tensors
 
-GENERIC = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx")
+GENERIC = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx", "model.webgpu.onnx")
 DML = "model.dml.onnx"
 GRAPHS = (*GENERIC, DML)
+WASM = "model.wasm.onnx"  # reads a file that is on no disk: tests/test_floats.py
 IR = "openvino_model.xml"
 ITEM_BYTES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.UINT8: 1}
 STORED_AS = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
@@ -63,7 +64,7 @@ def test_the_folder_holds_what_the_manifest_says_and_nothing_else(checkpoint: Pa
     manifest = manifest_of(package)
     files = manifest["files"]
     assert isinstance(files, dict)
-    expected = {WEIGHTS, *GRAPHS, IR, "genai_config.json", "tokenizer.json", "tokenizer_config.json",
+    expected = {WEIGHTS, *GRAPHS, WASM, IR, "genai_config.json", "tokenizer.json", "tokenizer_config.json",
                 "generation_config.json", "chat_template.jinja", "LICENSE", "NOTICE.txt"}  # fmt: skip
     assert set(files) == expected
     assert {path.name for path in package.iterdir()} == {MANIFEST, *expected}
@@ -360,7 +361,7 @@ def test_a_verified_package_is_whole_and_says_what_was_measured(checkpoint: Path
     open_package(package).check()
     verification = manifest_of(package)["verification"]
     assert isinstance(verification, dict)
-    assert set(verification) == {"tokens", "seed", *GRAPHS, IR}
+    assert set(verification) == {"tokens", "seed", *GRAPHS, WASM, IR}
     assert 0 < verification["model.onnx"]["max_difference"] < 0.2
 
 

@@ -96,6 +96,17 @@ def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
         registry.open_engine(older, found(package, "openvino")["openvino"])
 
 
+def test_a_folder_without_the_graphs_for_webgpu_says_which_command_adds_the_best(package: Package) -> None:
+    graphs = [graph for graph in package.manifest["graphs"] if graph["dialect"] == "generic-float16"]  # type: ignore[attr-defined]
+    older = Package(package.folder, {**package.manifest, "graphs": graphs})
+    webgpu = Device(name="webgpu", backend="onnxruntime", description="", available=True)
+    with pytest.raises(DeviceUnavailable) as caught:
+        registry.open_engine(older, webgpu)
+    ((_, reason, remedy),) = caught.value.tried
+    assert reason == "'package' has no 'webgpu-float16' or 'gpu-float32' graph (it has 'generic-float16')"
+    assert remedy == f"embedllm graph {package.folder} --flavour webgpu-float16"
+
+
 def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(package: Package) -> None:
     devices = found(package, "openvino+cpu", "cpu+openvino", "openvino+openvino:AUTO")
     rounding = {name for name, device in devices.items() if registry.runs_graphs(device)}
