@@ -12,15 +12,15 @@ const DEFAULTS = {
   hashes: `${NPM}/@noble/hashes@2.4.0/sha2.js`,
   probe: `${NPM}/embedllm-web@0.1.0/probe/`, // a tiny model with known answers; only for GPUs
   pyodide: `${NPM}/pyodide@314.0.7/pyodide.mjs`, // this and what follows: only for the engine "python"
+  wheel: `${NPM}/embedllm-web@0.1.0/python/embedllm-0.1.0-py3-none-any.whl`,
   jinja2: "", // wheels; empty: the packages of Pyodide's own distribution
   markupsafe: "",
 };
 
 /** @type {Set<string>} */
 const FOLDERS = new Set(["onnxruntime", "probe"]);
-const WHEEL = "../python/embedllm-0.1.0-py3-none-any.whl"; // in the npm package, seen from here
 
-/** @typedef {keyof typeof DEFAULTS | "wheel"} LibraryName */
+/** @typedef {keyof typeof DEFAULTS} LibraryName */
 
 /**
  * Addresses in place of the usual ones. wheel: embedllm's for browsers. jinja2 and markupsafe: wheels that Python's
@@ -29,7 +29,7 @@ const WHEEL = "../python/embedllm-0.1.0-py3-none-any.whl"; // in the npm package
  * @typedef {Partial<Record<LibraryName, string>>} Urls
  */
 
-export const LIBRARIES = /** @type {readonly LibraryName[]} */ (Object.freeze([...Object.keys(DEFAULTS), "wheel"]));
+export const LIBRARIES = /** @type {readonly LibraryName[]} */ (Object.freeze(Object.keys(DEFAULTS)));
 
 /**
  * The addresses, whole, of those that a page gives. Throws RangeError for a name that is none of LIBRARIES.
@@ -59,7 +59,7 @@ export function checkedUrls(urls, base) {
 export function libraryUrl(name, urls = {}) {
   const given = urls[name];
   if (given !== undefined) return FOLDERS.has(name) && !given.endsWith("/") ? `${given}/` : given;
-  return name === "wheel" ? new URL(WHEEL, import.meta.url).href : DEFAULTS[name];
+  return DEFAULTS[name];
 }
 
 /**

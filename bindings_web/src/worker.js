@@ -2,16 +2,15 @@
 
 import * as bridge from "./bridge.js";
 import { folderOf } from "./address.js";
-import { openJavaScript } from "./engine_javascript.js";
-import { openPython } from "./engine_python.js";
 import { loadLibrary } from "./libraries.js";
 import { serve } from "./serving.js";
 import { Store } from "./store.js";
 
 serve(/** @type {import("./messages.js").Port} */ (/** @type {unknown} */ (globalThis)), {
   engines: {
-    javascript: (load, opening) => openJavaScript(bridge, load, opening),
-    python: (load, opening) => openPython(bridge, load, opening),
+    // each is large, and only one is used
+    javascript: async (load, opening) => (await import("./engine_javascript.js")).openJavaScript(bridge, load, opening),
+    python: async (load, opening) => (await import("./engine_python.js")).openPython(bridge, load, opening),
   },
   devices: () => bridge.devices(),
   async store(urls) {
