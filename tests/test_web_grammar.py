@@ -1,4 +1,4 @@
-"""Grammars in the browser let through only what they say: tests/web/grammar.test.mjs, run by Node.js."""
+"""Grammars in the browser let through only what they say: tests/web/*.test.mjs, run by Node.js."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 pytest_plugins = ["tests.web.fixtures"]
 
-TEST = Path(__file__).parent / "web" / "grammar.test.mjs"
+FOLDER = Path(__file__).parent / "web"
 
 
-def test_grammars_hold_whatever_a_model_prefers(node: str, node_modules: Path) -> None:
+@pytest.mark.parametrize("name", ["grammar", "constraint"])
+def test_grammars_hold_whatever_a_model_prefers(name: str, node: str, node_modules: Path) -> None:
     done = subprocess.run(
-        [node, "--test", str(TEST)],
+        [node, "--test", str(FOLDER / f"{name}.test.mjs")],
         env={**os.environ, "EMBEDLLM_NODE_MODULES": str(node_modules)},
         capture_output=True,
         text=True,

@@ -33,7 +33,7 @@ import { topLogprobs } from "./sampler.js";
  * @property {number | null} logprob natural log of the token's probability in the model's own distribution
  * @property {Picked[]} top_logprobs the most probable tokens of this step, when asked for
  * @property {"stop" | "length" | "context" | "cancelled" | null} finish_reason in the last chunk
- * @property {string | number | null} stopped_by the stop string or stop token, when finish_reason is "stop"
+ * @property {string | number | null} stopped_by what "stop" came from; null: the constraint
  * @property {Statistics} statistics
  */
 
@@ -92,13 +92,14 @@ export class Generation {
     const { token, logprob } = this.#sampler.pick(row);
     this.#sampler.note(token);
     const isStop = this.#stopTokens.has(token);
+    const isWhole = this.#sampler.isDone;
     let text = isStop ? "" : this.#stops.push(this.#text.push(token));
-    const isLast = isStop || this.#stops.matched !== null || this.#statistics.tokens + 1 >= this.#limit;
+    const isLast = isStop || isWhole || this.#stops.matched !== null || this.#statistics.tokens + 1 >= this.#limit;
     if (isLast && this.#stops.matched === null) text += this.#rest();
     this.spend(started);
     this.#count(1);
     const stopped_by = this.#stops.matched ?? (isStop ? token : null);
-    const finish_reason = stopped_by !== null ? "stop" : isLast ? this.#limitReason : null;
+    const finish_reason = stopped_by !== null || isWhole ? "stop" : isLast ? this.#limitReason : null;
     return { text, token, logprob, top_logprobs, finish_reason, stopped_by, statistics: this.#statistics };
   }
 

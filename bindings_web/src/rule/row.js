@@ -92,6 +92,27 @@ export class Row {
   }
 
   /**
+   * A copy in which the tokens without a bit have -Infinity.
+   *
+   * @param {Uint32Array | Int32Array} bits that of token t is in word t >> 5 at place t & 31; none past the end
+   * @returns {Row}
+   */
+  masked(bits) {
+    const row = new Float32Array(this.#row.length).fill(-Infinity);
+    const words = Math.min(bits.length, Math.ceil(row.length / 32));
+    for (let place = 0; place < words; place++) {
+      const word = bits[place];
+      const start = place * 32;
+      if ((word | 0) === -1) row.set(this.#row.subarray(start, start + 32), start);
+      else if (word) {
+        const end = Math.min(start + 32, row.length);
+        for (let token = start; token < end; token++) if ((word >>> (token & 31)) & 1) row[token] = this.#row[token];
+      }
+    }
+    return new Row(row);
+  }
+
+  /**
    * The `count` highest logits, exactly; all V when count is larger.
    *
    * @param {number} count

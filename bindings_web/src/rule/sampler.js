@@ -24,18 +24,38 @@ const TRIES = 16;
  */
 
 /**
+ * What one reply may still say; a grammar's matcher is one: src/grammar.js. The twin of embedllm/constraint.py.
+ *
+ * isDone: nothing but a stop token may follow. isStopAllowed: the reply would be whole if it ended now. mask: a copy in
+ * which every token that may not come next has -Infinity. note: takes the token that is now part of the reply, a stop
+ * token too.
+ *
+ * @typedef {object} Constraint
+ * @property {boolean} isDone
+ * @property {boolean} isStopAllowed
+ * @property {(row: Row) => Row} mask
+ * @property {(token: number) => void} note
+ */
+
+/**
  * Picks the tokens of one sequence; holds its random state and which tokens it has seen.
  *
- * `pick` chooses; `note` tells what entered the sequence, so that a token which a grammar refused after it was picked
- * counts for nothing.
+ * `pick` chooses; `note` tells what entered the sequence.
  */
 export class Sampler {
+  #constraint;
   #sampling;
   #random;
   #penalties;
 
-  /** @param {Sampling} sampling @param {Iterable<number>} [promptTokens] */
-  constructor(sampling, promptTokens = []) {
+  /**
+   * @param {Sampling} sampling
+   * @param {Iterable<number>} [promptTokens]
+   * @param {{constraint?: Constraint | null}} [options] constraint: what it allows is all that is chosen from, whatever
+   *   biases and penalties say
+   */
+  constructor(sampling, promptTokens = [], { constraint = null } = {}) {
+    this.#constraint = constraint;
     this.#sampling = sampling;
     this.#random = new Random(sampling.seed);
     this.#penalties = new Penalties(sampling, promptTokens);
@@ -46,10 +66,12 @@ export class Sampler {
    *
    * @param {Row} row
    * @returns {Picked}
-   * @throws RangeError when a biased or seen token is not in the vocabulary
+   * @throws RangeError when a biased or seen token is not in the vocabulary, or no token is allowed
    */
   pick(row) {
-    const token = choose(this.#penalties.applied(row), this.#sampling, () => this.#random.random());
+    const applied = this.#penalties.applied(row);
+    const allowed = this.#constraint ? this.#constraint.mask(applied) : applied;
+    const token = choose(allowed, this.#sampling, () => this.#random.random());
     return { token, logprob: logprob(row, token) };
   }
 
@@ -60,6 +82,12 @@ export class Sampler {
    */
   note(token) {
     this.#penalties.note(token);
+    this.#constraint?.note(token);
+  }
+
+  /** Whether a constraint leaves nothing but a stop token. */
+  get isDone() {
+    return this.#constraint !== null && this.#constraint.isDone;
   }
 }
 
