@@ -197,7 +197,7 @@ export class Row {
     const low = isAbove ? mirrored : logit;
     const high = isAbove ? logit : mirrored;
     let sum = countEqual(row, token, logit) * weightOf(logit - best, scale);
-    if (!isAbove && mirrored < Infinity) sum += countEqual(row, row.length, mirrored) * weightOf(mirrored - best, scale);
+    if (!isAbove && mirrored <= best) sum += countEqual(row, row.length, mirrored) * weightOf(mirrored - best, scale);
     for (let block = 0; block < maxima.length; block++) {
       const highest = maxima[block];
       if (highest <= low || (highest - best) * scale <= NEGLIGIBLE) continue;

@@ -148,7 +148,10 @@ export class StopStrings {
     let best = null;
     for (const string of this.#strings) {
       const start = text.indexOf(string);
-      if (start < 0 || (best && (start > best.start || (start === best.start && string.length >= best.string.length)))) {
+      if (
+        start < 0 ||
+        (best && (start > best.start || (start === best.start && string.length >= best.string.length)))
+      ) {
         continue;
       }
       best = { start, string };
