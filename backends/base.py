@@ -131,6 +131,19 @@ class FeedsAll(Protocol):
 
 
 @runtime_checkable
+class FeedsAsync(Protocol):
+    """A session whose feed is awaited, where there are no threads: in a browser."""
+
+    async def afeed(self, tokens: Sequence[int]) -> Logits:
+        """As feed, without blocking the event loop.
+
+        When the task is cancelled meanwhile, the feed is stopped and its end awaited before CancelledError goes on. The
+        session stands where it stood before that feed.
+        """
+        ...
+
+
+@runtime_checkable
 class MovesState(Protocol):
     """A session whose KV can be taken out and put into another one, of this or another backend."""
 

@@ -15,7 +15,7 @@ from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, t
 from embedllm.runner import AsyncStream, Request, Runner
 from embedllm.sampling import Picked, Sampling
 from embedllm.settings import Defaults
-from embedllm.text import Tokenizer
+from embedllm.text import ModelCodec
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
@@ -51,7 +51,7 @@ class Model:
         package: Package,
         engine: Engine,
         *,
-        tokenizer: Tokenizer,
+        tokenizer: ModelCodec,
         defaults: Defaults,
         template: ChatTemplate | None = None,  # None: the folder's own
     ) -> None:
@@ -217,7 +217,7 @@ class Model:
         special: bool = False,
         cancel: Cancel | None = None,
     ) -> AsyncStream:
-        """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
+        """As stream(), for `async for`: the model computes beside the event loop. Cancelling the task interrupts it."""
         request = self.request(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
                                logprobs=logprobs, tools=tools, variables=variables, documents=documents,
                                continue_final_message=continue_final_message, special=special)  # fmt: skip

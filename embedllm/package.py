@@ -121,7 +121,27 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, or when its manifest names
     files outside of it.
     """
-    folder = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    package = _listed(Path(os.path.expanduser(folder)))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    faults = _graph_faults(package)
+    if whole and faults:
+        raise package.refusal(faults)
+    package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
+    _check_context(package)
+    return package
+
+
+def read_package(folder: Path) -> Package:
+    """A folder of which only the small texts need to be there, as in a browser, where graphs and weights lie elsewhere.
+
+    Raises PackageError for what open_package() refuses in the manifest; looks at no other file.
+    """
+    package = _listed(folder)
+    _check_context(package)
+    return package
+
+
+def _listed(folder: Path) -> Package:
+    """A folder as its manifest lists it. Raises PackageError for a manifest that is newer or does not make sense."""
     path = folder / MANIFEST
     manifest = _read_manifest(path)
     with _naming(path):
@@ -138,16 +158,16 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
                 raise PackageError(f"it names the graph '{graph.file}' but does not list that file.")
         if WEIGHTS not in package.files:
             raise PackageError(f"it does not list '{WEIGHTS}'.")
-    faults = _graph_faults(package)
-    if whole and faults:
-        raise package.refusal(faults)
-    package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
-    if package.decoder.context != package.context:  # read now: an application guards load(), not its first reply
+    return package
+
+
+def _check_context(package: Package) -> None:
+    """Reads the architecture, now: an application guards load(), not its first reply."""
+    if package.decoder.context != package.context:
         raise PackageError(
-            f"the manifest of '{folder}' gives two contexts, {package.context} and, in its architecture, "
+            f"the manifest of '{package.folder}' gives two contexts, {package.context} and, in its architecture, "
             f"{package.decoder.context}. {_AGAIN}"
         )
-    return package
 
 
 def sha256(path: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from embedllm.backends.base import Engine, Interrupted, Interruptible, Session
+from embedllm.backends.base import Engine, FeedsAsync, Interrupted, Interruptible, Session
 from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
 from embedllm.errors import ContextFull
 from embedllm.sampling import Sampler, Sampling
@@ -40,6 +40,7 @@ class HeldSequence:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.awaited = session if isinstance(session, FeedsAsync) else None  # asked once, not at every step
         self.tokens: list[int] = []
         self.is_running = False  # a request has it; closed by nobody else then
         self.is_ended = False  # by the end of the model
@@ -48,6 +49,13 @@ class HeldSequence:
         if self.is_ended:
             raise Interrupted
         logits = self.session.feed(tokens)
+        self.tokens += tokens
+        return logits
+
+    async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
+        if self.is_ended:
+            raise Interrupted
+        logits = await awaited.afeed(tokens)
         self.tokens += tokens
         return logits
 
@@ -133,11 +141,11 @@ class Runner:
         *,
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> AsyncStream:
-        """As stream(), with every feed in a worker thread.
+        """As stream(), with every feed awaited: by the session itself where it can, else in a worker thread.
 
         noting: entered at the start, gives what is told of each chunk, and learns how it ended.
         """
-        return AsyncStream(self._running(request, cancel, sequence), cancel, self._feed_in_worker, noting)
+        return AsyncStream(self._running(request, cancel, sequence), cancel, self._afeed, noting)
 
     def new_sequence(self, capacity: int = 0, *, is_running: bool = False) -> HeldSequence:
         sequence = HeldSequence(self.engine.open(capacity))
@@ -219,6 +227,10 @@ class Runner:
         if surplus is not None:
             surplus.session.close()
         return used
+
+    def _afeed(self, sequence: HeldSequence, piece: Sequence[int]) -> Awaitable[Logits]:
+        awaited = sequence.awaited
+        return self._feed_in_worker(sequence, piece) if awaited is None else sequence.afeed(awaited, piece)
 
     async def _feed_in_worker(self, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
         with self._lock:

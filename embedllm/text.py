@@ -48,6 +48,20 @@ class TextCodec(Protocol):
         ...
 
 
+class ModelCodec(TextCodec, Protocol):
+    """What a Model asks of its tokenizer besides.
+
+    named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
+    """
+
+    @property
+    def named(self) -> Mapping[str, str]: ...
+
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
+        ...
+
+
 class Tokenizer:
     """The tokenizer in a folder's tokenizer.json, run by the package `tokenizers`.
 
@@ -90,12 +104,8 @@ class Tokenizer:
         return cls(engine, named=named, split_special=config.split_special)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text; see TextCodec. Raises ValueError for half a surrogate pair, which is no text."""
-        if not text.isascii() and (odd := _LONE_SURROGATE.search(text)):
-            raise ValueError(
-                f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
-                "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
-            )
+        """The tokens of a text; see TextCodec. Raises ValueError for what check_text() refuses."""
+        check_text(text)
         return self._engine.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
@@ -109,6 +119,15 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         return self._engine.token_to_id(text)
+
+
+def check_text(text: str) -> None:
+    """Raises ValueError for half a surrogate pair, which is no text."""
+    if not text.isascii() and (odd := _LONE_SURROGATE.search(text)):
+        raise ValueError(
+            f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
+            "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
+        )
 
 
 def _no_tokenizer(folder: Path) -> str:
