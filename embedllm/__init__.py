@@ -26,7 +26,7 @@ from embedllm.errors import (
     UnsupportedModel,
 )
 from embedllm.model import Completion, Model
-from embedllm.opening import devices, load
+from embedllm.opening import adevices, aload, devices, load
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Picked, Sampling
 
@@ -53,6 +53,8 @@ __all__ = [
     "TemplateError",
     "Tool",
     "UnsupportedModel",
+    "adevices",
+    "aload",
     "devices",
     "load",
 ]

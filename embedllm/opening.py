@@ -1,10 +1,11 @@
-"""load(): finds the folder, chooses the device, opens both and makes a Model of them."""
+"""load() and aload(): find the folder, choose the device, open both and make a Model of them."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
 
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from embedllm.backends.probe_run import Probes
     from embedllm.backends.select import Search
+    from embedllm.web import Progress
 
 _log = logging.getLogger("embedllm")
 _MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
@@ -45,8 +49,14 @@ def load(
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    In a browser: path is an address, and the call needs JSPI, which aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
+    if in_browser():
+        _check_for_browser(exact=exact, openvino=openvino)
+        from embedllm import web
+
+        return web.load(os.fspath(path), device=device, threads=threads, chat_template=chat_template)
     from embedllm.backends import registry, select
 
     if not 0 <= threads <= _MOST_THREADS:
@@ -60,6 +70,65 @@ def load(
     engine = _open_first(package, search, threads=threads, exact=exact, openvino=openvino)
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
+
+
+async def aload(
+    path: str | os.PathLike[str] = "demo",
+    *,
+    device: str | Sequence[str] | None = None,
+    threads: int = 0,
+    exact: bool = False,
+    chat_template: str | None = None,
+    openvino: OpenVINOOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    urls: Mapping[str, str] | None = None,
+) -> Model:
+    """As load(), without blocking the event loop; in a browser, path is an address.
+
+    on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
+    exact, openvino: not in a browser.
+    """
+    if in_browser():
+        _check_for_browser(exact=exact, openvino=openvino)
+        from embedllm import web
+
+        return await web.aload(
+            os.fspath(path),
+            device=device,
+            threads=threads,
+            on_progress=on_progress,
+            urls=urls,
+            chat_template=chat_template,
+        )
+    import asyncio  # a third of the import time of the whole package
+
+    def loaded() -> Model:
+        return load(path, device=device, threads=threads, exact=exact, chat_template=chat_template, openvino=openvino)
+
+    loading = asyncio.get_running_loop().run_in_executor(None, loaded)
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        loading.add_done_callback(_close_late)  # a load cannot be stopped
+        raise
+
+
+def _close_late(loading: Future[Model]) -> None:
+    """Frees a model that nobody waits for any more."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close()
+
+
+def in_browser() -> bool:
+    """Whether this is Pyodide."""
+    return sys.platform == "emscripten"
+
+
+def _check_for_browser(*, exact: bool, openvino: OpenVINOOptions | None) -> None:
+    """Raises ValueError for an option that a browser does not have."""
+    given = {"exact": exact, "openvino": openvino}
+    if odd := [name for name, value in given.items() if value]:
+        raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 
 
 def _open_first(
@@ -139,10 +208,26 @@ def devices() -> list[Device]:
     """What this machine offers, and why the rest is not available.
 
     A GPU or plug-in whose probe gave wrong numbers is not; one that was never probed is, until load() finds otherwise.
+    In a browser the call needs JSPI, which adevices() does not.
     """
+    if in_browser():
+        from embedllm import web
+
+        return web.devices()
     from embedllm.device_list import listing
 
     return [listed.judged for listed in listing()]
+
+
+async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
+    """As devices(), without blocking the event loop. urls: for a browser; see embedllm.web.aload()."""
+    if in_browser():
+        from embedllm import web
+
+        return await web.adevices(urls=urls)
+    import asyncio
+
+    return await asyncio.to_thread(devices)
 
 
 def package_folder(path: str | os.PathLike[str]) -> Path:

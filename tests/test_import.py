@@ -26,16 +26,17 @@ HOMES = {
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
+    "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
     "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
     "psutil": ("embedllm.backends.split",),
+    "pyodide": ("embedllm.backends.javascript",),
     "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
     "onnx": (
         "embedllm.export.",
         "embedllm.describe_graphs",
         "embedllm.backends.fixed_inputs",
-        "embedllm.backends.webgpu_graph",
         "embedllm.backends.webgpu_check",
     ),
     "onnxruntime": ("embedllm.backends.ort",),
@@ -146,7 +147,8 @@ def sources() -> dict[str, Path]:
     """Every module by its import name."""
     found: dict[str, Path] = {}
     for package, folder in FOLDERS.items():
-        for at, _, files in os.walk(ROOT / folder):  # does not follow the links from embedllm/ to the other folders
+        for at, folders, files in os.walk(ROOT / folder):  # does not follow the links from embedllm/ to the others
+            folders[:] = [name for name in folders if name != "node_modules"]
             for file in files:
                 path = Path(at, file)
                 parts = path.relative_to(ROOT / folder).with_suffix("").parts
@@ -235,6 +237,7 @@ def test_what_embedllm_loads_at_once_has_no_third_party_package() -> None:
 def level(module: str) -> int:
     """How high a module stands; each may import its own level and what is below. DESIGN: layers point one way."""
     name = module.removeprefix("embedllm.")
+    name = "web" if name.startswith("web.") else name
     levels = [
         ("types", "errors", "openvino_options", "untracked", "backends.base"),
         ("constraint", "penalties", "truncation", "sampling"),
@@ -252,7 +255,7 @@ def level(module: str) -> int:
         ),
         ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
         ("backends", "export", "describe", "describe_graphs"),
-        ("runner", "model", "conversation", "device_list", "opening", "embedllm"),
+        ("runner", "model", "conversation", "device_list", "opening", "embedllm", "web"),
     ]
     for place, names in enumerate(levels):
         if name in names or (place == 4 and name.startswith(("backends.", "export."))):
@@ -287,7 +290,8 @@ def test_backends_import_little() -> None:
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "host", "probe", "probe_memory", "probe_run",
                       "ov", "npu", "cuda", "resident", "resident_buffers", "device_session", "directml",
-                      "directml_session", "plugins", "webgpu", "webgpu_session", "webgpu_check")  # fmt: skip
+                      "directml_session", "plugins", "web", "web_row", "webgpu", "webgpu_session",
+                      "webgpu_check")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

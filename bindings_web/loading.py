@@ -1,0 +1,192 @@
+"""aload(): JavaScript fetches, checks and opens the model; its small texts become a folder, and all a Model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol, cast
+from weakref import finalize
+
+from embedllm.backends.base import Device
+from embedllm.backends.javascript import (
+    Abort,
+    JsValue,
+    abort_controller,
+    call,
+    callback,
+    check_can_wait,
+    end_of,
+    js_list,
+    options,
+    settled,
+    started,
+    translating,
+    wait,
+)
+from embedllm.backends.web import WebEngine, device_of
+from embedllm.chat import ChatTemplate
+from embedllm.errors import PackageError
+from embedllm.model import Model
+from embedllm.package import read_package
+from embedllm.settings import read_defaults
+from embedllm.web.bridge import JsLoaded, bridge
+from embedllm.web.codec import WebCodec
+from embedllm.web.progress import Progress
+
+if TYPE_CHECKING:
+    from embedllm.web.bridge import JsTexts
+
+_log = logging.getLogger("embedllm")
+_NOT_HERE = {"tokenizer.json"}  # large, and read in JavaScript
+
+
+class _JsProgress(Protocol):
+    file: str
+    loaded: float
+    total: float
+    phase: str
+
+
+async def aload(
+    url: str,
+    *,
+    device: str | Sequence[str] | None = None,
+    threads: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+    urls: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+) -> Model:
+    """Opens the package folder at an address, which may be relative to the page.
+
+    device: a name from `adevices()`, "auto", or a list of names that are tried in order; None: the best one.
+    threads: for the CPU; 0 takes what suits it, one where the page is not cross-origin isolated.
+    on_progress: told how downloads and what follows them go on; what it raises ends the loading.
+    urls: where the page has what is loaded from elsewhere otherwise. "bridge": the address of bridge.js, in place of
+    what ships with this package; the others go to JavaScript (docs/web.md).
+    chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    Cancelling the task ends the downloads, which a later call resumes.
+    Raises PackageError, DeviceUnavailable.
+    """
+    places = dict(urls or {})
+    module = await bridge(places.pop("bridge", ""))
+    abort = abort_controller()
+    asked: dict[str, JsValue] = {"signal": abort.signal, "threads": threads}
+    if device is not None:
+        asked["device"] = device if isinstance(device, str) else js_list(device)
+    if places:
+        asked["urls"] = options(places)
+    raised: list[Exception] = []
+    with ExitStack() as held:
+        if on_progress is not None:
+            asked["onProgress"] = held.enter_context(callback(_told(on_progress, abort, raised)))
+        try:
+            loaded = await _abortable(started(module.load(url, options(asked))), abort)
+        except Exception as error:
+            if raised:
+                raise raised[0] from error  # aborting was only how it ended
+            raise
+    try:
+        return _model(url, loaded, chat_template)
+    except BaseException:
+        call(loaded.engine.close)
+        raise
+
+
+def load(
+    url: str,
+    *,
+    device: str | Sequence[str] | None = None,
+    threads: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+    urls: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+) -> Model:
+    """As aload(), where a synchronous call can wait; raises ValueError where it cannot."""
+    check_can_wait("'llm = await embedllm.aload(url)'")
+    return wait(
+        aload(url, device=device, threads=threads, on_progress=on_progress, urls=urls, chat_template=chat_template)
+    )
+
+
+async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
+    """What this browser offers, and why the rest is not available. urls: as in aload()."""
+    places = dict(urls or {})
+    module = await bridge(places.pop("bridge", ""))
+    with translating():
+        found = await module.devices(options({"urls": options(places)} if places else {}))
+    return [device_of(device) for device in found]
+
+
+def devices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
+    """As adevices(), where a synchronous call can wait; raises ValueError where it cannot."""
+    check_can_wait("'await embedllm.adevices()'")
+    return wait(adevices(urls=urls))
+
+
+async def _abortable(loading: asyncio.Future[JsLoaded], abort: Abort) -> JsLoaded:
+    """What was loaded; a task that is cancelled ends the loading, and frees what came nevertheless."""
+    try:
+        with translating():
+            await settled(loading)
+            return loading.result()
+    except asyncio.CancelledError:
+        abort.abort()
+        late = await end_of(loading)
+        if late is not None:
+            call(late.engine.close)
+        raise
+
+
+def _told(on_progress: Callable[[Progress], None], abort: Abort, raised: list[Exception]) -> Callable[[JsValue], None]:
+    """What JavaScript calls. raised: gets the first error, which must not go through JavaScript."""
+
+    def tell(progress: JsValue) -> None:
+        if raised:
+            return
+        found = cast("_JsProgress", progress)
+        try:
+            on_progress(
+                Progress(file=found.file, loaded=int(found.loaded), total=int(found.total or 0), phase=found.phase)
+            )
+        except Exception as error:  # noqa: BLE001  # raised again by aload()
+            raised.append(error)
+            abort.abort()
+
+    return tell
+
+
+def _model(url: str, loaded: JsLoaded, chat_template: str | None) -> Model:
+    parent = Path(tempfile.mkdtemp(prefix="embedllm-"))
+    try:
+        folder = parent / (PurePosixPath(url.partition("?")[0].rstrip("/")).name or "model")  # named in errors
+        _write_texts(loaded.texts, folder)
+        package = read_package(folder)
+        engine = WebEngine(package, loaded.engine)
+        refused = [device_of(device) for device in loaded.refused]
+        passed = "".join(f"; not {device.name}: {device.reason}" for device in refused)
+        _log.info("running '%s' on %s (%s)%s", package.name, engine.device.name, engine.device.backend, passed)
+        tokenizer = WebCodec(loaded.tokenizer)
+        template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
+        model = Model(package, engine, tokenizer=tokenizer, defaults=read_defaults(folder), template=template)
+    except BaseException:
+        shutil.rmtree(parent)
+        raise
+    finalize(model, shutil.rmtree, parent, ignore_errors=True)
+    return model
+
+
+def _write_texts(texts: JsTexts, folder: Path) -> None:
+    """Raises PackageError for a name that leads out of the folder."""
+    for name in texts.keys():  # noqa: SIM118  # a Map of JavaScript's
+        if name in _NOT_HERE:
+            continue
+        path = folder / name
+        if set(name.split("/")) & {"", ".", ".."}:
+            raise PackageError(f"the model lists the file {name!r}; expected one inside its folder.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts.get(name), encoding="utf-8")
