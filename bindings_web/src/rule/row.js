@@ -5,6 +5,7 @@
 // size is made, but for the copy in penalized() and a top() of everything. Sums are in float64, Python's in float32.
 
 import { DeviceError } from "../errors.js";
+import { checkedToken, masked, penalized } from "./changes.js";
 import { BLOCK, blockMaxima, highestKeys, MOST_TOKENS, tokenOf } from "./selection.js";
 import {
   addBetween,
@@ -21,13 +22,6 @@ import {
  * The best tokens of one step, highest logit first; equal logits in the order of their ids.
  *
  * @typedef {{tokens: Int32Array, logits: Float32Array}} Candidates
- */
-
-/**
- * What penalties change: these tokens, each named once, and for each its bias, its divisor and what is subtracted.
- *
- * @typedef {{tokens: ArrayLike<number>, biases: ArrayLike<number>, divisors: ArrayLike<number>,
- *   subtracted: ArrayLike<number>}} Changes
  */
 
 /**
@@ -68,27 +62,18 @@ export class Row {
    * @returns {number[]}
    */
   values(tokens) {
-    return Array.from(tokens, (token) => this.#row[this.#checked(token)]);
+    return Array.from(tokens, (token) => this.#row[checkedToken(token, this.size)]);
   }
 
   /**
    * A copy in which these tokens have changed logits: logit + bias; that over the divisor if positive and times it if
    * not; less what is subtracted. Each step is rounded to float32.
    *
-   * @param {Changes} changes
+   * @param {import("./changes.js").Changes} changes
    * @returns {Row}
    */
-  penalized({ tokens, biases, divisors, subtracted }) {
-    const { fround } = Math;
-    const row = this.#row.slice();
-    for (let place = 0; place < tokens.length; place++) {
-      const token = this.#checked(tokens[place]);
-      const biased = fround(this.#row[token] + fround(biases[place]));
-      const divisor = fround(divisors[place]);
-      const scaled = fround(biased > 0 ? biased / divisor : biased * divisor);
-      row[token] = scaled - fround(subtracted[place]);
-    }
-    return new Row(row);
+  penalized(changes) {
+    return new Row(penalized(this.#row, changes));
   }
 
   /**
@@ -98,18 +83,7 @@ export class Row {
    * @returns {Row}
    */
   masked(bits) {
-    const row = new Float32Array(this.#row.length).fill(-Infinity);
-    const words = Math.min(bits.length, Math.ceil(row.length / 32));
-    for (let place = 0; place < words; place++) {
-      const word = bits[place];
-      const start = place * 32;
-      if ((word | 0) === -1) row.set(this.#row.subarray(start, start + 32), start);
-      else if (word) {
-        const end = Math.min(start + 32, row.length);
-        for (let token = start; token < end; token++) if ((word >>> (token & 31)) & 1) row[token] = this.#row[token];
-      }
-    }
-    return new Row(row);
+    return new Row(masked(this.#row, bits));
   }
 
   /**
@@ -191,7 +165,7 @@ export class Row {
     const { best, maxima } = this.#highest();
     const row = this.#row;
     const scale = 1 / temperature;
-    const logit = row[this.#checked(token)];
+    const logit = row[checkedToken(token, this.size)];
     const mirrored = 2 * centre - logit;
     const isAbove = logit >= centre;
     const low = isAbove ? mirrored : logit;
@@ -209,14 +183,6 @@ export class Row {
   /** @param {number} block */
   #stop(block) {
     return Math.min((block + 1) * BLOCK, this.#row.length);
-  }
-
-  /** @param {number} token */
-  #checked(token) {
-    if (!Number.isInteger(token) || token < 0 || token >= this.size) {
-      throw new RangeError(`token ${token} is not in the vocabulary; expected 0 to ${this.size - 1}`);
-    }
-    return token;
   }
 
   /** The highest logit and the first token that has it, once it is known to be a number; and those of the blocks. */
