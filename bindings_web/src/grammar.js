@@ -1,4 +1,4 @@
-// What a reply may say, as a mask over the tokens: compiled once from a schema, a regex, a list or EBNF, run per request.
+// What a reply may say, as a mask over the tokens: compiled from a schema, a regex, a list or EBNF, run per request.
 
 import { Automaton } from "./grammar/automaton.js";
 import { checked } from "./grammar/check.js";
@@ -79,7 +79,8 @@ export class Grammar {
   allowed(state) {
     const key = this.#automaton.sameAs(state);
     let bits = this.#masks.get(key);
-    if (bits) this.#masks.delete(key); // and back in, so that the oldest is the one not used for longest
+    if (bits)
+      this.#masks.delete(key); // and back in, so that the oldest is the one not used for longest
     else bits = this.#walk(state);
     this.#masks.set(key, bits);
     if (this.#masks.size > MOST_MASKS) this.#masks.delete(/** @type {string} */ (this.#masks.keys().next().value));
@@ -109,7 +110,7 @@ export class Grammar {
     const found = new Uint32Array(words + 1);
     const path = this.#path;
     path[0] = start;
-    for (let node = 0; node < depths.length; ) {
+    for (let node = 0; node < depths.length;) {
       const depth = depths[node];
       const state = path[depth];
       const next = (state.next ?? this.#automaton.next(state))[bytes[node]];
@@ -189,7 +190,8 @@ export class Matcher {
   note(token) {
     const isStop = this.#stopTokens.has(token);
     const next = isStop && this.#state.isWhole ? this.#state : isStop ? null : this.#grammar.after(this.#state, token);
-    if (!next) throw new RangeError(`token ${token} is not allowed by the grammar here. Choose from what mask() leaves.`);
+    if (!next)
+      throw new RangeError(`token ${token} is not allowed by the grammar here. Choose from what mask() leaves.`);
     this.#state = next;
   }
 }

@@ -14,11 +14,15 @@ export function grammarSource(format) {
   if (type === "text") return null;
   if (type === "json_object") return { jsonSchema: { type: "object" } };
   if (type !== "json_schema") {
-    throw new RangeError(`response_format.type is ${JSON.stringify(type)}; expected "text", "json_object" or "json_schema"`);
+    throw new RangeError(
+      `response_format.type is ${JSON.stringify(type)}; expected "text", "json_object" or "json_schema"`,
+    );
   }
   const schema = named && typeof named === "object" && "schema" in named ? named.schema : undefined;
   if (schema === undefined) {
-    throw new RangeError('response_format has no json_schema.schema; expected {"type": "json_schema", "json_schema": {"schema": ...}}');
+    throw new RangeError(
+      'response_format has no json_schema.schema; expected {"type": "json_schema", "json_schema": {"schema": ...}}',
+    );
   }
   return { jsonSchema: schema };
 }

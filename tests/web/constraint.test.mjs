@@ -43,7 +43,8 @@ function reply(generation, rows) {
 }
 
 const peaked = (token) => new Row(new Float32Array(VOCABULARY).fill(0).fill(8, token, token + 1));
-const rows = (seed) => Array.from({ length: 40 }, (_, step) => new Row(makeRow("normal", VOCABULARY, 1000 * seed + step + 1)));
+const rows = (seed) =>
+  Array.from({ length: 40 }, (_, step) => new Row(makeRow("normal", VOCABULARY, 1000 * seed + step + 1)));
 const OPTIONS = [
   { temperature: 0 },
   { temperature: 5 },
@@ -95,8 +96,13 @@ test("masked forbids the tokens without a bit, and those past the last word", ()
   for (const size of [1, 31, 32, 33, 64, 100, 257]) {
     for (const words of [0, 1, 2, 5, 12]) {
       const logits = makeRow("normal", size, size + words);
-      const bits = Uint32Array.from({ length: words }, (_, place) => [0xffffffff, 0, 0xdeadbeef, 0x80000001][place % 4]);
-      const expected = logits.map((logit, token) => ((bits[token >> 5] ?? 0) >>> (token & 31)) & 1 ? logit : -Infinity);
+      const bits = Uint32Array.from(
+        { length: words },
+        (_, place) => [0xffffffff, 0, 0xdeadbeef, 0x80000001][place % 4],
+      );
+      const expected = logits.map((logit, token) =>
+        ((bits[token >> 5] ?? 0) >>> (token & 31)) & 1 ? logit : -Infinity,
+      );
       const every = Array.from(logits.keys());
       assert.deepEqual(new Row(logits).masked(bits).values(every), Array.from(expected));
       assert.deepEqual(new Row(logits).masked(new Int32Array(bits)).values(every), Array.from(expected));

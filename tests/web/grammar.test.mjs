@@ -1,139 +1,19 @@
 // Grammars hold whatever a model prefers: what they let through is read back by JSON.parse, a schema validator, RegExp.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { Grammar } from "../../bindings_web/src/grammar.js";
 import { grammarSource } from "../../bindings_web/src/response_format.js";
 import { INVALID, REFUSED, SCHEMAS } from "./grammar_cases.mjs";
+import { BYTES, PIECES, VOCABULARIES, WISHES, random, reply } from "./grammar_models.mjs";
 
-const modules = process.env.EMBEDLLM_NODE_MODULES ?? new URL("../../bindings_web/node_modules", import.meta.url).pathname;
-const load = (path) => import(pathToFileURL(`${modules}/${path}`).href).then((module) => module.default.default ?? module.default);
+const modules =
+  process.env.EMBEDLLM_NODE_MODULES ?? new URL("../../bindings_web/node_modules", import.meta.url).pathname;
+const load = (path) =>
+  import(pathToFileURL(`${modules}/${path}`).href).then((module) => module.default.default ?? module.default);
 const Ajv = await load("ajv/dist/2020.js");
 const addFormats = await load("ajv-formats/dist/index.js");
-
-/** Numbers in [0, 1), the same for the same seed. */
-function random(seed) {
-  let state = seed * 2654435761 + 1;
-  return () => {
-    state = (Math.imul(state ^ (state >>> 15), 0x2c1b3c6d) + 0x6d2b79f5) | 0;
-    return ((state ^ (state >>> 13)) >>> 0) / 2 ** 32;
-  };
-}
-
-// ---- vocabularies
-
-const demo = new URL("../../embedllm/demo/", import.meta.url);
-const DEMO = new Map(["tokenizer.json", "tokenizer_config.json"].map((name) => [name, readFileSync(new URL(name, demo), "utf8")]));
-
-function alphabet() {
-  const isPrintable = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte !== 173);
-  let next = 256;
-  return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(isPrintable(byte) ? byte : next++));
-}
-
-const PIECES = ['{"', '":', '", "', '"}', "},", "[[", "]]", "  ", "\n\n", "\t\t", "00", "123", "-1", ".5", "true", "null", "name", "caf\u00e9", "\u{1F600}", '\\"', "\\u", "\\n", " \n ", '"name"', "}}", '""', "a b"]; // prettier-ignore
-const END = { content: "<end>", special: true };
-const THINK = { content: "<think>", special: false };
-
-/** GPT-2's alphabet and some pieces, "{\"" twice. */
-function byteLevel() {
-  const letters = alphabet();
-  const spelled = PIECES.map((piece) => [...Buffer.from(piece)].map((byte) => letters[byte]).join(""));
-  const vocab = Object.fromEntries([...letters, ...spelled].map((piece, token) => [piece, token]));
-  const size = letters.length + spelled.length;
-  return texts({ model: { vocab }, decoder: { type: "ByteLevel" } }, size);
-}
-
-/** sentencepiece's: "\u2581" is a space, other bytes are "<0x..>". */
-function byteFallback(isUnigram = false) {
-  const bytes = Array.from({ length: 256 }, (_, byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`);
-  const spelled = ["<unk>", ...bytes, ...PIECES.map((piece) => piece.replaceAll(" ", "\u2581"))];
-  const vocab = isUnigram
-    ? spelled.map((piece) => [piece, -1])
-    : Object.fromEntries(spelled.map((piece, token) => [piece, token]));
-  const decoders = [{ type: "Replace", pattern: { String: "\u2581" }, content: " " }, { type: "ByteFallback" }, { type: "Fuse" }];
-  const file = { model: { vocab }, decoder: { type: "Sequence", decoders } };
-  return texts(file, spelled.length, [{ id: 0, content: "<unk>", special: true }]);
-}
-
-function texts(file, size, added = []) {
-  const added_tokens = [...added, { ...END, id: size }, { ...THINK, id: size + 1 }];
-  return new Map([["tokenizer.json", JSON.stringify({ ...file, added_tokens })]]);
-}
-
-const VOCABULARIES = {
-  demo: { texts: DEMO, stopTokens: [16375, 16377] },
-  "byte level": { texts: byteLevel(), stopTokens: [256 + PIECES.length] },
-  "byte fallback": { texts: byteFallback(), stopTokens: [257 + PIECES.length] },
-  unigram: { texts: byteFallback(true), stopTokens: [257 + PIECES.length] },
-};
-
-/** The bytes of each token, told from the files in another way than the code does. */
-function bytesOf({ texts }) {
-  const { model, decoder, added_tokens } = JSON.parse(texts.get("tokenizer.json"));
-  const entries = Array.isArray(model.vocab) ? model.vocab.map(([piece], token) => [piece, token]) : Object.entries(model.vocab);
-  const letters = alphabet();
-  const found = [];
-  for (const [piece, token] of entries) {
-    const byte = /^<0x(..)>$/.exec(piece);
-    if (decoder.type === "ByteLevel") found[token] = Buffer.from([...piece].map((letter) => letters.indexOf(letter)));
-    else found[token] = byte ? Buffer.from(byte[1], "hex") : Buffer.from(piece.replaceAll("\u2581", " "));
-  }
-  for (const { id, content, special } of added_tokens) found[id] = Buffer.from(special ? "" : content);
-  return found;
-}
-
-const BYTES = Object.fromEntries(Object.entries(VOCABULARIES).map(([name, model]) => [name, bytesOf(model)]));
-
-// ---- models
-
-const WISHES = {
-  "white space": (text) => (/^\s+$/.test(text) ? 100 : 0),
-  quotes: (text) => (text.includes('"') || text.includes("\\") ? 100 : 0),
-  digits: (text) => (/^[\d.e+-]+$/.test(text) ? 100 : 0),
-  brackets: (text) => (/^[[{,:"]+$/.test(text) ? 100 : 0),
-  nothing: () => 0,
-};
-const CLOSING = ["}", "]", '"', " ", "e", "l"]; // the letters end true, false and null
-/** Ends a string where there are many tokens to choose from, else what stands open. */
-const closing = (text, isInString) => (isInString ? 100 * ["", " ", '"'].indexOf(text) : CLOSING.includes(text) ? 100 - 10 * CLOSING.indexOf(text) : 0);
-const PATIENCE = 120; // tokens after which a model wants to end
-
-/** How many tokens a mask allows. */
-const allowed = (bits) => bits.reduce((count, word) => count + word.toString(2).replaceAll("0", "").length, 0);
-
-/** What a model of this wish says, and whether it came to an end. */
-function reply(grammar, name, wish, seed, patience = PATIENCE) {
-  const { stopTokens } = VOCABULARIES[name];
-  const bytes = BYTES[name];
-  const uniform = random(seed);
-  const matcher = grammar.matcher();
-  const said = [];
-  for (let step = 0; step < patience + 2000; step++) {
-    const { bits } = matcher;
-    const isInString = allowed(bits) > bytes.length / 3;
-    const bonus = step < patience ? wish : closing;
-    let [best, highest] = [-1, -Infinity];
-    bits.forEach((word, place) => {
-      for (let token = place * 32; word; word >>>= 1, token++) {
-        if (!(word & 1)) continue;
-        const logit = uniform() + (stopTokens.includes(token) ? (step < patience ? -0.5 : 200) : bonus(bytes[token].toString("latin1"), isInString));
-        if (logit > highest) [best, highest] = [token, logit];
-      }
-    });
-    const isStopAllowed = matcher.isStopAllowed;
-    matcher.note(best);
-    if (stopTokens.includes(best)) {
-      assert.ok(isStopAllowed);
-      return { text: Buffer.concat(said).toString(), said: Buffer.concat(said), isWhole: true };
-    }
-    said.push(bytes[best]);
-    if (matcher.isDone) return { text: Buffer.concat(said).toString(), said: Buffer.concat(said), isWhole: true };
-  }
-  return { text: Buffer.concat(said).toString(), said: Buffer.concat(said), isWhole: false };
-}
 
 // ---- schemas
 
@@ -151,7 +31,10 @@ for (const name of Object.keys(VOCABULARIES)) {
         const value = JSON.parse(text);
         assert.ok(isValid(value), `${wish}, ${JSON.stringify(schema)}: ${text} ${ajv.errorsText(isValid.errors)}`);
         const gaps = text.replace(/"(?:[^"\\]|\\.)*"/g, "").match(/\s+/g) ?? [];
-        assert.ok(gaps.every((gap) => gap.length <= 66), `white space runs on: ${JSON.stringify(text)}`);
+        assert.ok(
+          gaps.every((gap) => gap.length <= 66),
+          `white space runs on: ${JSON.stringify(text)}`,
+        );
       }
     }
   });
@@ -159,21 +42,32 @@ for (const name of Object.keys(VOCABULARIES)) {
 
 test("a schema's own examples can be said", () => {
   for (const [schema, texts] of [
-    [{ type: "object", properties: { a: { type: "integer" }, b: {} }, required: ["a"] }, ['{"a":1}', '{"a": 1, "b": [{}, null]}', '{\n  "a": 1\n}', '{ "a": 12, "b": "\\u00e9\\n" }']],
+    [
+      { type: "object", properties: { a: { type: "integer" }, b: {} }, required: ["a"] },
+      ['{"a":1}', '{"a": 1, "b": [{}, null]}', '{\n  "a": 1\n}', '{ "a": 12, "b": "\\u00e9\\n" }'],
+    ],
     [{ type: "number", exclusiveMinimum: 0, maximum: 2.5 }, ["0.001", "1", "2.5", "2.50", "2", "1.999", "0.10"]],
     [{ type: "integer", minimum: -12, maximum: 345 }, ["-12", "-1", "0", "9", "10", "99", "100", "345", "299"]],
-    [{ type: "object", additionalProperties: { type: "string" }, properties: { ab: {} } }, ['{"ab": 1, "a": "", "abc": "x"}', '{"b":"\u00fc"}', "{}"]],
-    [{ type: "string", pattern: "\"b\\\\$" }, ['"\\"b\\\\"', '"aa\\"b\\\\"']],
-    [{ type: "array", prefixItems: [{ const: 1 }, { type: "null" }], items: { type: "boolean" } }, ["[]", "[1]", "[1, null]", "[1,null,true,false]"]],
+    [
+      { type: "object", additionalProperties: { type: "string" }, properties: { ab: {} } },
+      ['{"ab": 1, "a": "", "abc": "x"}', '{"b":"\u00fc"}', "{}"],
+    ],
+    [{ type: "string", pattern: '"b\\\\$' }, ['"\\"b\\\\"', '"aa\\"b\\\\"']],
+    [
+      { type: "array", prefixItems: [{ const: 1 }, { type: "null" }], items: { type: "boolean" } },
+      ["[]", "[1]", "[1, null]", "[1,null,true,false]"],
+    ],
     [{}, ['{"a": [1, -2.5e3, "x", {"b": null}]}', "true", "[[[]]]"]],
   ]) {
-    for (const text of texts) assert.ok(says({ jsonSchema: schema }, text), `${JSON.stringify(schema)} refuses ${text}`);
+    for (const text of texts)
+      assert.ok(says({ jsonSchema: schema }, text), `${JSON.stringify(schema)} refuses ${text}`);
   }
 });
 
 test("what does not fulfil a schema cannot be said", () => {
   for (const [schema, texts] of INVALID) {
-    for (const text of texts) assert.ok(!says({ jsonSchema: schema }, text), `${JSON.stringify(schema)} lets ${text} through`);
+    for (const text of texts)
+      assert.ok(!says({ jsonSchema: schema }, text), `${JSON.stringify(schema)} lets ${text} through`);
   }
 });
 
@@ -200,7 +94,9 @@ test("a mask has a token if and only if its bytes can follow", () => {
       const { bits } = matcher;
       const isSet = BYTES["byte level"].map((_, token) => (bits[token >> 5] >>> (token & 31)) & 1);
       for (const [token, bytes] of BYTES["byte level"].entries()) {
-        const expected = stopTokens.includes(token) ? matcher.isStopAllowed : bytes.length > 0 && follows(grammar, [...said, ...bytes]);
+        const expected = stopTokens.includes(token)
+          ? matcher.isStopAllowed
+          : bytes.length > 0 && follows(grammar, [...said, ...bytes]);
         assert.equal(Boolean(isSet[token]), expected, `${JSON.stringify(schema)}: ${Buffer.from(said)} + ${bytes}`);
       }
       const choices = [...isSet.keys()].filter((token) => isSet[token] && !stopTokens.includes(token));
@@ -237,7 +133,9 @@ function says(source, text) {
 test("two tokens of the same bytes are both allowed, special tokens never", () => {
   const vocab = { a: 0, b: 1 };
   const added_tokens = [{ id: 2, content: "a", special: false }, { id: 3, content: "a", special: true }, { id: 4, content: "", special: true }]; // prettier-ignore
-  const texts = new Map([["tokenizer.json", JSON.stringify({ model: { vocab }, decoder: { type: "ByteLevel" }, added_tokens })]]);
+  const texts = new Map([
+    ["tokenizer.json", JSON.stringify({ model: { vocab }, decoder: { type: "ByteLevel" }, added_tokens })],
+  ]);
   const matcher = Grammar.compile({ regex: "a?" }, { texts, stopTokens: [4, 70] }).matcher();
   assert.deepEqual([...matcher.bits], [0b10101, 0, 1 << 6]);
   matcher.note(2);
@@ -245,7 +143,9 @@ test("two tokens of the same bytes are both allowed, special tokens never", () =
 });
 
 test("a vocabulary that lacks a byte that is needed is an error", () => {
-  const texts = new Map([["tokenizer.json", JSON.stringify({ model: { vocab: { a: 0 } }, decoder: { type: "ByteLevel" } })]]);
+  const texts = new Map([
+    ["tokenizer.json", JSON.stringify({ model: { vocab: { a: 0 } }, decoder: { type: "ByteLevel" } })],
+  ]);
   const matcher = Grammar.compile({ regex: "b" }, { texts, stopTokens: [1] }).matcher();
   assert.throws(() => matcher.bits, /no token is allowed/);
 });
@@ -291,15 +191,48 @@ test("what a regex lets through matches it", () => {
 
 test("a regex takes what RegExp takes, of all short texts", () => {
   const letters = [..."ab-1.\u00e9 "];
-  const texts = ["", ...letters, ...letters.flatMap((one) => letters.map((other) => one + other)), ..."aab,aba,abab,a.b,1-1,bbb".split(",")];
-  for (const regex of ["a*b?", "[^a]", "[a-b]{2}", "\\w\\W", "(a|b)+", ".", "\\s|\\d", "a{0}b", "(?:ab){2}|\u00e9", "[\\d.-]+", "\\S\\s"]) {
+  const texts = [
+    "",
+    ...letters,
+    ...letters.flatMap((one) => letters.map((other) => one + other)),
+    ..."aab,aba,abab,a.b,1-1,bbb".split(","),
+  ];
+  for (const regex of [
+    "a*b?",
+    "[^a]",
+    "[a-b]{2}",
+    "\\w\\W",
+    "(a|b)+",
+    ".",
+    "\\s|\\d",
+    "a{0}b",
+    "(?:ab){2}|\u00e9",
+    "[\\d.-]+",
+    "\\S\\s",
+  ]) {
     const whole = new RegExp(`^(?:${regex})$`, "u");
-    for (const text of texts) assert.equal(says({ regex }, text), whole.test(text), `${regex}: ${JSON.stringify(text)}`);
+    for (const text of texts)
+      assert.equal(says({ regex }, text), whole.test(text), `${regex}: ${JSON.stringify(text)}`);
   }
 });
 
 test("a regex that cannot be followed is refused", () => {
-  for (const regex of ["(?=a)b", "(?<!a)b", "a*?", "\\bword", "(a)\\1", "\\p{L}", "a(b", "a)", "[a", "*a", "a{3,2}", "a$b", "[b-a]", "\\"]) {
+  for (const regex of [
+    "(?=a)b",
+    "(?<!a)b",
+    "a*?",
+    "\\bword",
+    "(a)\\1",
+    "\\p{L}",
+    "a(b",
+    "a)",
+    "[a",
+    "*a",
+    "a{3,2}",
+    "a$b",
+    "[b-a]",
+    "\\",
+  ]) {
     assert.throws(() => Grammar.compile({ regex }, VOCABULARIES["byte level"]), RangeError, regex);
   }
 });
@@ -327,7 +260,11 @@ test("EBNF that cannot be followed is refused", () => {
     ['root ::= ("a"', "expected ')'"],
     ["root ::= @", "line 1"],
   ]) {
-    assert.throws(() => Grammar.compile({ ebnf }, VOCABULARIES["byte level"]), (error) => error instanceof RangeError && error.message.includes(word), ebnf);
+    assert.throws(
+      () => Grammar.compile({ ebnf }, VOCABULARIES["byte level"]),
+      (error) => error instanceof RangeError && error.message.includes(word),
+      ebnf,
+    );
   }
 });
 
@@ -342,7 +279,9 @@ test("response_format is read as OpenAI writes it", () => {
   assert.equal(grammarSource(undefined), null);
   assert.equal(grammarSource({ type: "text" }), null);
   assert.deepEqual(grammarSource({ type: "json_object" }), { jsonSchema: { type: "object" } });
-  assert.deepEqual(grammarSource({ type: "json_schema", json_schema: { name: "x", strict: true, schema } }), { jsonSchema: schema });
+  assert.deepEqual(grammarSource({ type: "json_schema", json_schema: { name: "x", strict: true, schema } }), {
+    jsonSchema: schema,
+  });
   for (const format of [{}, { type: "xml" }, { type: "json_schema" }, { type: "json_schema", json_schema: {} }]) {
     assert.throws(() => grammarSource(format), RangeError);
   }

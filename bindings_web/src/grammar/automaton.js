@@ -1,7 +1,7 @@
 // Runs a grammar byte by byte: the states are made when they are first reached, and kept.
 //
-// A text that is begun is a stack of what is still to be read, a linked list of frames. A state is the set of stacks that
-// the bytes so far allow. Equal frames and equal states are one object, so that a string's next character leads back to
+// A text that is begun is a stack of what is still to be read, a linked list of frames. A state is the set of stacks
+// that the bytes so far allow. Equal frames and equal states are one object, so that a string's next character leads back to
 // the same state, and a walk over the vocabulary looks up one entry of a table per byte.
 
 import { body, nullable } from "./check.js";

@@ -70,7 +70,8 @@ function parts(expression) {
 
 /** @param {Rule} rule @returns {Expression} */
 export function body(rule) {
-  if (!rule.of) throw new RangeError(`the rule '${rule.name}' is used but not defined. Define it, or correct its name.`);
+  if (!rule.of)
+    throw new RangeError(`the rule '${rule.name}' is used but not defined. Define it, or correct its name.`);
   return rule.of;
 }
 
@@ -83,7 +84,7 @@ export function body(rule) {
 function fixedPoint(all, holds) {
   /** @type {Set<Expression>} */
   const known = new Set();
-  for (let before = -1; before !== known.size; ) {
+  for (let before = -1; before !== known.size;) {
     before = known.size;
     // parts come last in the list, and most need no second round when they are decided first
     for (let at = all.length - 1; at >= 0; at--) if (!known.has(all[at]) && holds(all[at], known)) known.add(all[at]);

@@ -4,7 +4,8 @@ import { NOTHING, character, choice, complement, repeat, text } from "./expressi
 
 /** @import { Expression, Range, Rule } from "./expression.js" */
 
-const TOKEN = /\s*(?:#[^\n]*\s*)*(?:("(?:[^"\\\n]|\\.)*")|(\[\^?(?:[^\]\\\n]|\\.)*\])|(\{\d+(?:,\d*)?\})|([A-Za-z_][\w-]*)(\s*::=)?|(::=|[()|*+?])|$)/y;
+const TOKEN =
+  /\s*(?:#[^\n]*\s*)*(?:("(?:[^"\\\n]|\\.)*")|(\[\^?(?:[^\]\\\n]|\\.)*\])|(\{\d+(?:,\d*)?\})|([A-Za-z_][\w-]*)(\s*::=)?|(::=|[()|*+?])|$)/y;
 /** @type {Record<string, string>} */
 const CONTROLS = { n: "\n", r: "\r", t: "\t", b: "\b", f: "\f", v: "\v", 0: "\0" };
 const ESCAPE = /\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([^]))/gu;
@@ -32,7 +33,8 @@ export function parseEbnf(source) {
   /** @param {string} sign @returns {boolean} */
   const took = (sign) => tokens[at].text === sign && tokens[at].kind === "sign" && at++ >= 0;
   /** @param {string} problem */
-  const error = (problem) => new RangeError(`EBNF, line ${tokens[at].line}: ${problem}; found '${tokens[at].text || "the end"}'`);
+  const error = (problem) =>
+    new RangeError(`EBNF, line ${tokens[at].line}: ${problem}; found '${tokens[at].text || "the end"}'`);
 
   /** @returns {Expression} */
   const alternatives = () => {
@@ -118,7 +120,8 @@ function unescaped(written) {
 /** @param {string} written with its brackets @returns {Range[]} */
 function ranges(written) {
   const isNegated = written[1] === "^";
-  const members = written.slice(isNegated ? 2 : 1, -1).match(/\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[^])|[^]/gu) ?? [];
+  const members =
+    written.slice(isNegated ? 2 : 1, -1).match(/\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[^])|[^]/gu) ?? [];
   const codes = members.map((member) => /** @type {number} */ (unescaped(member).codePointAt(0)));
   /** @type {Range[]} */
   const found = [];

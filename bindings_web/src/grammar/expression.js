@@ -22,7 +22,13 @@ const LAST_CODE_POINT = 0x10ffff;
 const UTF8 = new TextEncoder();
 // each block of code points has one length in UTF-8; surrogates have none
 /** @type {Range[]} */
-const SAME_LENGTH = [[0, 0x7f], [0x80, 0x7ff], [0x800, 0xd7ff], [0xe000, 0xffff], [0x10000, LAST_CODE_POINT]];
+const SAME_LENGTH = [
+  [0, 0x7f],
+  [0x80, 0x7ff],
+  [0x800, 0xd7ff],
+  [0xe000, 0xffff],
+  [0x10000, LAST_CODE_POINT],
+];
 
 /** The empty text. */
 export const NOTHING = /** @type {Expression} */ ({ kind: "sequence", items: [] });

@@ -2,6 +2,9 @@
 
 /** @typedef {Record<string, any>} Schema an object schema: what a keyword holds is checked where it is used */
 
+/** Of schemas in schemas; one that repeats itself would never end. */
+export const DEEPEST = 64;
+
 const TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"];
 const STRUCTURE = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"];
 /** Keywords by the type they are about. @type {Record<string, string[]>} */
@@ -61,7 +64,8 @@ export function typesOf(schema, path) {
   if (schema.type !== undefined) {
     const types = [schema.type].flat();
     const odd = types.find((type) => !TYPES.includes(type));
-    if (odd !== undefined || !types.length) throw refused("type", path, `is ${JSON.stringify(schema.type)}; expected ${TYPES.join(", ")}`);
+    if (odd !== undefined || !types.length)
+      throw refused("type", path, `is ${JSON.stringify(schema.type)}; expected ${TYPES.join(", ")}`);
     return types.includes("number") ? types.filter((type) => type !== "integer") : types;
   }
   const meant = Object.keys(BY_TYPE).filter((type) => BY_TYPE[type].some((keyword) => keyword in schema));
@@ -82,11 +86,18 @@ export function merged(one, other, path) {
     const [left, right] = [one[keyword], other[keyword]];
     found[keyword] = left === undefined || same(left, right) ? right : both(keyword, left, right, path);
   }
-  for (const [inner, outer] of [[one, other], [other, one]]) {
+  for (const [inner, outer] of [
+    [one, other],
+    [other, one],
+  ]) {
     if (inner.additionalProperties === undefined || inner.additionalProperties === true) continue;
     const outside = Object.keys(outer.properties ?? {}).find((name) => !Object.hasOwn(inner.properties ?? {}, name));
     if (outside !== undefined) {
-      throw refused("additionalProperties", path, `cannot be joined with the property '${outside}' beside it. Write one object.`);
+      throw refused(
+        "additionalProperties",
+        path,
+        `cannot be joined with the property '${outside}' beside it. Write one object.`,
+      );
     }
   }
   return found;
@@ -100,7 +111,9 @@ function both(keyword, left, right, path) {
     case "allOf":
       return [...left, ...right];
     case "enum":
-      return left.filter((/** @type {unknown} */ value) => right.some((/** @type {unknown} */ one) => same(value, one)));
+      return left.filter((/** @type {unknown} */ value) =>
+        right.some((/** @type {unknown} */ one) => same(value, one)),
+      );
     case "type":
       return narrowed([left].flat(), [right].flat());
     case "minimum":
@@ -121,7 +134,11 @@ function both(keyword, left, right, path) {
     }
     default:
       if (keyword === "additionalProperties" && (left === true || right === true)) return left === true ? right : left;
-      throw refused(keyword, path, "is given twice, and differs: in 'allOf', or beside 'anyOf', 'oneOf' or '$ref'. Write it once.");
+      throw refused(
+        keyword,
+        path,
+        "is given twice, and differs: in 'allOf', or beside 'anyOf', 'oneOf' or '$ref'. Write it once.",
+      );
   }
 }
 
@@ -138,7 +155,12 @@ function narrowed(left, right) {
   return [...new Set(found)];
 }
 
-/** Whether two JSON values are equal, the order of keys aside. @param {unknown} one @param {unknown} other @returns {boolean} */
+/**
+ * Whether two JSON values are equal, the order of keys aside.
+ *
+ * @param {unknown} one @param {unknown} other
+ * @returns {boolean}
+ */
 export function same(one, other) {
   if (typeof one !== "object" || typeof other !== "object" || !one || !other) return one === other;
   if (Array.isArray(one) !== Array.isArray(other)) return false;

@@ -70,7 +70,10 @@ export function numbers(bounds) {
   return choice(...found);
 }
 
-/** @param {number} low @param {number} high @param {boolean} isLowOpen @param {boolean} isHighOpen @returns {Expression} */
+/**
+ * @param {number} low @param {number} high @param {boolean} isLowOpen @param {boolean} isHighOpen
+ * @returns {Expression}
+ */
 function positive(low, high, isLowOpen, isHighOpen) {
   const from = decimal(low);
   const to = high === Infinity ? null : decimal(high);
@@ -152,7 +155,12 @@ function wholeFrom(least, most) {
   return choice(...found);
 }
 
-/** The numbers from low to high, which have the same length. @param {string} low @param {string} high @returns {Expression} */
+/**
+ * The numbers from low to high, which have the same length.
+ *
+ * @param {string} low @param {string} high
+ * @returns {Expression}
+ */
 function sameLength(low, high) {
   if (low === "") return NOTHING;
   const first = Number(low[0]);
@@ -181,7 +189,10 @@ function decimal(value) {
   const [mantissa, exponent = "0"] = String(value).split("e");
   const [before, after = ""] = mantissa.split(".");
   const shift = Number(exponent);
-  const all = shift >= 0 ? before + after.padEnd(shift, "0") : (before + after).padStart(before.length + after.length - shift, "0");
+  const all =
+    shift >= 0
+      ? before + after.padEnd(shift, "0")
+      : (before + after).padStart(before.length + after.length - shift, "0");
   const point = before.length + shift + (shift < 0 ? -shift : 0);
   return { whole: BigInt(all.slice(0, point) || "0"), fraction: all.slice(point).replace(/0+$/, "") };
 }

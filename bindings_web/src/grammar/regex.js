@@ -1,4 +1,4 @@
-// Regular expressions as ECMAScript writes them, as expressions: for whole replies, and for what stands in a JSON string.
+// Regular expressions as ECMAScript writes them, as expressions: for whole replies, and for the inside of JSON strings.
 
 import { character, choice, common, complement, repeat, sequence, text } from "./expression.js";
 
@@ -13,9 +13,17 @@ const WORDS = [...DIGITS, [0x41, 0x5a], [0x5f, 0x5f], [0x61, 0x7a]];
 const SPACES = [[9, 13], [32, 32], [0xa0, 0xa0], [0x1680, 0x1680], [0x2000, 0x200a], [0x2028, 0x2029], [0x202f, 0x202f],
   [0x205f, 0x205f], [0x3000, 0x3000], [0xfeff, 0xfeff]]; // prettier-ignore
 /** @type {Range[]} */
-const LINE_ENDS = [[10, 10], [13, 13], [0x2028, 0x2029]];
+const LINE_ENDS = [
+  [10, 10],
+  [13, 13],
+  [0x2028, 0x2029],
+];
 /** @type {Range[]} what a JSON string holds as it is */
-export const PLAIN = complement([[0, 0x1f], [0x22, 0x22], [0x5c, 0x5c]]);
+export const PLAIN = complement([
+  [0, 0x1f],
+  [0x22, 0x22],
+  [0x5c, 0x5c],
+]);
 /** @type {Record<string, Range[]>} */
 const CLASSES = { d: DIGITS, w: WORDS, s: SPACES, D: complement(DIGITS), W: complement(WORDS), S: complement(SPACES) };
 /** @type {Record<string, number>} */
@@ -42,13 +50,18 @@ export function parsePattern(source) {
   return new Parser(source, inString).whole(true);
 }
 
-/** One character of a JSON string out of these, escaped where it must be. @param {Range[]} ranges @returns {Expression} */
+/** One character of a JSON string, escaped where it must be. @param {Range[]} ranges @returns {Expression} */
 function inString(ranges) {
   const plain = common(ranges, PLAIN);
   /** @type {Expression[]} */
   const escaped = [];
-  for (const [first, last] of common(ranges, [[0, 0x1f], [0x22, 0x22], [0x5c, 0x5c]])) {
-    for (let code = first; code <= last; code++) escaped.push(text(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));
+  for (const [first, last] of common(ranges, [
+    [0, 0x1f],
+    [0x22, 0x22],
+    [0x5c, 0x5c],
+  ])) {
+    for (let code = first; code <= last; code++)
+      escaped.push(text(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));
   }
   return choice(...(plain.length ? [character(plain)] : []), ...escaped);
 }
@@ -103,7 +116,8 @@ class Parser {
   #quantified() {
     let item = this.#atom();
     for (let bounds = this.#bounds(); bounds; bounds = this.#bounds()) {
-      if (this.#took("?")) throw this.#error("a lazy quantifier says nothing about what may be matched; leave out its '?'");
+      if (this.#took("?"))
+        throw this.#error("a lazy quantifier says nothing about what may be matched; leave out its '?'");
       item = repeat(item, ...bounds);
     }
     return item;
@@ -141,7 +155,8 @@ class Parser {
     if (read === "[") return this.#one(this.#set());
     if (read === ".") return this.#one(complement(LINE_ENDS));
     if (read === "\\") return this.#one(this.#escape());
-    if ("*+?{}])".includes(read)) throw this.#error(`'${read}' has nothing before it; write '\\${read}' for the character`);
+    if ("*+?{}])".includes(read))
+      throw this.#error(`'${read}' has nothing before it; write '\\${read}' for the character`);
     if ("^$".includes(read)) throw this.#error(`'${read}' can be followed at the ends only`);
     const code = /** @type {number} */ (read.codePointAt(0));
     return this.#one([[code, code]]);
@@ -157,7 +172,9 @@ class Parser {
       if (this.#characters[this.#at] === "-" && this.#characters[this.#at + 1] !== "]") {
         this.#at++;
         const high = this.#member();
-        const [first, last] = [low, high].map((range) => (range.length === 1 && range[0][0] === range[0][1] ? range[0][0] : -1));
+        const [first, last] = [low, high].map((range) =>
+          range.length === 1 && range[0][0] === range[0][1] ? range[0][0] : -1,
+        );
         if (first < 0 || last < first) throw this.#error("a range in [] goes from a character to a later one");
         ranges.push([first, last]);
       } else ranges.push(...low);

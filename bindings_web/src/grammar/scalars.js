@@ -11,8 +11,11 @@ import { FORMAT_NAMES, formatted, matching, strings } from "./strings.js";
 /** @param {Schema} schema @param {string} path @returns {Expression} */
 export function stringOf(schema, path) {
   const { pattern, format, minLength, maxLength } = schema;
-  const given = Object.entries({ pattern, format, length: minLength ?? maxLength }).filter(([, value]) => value !== undefined);
-  if (given.length > 1) throw refused(given[0][0], path, `cannot be followed together with '${given[1][0]}'. Put both into one 'pattern'.`);
+  const given = Object.entries({ pattern, format, length: minLength ?? maxLength }).filter(
+    ([, value]) => value !== undefined,
+  );
+  if (given.length > 1)
+    throw refused(given[0][0], path, `cannot be followed together with '${given[1][0]}'. Put both into one 'pattern'.`);
   if (pattern !== undefined) {
     try {
       return matching(String(pattern));
@@ -20,19 +23,26 @@ export function stringOf(schema, path) {
       throw refused("pattern", path, `cannot be followed: ${/** @type {Error} */ (error).message}`);
     }
   }
-  if (format === undefined) return strings(count(schema, "minLength", path, 0), count(schema, "maxLength", path, Infinity));
-  if (!FORMAT_NAMES.includes(format)) throw refused("format", path, `is ${JSON.stringify(format)}; supported: ${FORMAT_NAMES.join(", ")}`);
+  if (format === undefined)
+    return strings(count(schema, "minLength", path, 0), count(schema, "maxLength", path, Infinity));
+  if (!FORMAT_NAMES.includes(format))
+    throw refused("format", path, `is ${JSON.stringify(format)}; supported: ${FORMAT_NAMES.join(", ")}`);
   return formatted(format);
 }
 
 /** @param {Schema} schema @param {string} path @returns {Expression} the values of its enum or const */
 export function literals(schema, path) {
   const beside = demands(schema).find((keyword) => !["enum", "const", "type"].includes(keyword));
-  if (beside) throw refused(beside, path, "beside 'enum' or 'const' is not supported. Leave out the values that it excludes.");
+  if (beside)
+    throw refused(beside, path, "beside 'enum' or 'const' is not supported. Leave out the values that it excludes.");
   let values = schema.enum === undefined ? [schema.const] : list(schema.enum, "enum", path);
   if ("const" in schema) values = values.filter((value) => same(value, schema.const));
   const types = schema.type === undefined ? null : typesOf(schema, path);
-  return choice(...values.filter((value) => !types || types.some((type) => isOf(value, type))).map((value) => JSON.stringify(value)));
+  return choice(
+    ...values
+      .filter((value) => !types || types.some((type) => isOf(value, type)))
+      .map((value) => JSON.stringify(value)),
+  );
 }
 
 /** @param {unknown} value @param {string} type */
@@ -64,12 +74,14 @@ export function bounds(schema, path) {
 /** @param {Schema} schema @param {string} keyword @param {string} path @param {number} absent @returns {number} */
 export function count(schema, keyword, path, absent) {
   const value = schema[keyword] ?? absent;
-  if (value !== absent && (!Number.isInteger(value) || value < 0)) throw refused(keyword, path, `is ${JSON.stringify(value)}; expected 0 or more`);
+  if (value !== absent && (!Number.isInteger(value) || value < 0))
+    throw refused(keyword, path, `is ${JSON.stringify(value)}; expected 0 or more`);
   return value;
 }
 
 /** @param {unknown} value @param {string} keyword @param {string} path @param {number} [least] @returns {any[]} */
 export function list(value, keyword, path, least = 1) {
-  if (!Array.isArray(value) || value.length < least) throw refused(keyword, path, `is ${JSON.stringify(value)}; expected a list`);
+  if (!Array.isArray(value) || value.length < least)
+    throw refused(keyword, path, `is ${JSON.stringify(value)}; expected a list`);
   return value;
 }

@@ -1,21 +1,35 @@
 // JSON schemas as expressions over the bytes of JSON texts.
 //
-// Whatever is made fulfils the schema; not all that fulfils it is made. Properties come in the order in which the schema
-// lists them, then those it does not list, if "additionalProperties" is given. Between tokens stand at most one space, or
-// one line break with an indentation, so that white space comes to an end.
+// Whatever is made fulfils the schema; not all that fulfils it is made. Properties come in the order in which the
+// schema lists them, then those it does not list, if "additionalProperties" is given. Between tokens stand at most one
+// space, or one line break with an indentation, so that white space comes to an end.
 
 import { NOTHING, character, choice, optional, repeat, sequence, text } from "./expression.js";
-import { demands, known, merged, refused, typesOf } from "./keywords.js";
+import { DEEPEST, demands, known, refused, typesOf } from "./keywords.js";
 import { integers, numbers } from "./numbers.js";
 import { areApart } from "./one_of.js";
+import { References } from "./references.js";
 import { bounds, count, list, literals, stringOf } from "./scalars.js";
 import { otherThan } from "./strings.js";
 
 /** @import { Expression, Rule } from "./expression.js" */
 /** @import { Schema } from "./keywords.js" */
 
-const DEEPEST = 64; // of schemas in schemas, where one that repeats itself would never end
-const SPACE = choice(NOTHING, " ", sequence("\n", repeat(character([[9, 9], [32, 32]]), 0, 32)));
+const SPACE = choice(
+  NOTHING,
+  " ",
+  sequence(
+    "\n",
+    repeat(
+      character([
+        [9, 9],
+        [32, 32],
+      ]),
+      0,
+      32,
+    ),
+  ),
+);
 const COMMA = sequence(",", SPACE);
 const COLON = sequence(":", optional(" "));
 
@@ -31,7 +45,7 @@ export function schemaExpression(schema) {
 }
 
 class Schemas {
-  #root;
+  #references;
   /** @type {Map<string, Rule>} */
   #rules = new Map();
   /** @type {Rule | null} */
@@ -39,13 +53,15 @@ class Schemas {
 
   /** @param {unknown} root */
   constructor(root) {
-    this.#root = root;
+    this.#references = new References(root);
   }
 
   /** @param {unknown} schema @param {string} path @param {number} depth @returns {Expression} */
   value(schema, path, depth) {
     if (depth > DEEPEST) {
-      throw new RangeError(`JSON schema: ${path} lies ${DEEPEST} schemas deep. Does an 'allOf' or '$ref' with keywords beside it contain itself?`);
+      throw new RangeError(
+        `JSON schema: ${path} lies ${DEEPEST} schemas deep. Does an 'allOf' or '$ref' with keywords beside it contain itself?`,
+      );
     }
     const whole = known(schema, path);
     if (!whole) return choice();
@@ -54,32 +70,42 @@ class Schemas {
     if (asked.length === 1 && asked[0] === "$ref") return this.#rule(whole.$ref, path);
     if (whole.$ref !== undefined) {
       const { $ref, ...rest } = whole;
-      return this.value(this.#joined([this.#target($ref, path), rest], path), path, depth + 1);
+      return this.value(this.#references.joined([this.#references.target($ref, path), rest], path), path, depth + 1);
     }
     if (whole.allOf !== undefined) {
       const { allOf, ...rest } = whole;
-      return this.value(this.#joined([...list(allOf, "allOf", path), rest], path), path, depth + 1);
+      return this.value(this.#references.joined([...list(allOf, "allOf", path), rest], path), path, depth + 1);
     }
-    for (const keyword of ["anyOf", "oneOf"]) if (whole[keyword] !== undefined) return this.#oneOf(keyword, whole, path, depth);
+    for (const keyword of ["anyOf", "oneOf"])
+      if (whole[keyword] !== undefined) return this.#oneOf(keyword, whole, path, depth);
     return this.#plain(whole, path, depth);
   }
 
   /** @param {string} keyword @param {Schema} schema @param {string} path @param {number} depth */
   #oneOf(keyword, schema, path, depth) {
     const { [keyword]: branches, ...rest } = schema;
-    const places = list(branches, keyword, path).map((branch, place) => ({ branch, at: `${path}/${keyword}/${place}` }));
+    const places = list(branches, keyword, path).map((branch, place) => ({
+      branch,
+      at: `${path}/${keyword}/${place}`,
+    }));
     if (keyword === "oneOf") {
-      const resolved = places.map(({ branch, at }) => this.#resolved(branch, at));
+      const resolved = places.map(({ branch, at }) => this.#references.resolved(branch, at));
       for (const [place, one] of resolved.entries()) {
         for (const other of resolved.slice(0, place)) {
           if (!areApart(one, other, path)) {
-            throw refused("oneOf", path, "has branches that one value may both fulfil. Use 'anyOf', or give each a 'type', or a required property whose 'const' differs.");
+            throw refused(
+              "oneOf",
+              path,
+              "has branches that one value may both fulfil. Use 'anyOf', or give each a 'type', or a required property whose 'const' differs.",
+            );
           }
         }
       }
     }
     if (!demands(rest).length) return choice(...places.map(({ branch, at }) => this.value(branch, at, depth + 1)));
-    return choice(...places.map(({ branch, at }) => this.value(this.#joined([branch, rest], at), at, depth + 1)));
+    return choice(
+      ...places.map(({ branch, at }) => this.value(this.#references.joined([branch, rest], at), at, depth + 1)),
+    );
   }
 
   /** @param {Schema} schema without what joins schemas @param {string} path @param {number} depth @returns {Expression} */
@@ -111,13 +137,18 @@ class Schemas {
     const least = count(schema, "minItems", path, 0);
     const most = count(schema, "maxItems", path, Infinity);
     const first = list(prefixItems, "prefixItems", path, 0).slice(0, most);
-    if (Array.isArray(items)) throw refused("items", path, "is a list; expected a schema. Write 'prefixItems' for the first ones.");
+    if (Array.isArray(items))
+      throw refused("items", path, "is a list; expected a schema. Write 'prefixItems' for the first ones.");
     const left = most - first.length;
     const each = left > 0 ? this.value(items, `${path}/items`, depth + 1) : choice();
     const more = sequence(COMMA, each);
     let rest = repeat(more, Math.max(least - first.length, 0), Math.max(left, 0));
     for (let place = first.length - 1; place >= 0; place--) {
-      const item = sequence(place ? COMMA : NOTHING, this.value(first[place], `${path}/prefixItems/${place}`, depth + 1), rest);
+      const item = sequence(
+        place ? COMMA : NOTHING,
+        this.value(first[place], `${path}/prefixItems/${place}`, depth + 1),
+        rest,
+      );
       rest = place >= least ? optional(item) : item;
     }
     if (!first.length) {
@@ -137,16 +168,26 @@ class Schemas {
     // a schema that lists properties means these, unless it says more
     const others = additionalProperties ?? names.length === 0;
     const missing = [...needed].filter((name) => !Object.hasOwn(properties, name));
-    if (missing.length) throw refused("required", path, `names '${missing[0]}', which is not in 'properties'. Add it there.`);
-    if (least > Math.max(needed.size, 1)) throw refused("minProperties", path, "above 1 and the required ones is not supported. Name them in 'required'.");
+    if (missing.length)
+      throw refused("required", path, `names '${missing[0]}', which is not in 'properties'. Add it there.`);
+    if (least > Math.max(needed.size, 1))
+      throw refused("minProperties", path, "above 1 and the required ones is not supported. Name them in 'required'.");
     if (names.length && most < names.length + (others === false ? 0 : Infinity)) {
-      throw refused("maxProperties", path, "is supported for objects that list no properties only. List fewer, or leave it out.");
+      throw refused(
+        "maxProperties",
+        path,
+        "is supported for objects that list no properties only. List fewer, or leave it out.",
+      );
     }
-    const other = others === false ? choice() : sequence(otherThan(names), COLON, this.value(others, `${path}/additionalProperties`, depth + 1));
+    const other =
+      others === false
+        ? choice()
+        : sequence(otherThan(names), COLON, this.value(others, `${path}/additionalProperties`, depth + 1));
     let first = most < 1 ? NOTHING : optional(sequence(other, repeat(sequence(COMMA, other), 0, most - 1)));
     let next = repeat(sequence(COMMA, other), 0);
     if (least > needed.size) {
-      if (names.length) throw refused("minProperties", path, "beside 'properties' is not supported. Name one in 'required'.");
+      if (names.length)
+        throw refused("minProperties", path, "beside 'properties' is not supported. Name one in 'required'.");
       first = sequence(other, repeat(sequence(COMMA, other), 0, most - 1));
     }
     for (const name of names.reverse()) {
@@ -168,36 +209,9 @@ class Schemas {
     return this.#anything;
   }
 
-  /** @param {unknown[]} schemas @param {string} path @returns {Schema | false} one that says what all say */
-  #joined(schemas, path) {
-    /** @type {Schema} */
-    let found = {};
-    for (const schema of schemas) {
-      const next = this.#resolved(schema, path);
-      if (!next) return false;
-      if (["anyOf", "oneOf"].some((keyword) => found[keyword] && next[keyword])) {
-        throw refused("allOf", path, "joins more than one 'anyOf' or 'oneOf'. Write out the combinations.");
-      }
-      found = merged(found, next, path);
-    }
-    return found;
-  }
-
-  /** A schema itself, not a reference to it. @param {unknown} schema @param {string} path @returns {Schema | null} */
-  #resolved(schema, path) {
-    let found = known(schema, path);
-    for (let hops = 0; found?.$ref !== undefined; hops++) {
-      if (hops > DEEPEST) throw refused("$ref", path, "leads back to itself.");
-      const { $ref, ...rest } = found;
-      const target = known(this.#target($ref, path), $ref);
-      found = target && merged(target, rest, path);
-    }
-    return found;
-  }
-
   /** @param {unknown} reference @param {string} path @returns {Expression} */
   #rule(reference, path) {
-    const target = this.#target(reference, path);
+    const target = this.#references.target(reference, path);
     const name = String(reference);
     let rule = this.#rules.get(name);
     if (!rule) {
@@ -206,19 +220,5 @@ class Schemas {
       rule.of = this.value(target, name, 0);
     }
     return rule;
-  }
-
-  /** @param {unknown} reference @param {string} path @returns {unknown} */
-  #target(reference, path) {
-    if (typeof reference !== "string" || !/^#(\/|$)/.test(reference)) {
-      throw refused("$ref", path, `is ${JSON.stringify(reference)}; expected a place in this schema, such as "#/$defs/name"`);
-    }
-    let found = /** @type {any} */ (this.#root);
-    for (const part of reference.split("/").slice(1)) {
-      const name = decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~");
-      if (!found || typeof found !== "object" || !Object.hasOwn(found, name)) throw refused("$ref", path, `leads nowhere: ${reference}`);
-      found = found[name];
-    }
-    return found;
   }
 }

@@ -6,7 +6,8 @@ import { PLAIN, parsePattern } from "./regex.js";
 /** @import { Expression, Range } from "./expression.js" */
 
 const HEX = "[0-9a-fA-F]";
-const DATE = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
+const DATE =
+  "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
 const TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const LABEL = "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?";
@@ -65,7 +66,8 @@ export function otherThan(names) {
 function otherEnding(names) {
   /** @type {Map<string, string[][]>} */
   const further = new Map();
-  for (const [first, ...rest] of names) if (first !== undefined) further.set(first, [...(further.get(first) ?? []), rest]);
+  for (const [first, ...rest] of names)
+    if (first !== undefined) further.set(first, [...(further.get(first) ?? []), rest]);
   const taken = [...further.keys()].map((first) => range(first, first));
   /** @type {Expression[]} */
   const found = [sequence(character(common(PLAIN, complement(taken))), repeat(character(PLAIN), 0), '"')];
@@ -80,7 +82,9 @@ function otherEnding(names) {
 /** @param {string} classes of lower-case digits, as in "0-9a-c" @returns {Expression} in either case */
 function hex(classes) {
   const ranges = [...classes.matchAll(/(.)-(.)/g)].map(([, first, last]) => range(first, last));
-  const upper = [...classes.matchAll(/([a-f])-([a-f])/g)].map(([, first, last]) => range(first.toUpperCase(), last.toUpperCase()));
+  const upper = [...classes.matchAll(/([a-f])-([a-f])/g)].map(([, first, last]) =>
+    range(first.toUpperCase(), last.toUpperCase()),
+  );
   return character([...ranges, ...upper]);
 }
 

@@ -57,7 +57,9 @@ export class Vocabulary {
 function read(texts) {
   const file = texts.get("tokenizer.json");
   if (file === undefined) {
-    throw new PackageError("the package has no 'tokenizer.json', from which a grammar learns the tokens. Export it again.");
+    throw new PackageError(
+      "the package has no 'tokenizer.json', from which a grammar learns the tokens. Export it again.",
+    );
   }
   /** @type {Json} */
   const tokenizer = JSON.parse(file);
@@ -65,7 +67,8 @@ function read(texts) {
   const { vocab } = tokenizer.model;
   /** @type {Uint8Array[]} */
   const tokens = [];
-  if (Array.isArray(vocab)) for (const [piece] of vocab) tokens.push(toBytes(piece)); // Unigram: [piece, score]
+  if (Array.isArray(vocab))
+    for (const [piece] of vocab) tokens.push(toBytes(piece)); // Unigram: [piece, score]
   else for (const [piece, token] of Object.entries(vocab)) tokens[token] = toBytes(piece);
   /** @type {Json} */
   const config = JSON.parse(texts.get("tokenizer_config.json") ?? "{}");
@@ -99,7 +102,10 @@ function spelling(tokenizer) {
     else if (type === "Replace" && typeof pattern?.String === "string") replaced.push([pattern.String, content]);
     // Fuse changes nothing; Strip takes a space off the reply's first token, which no JSON begins with
   }
-  if (!steps.length || kinds.some((kind) => !["ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"].includes(kind))) {
+  if (
+    !steps.length ||
+    kinds.some((kind) => !["ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"].includes(kind))
+  ) {
     throw new PackageError(
       `the tokenizer's decoder is ${kinds.join(", ") || "missing"}; a grammar reads those of ByteLevel, Metaspace, or ` +
         "Replace with ByteFallback, Fuse and Strip. Ask without response_format.",
