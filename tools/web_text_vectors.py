@@ -84,6 +84,8 @@ def streams() -> list[dict[str, object]]:
     cases += [("bytes", [*mixed[:9], END, *mixed[9:]], False), ("byte tokens", mixed, False)]
     cases += [("byte tokens", [*mixed[:12], END, *broken], False)]
     cases += [("pieces", pieces, False), ("pieces", pieces, True)]
+    # the window is cut at each byte of a character
+    cases += [("bytes", [*("a" * start + "\U0001f600" * 8).encode()], False) for start in range(4)]
     return [_stream(*case) for case in cases]
 
 

@@ -9,6 +9,7 @@ import { Random } from "../../bindings_web/src/rule/random.js";
 import { Row } from "../../bindings_web/src/rule/row.js";
 import { Sampler, truncated } from "../../bindings_web/src/rule/sampler.js";
 import { Sampling } from "../../bindings_web/src/rule/sampling.js";
+import { exponential, NEGLIGIBLE } from "../../bindings_web/src/rule/softmax.js";
 import { makeRow } from "./rule_vectors.mjs";
 
 const golden = JSON.parse(readFileSync(new URL("../golden/web_rule.json", import.meta.url), "utf8"));
@@ -66,6 +67,12 @@ test("top of a row in any order is what sorting gives", () => {
     for (const count of [1, 2, 64, 255, 4096, 9999]) {
       assert.deepEqual([...new Row(values).top(count).tokens], order.slice(0, count), `${name}, ${count}`);
     }
+  }
+});
+
+test("exponentials are Math.exp's to 2e-13", () => {
+  for (let x = 0; x > NEGLIGIBLE; x -= 0.0137) {
+    assert.ok(Math.abs(exponential(x) / Math.exp(x) - 1) < 2e-13, `exp(${x}) is ${exponential(x)}`);
   }
 });
 
