@@ -112,7 +112,9 @@ function chunkOf([text, token, logprob, top, reason, by, prompt_tokens, cached_t
 /** Starts Pyodide with embedllm in it. @param {Urls} urls */
 async function start(urls) {
   const [{ loadPyodide }, wheel] = await Promise.all([loadLibrary("pyodide", urls), loadBytes("wheel", urls)]);
-  const python = await loadPyodide({ indexURL: new URL(".", libraryUrl("pyodide", urls)).href });
+  const folder = new URL(".", libraryUrl("pyodide", urls));
+  // Pyodide finds a folder on disk, of Node, by itself only
+  const python = await loadPyodide(folder.protocol === "file:" ? {} : { indexURL: folder.href });
   python.unpackArchive(wheel, "wheel");
   if (libraryUrl("jinja2", urls)) {
     for (const name of /** @type {const} */ (["markupsafe", "jinja2"])) {

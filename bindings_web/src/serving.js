@@ -132,13 +132,15 @@ class Serving {
   /** The device failed: whoever waits is told by the page, which hears of it first. @param {unknown} error */
   #lose(error) {
     this.#send({ lost: posted(error, true) });
-    this.#unload();
+    void this.#unload();
   }
 
   /** Ends what is under way, and frees the model. */
-  #unload() {
-    this.#turns.clear();
-    this.#close();
+  async #unload() {
+    const model = this.#model;
+    this.#model = null;
+    await this.#turns.clear();
+    model?.close();
   }
 
   #close() {

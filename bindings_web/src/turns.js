@@ -9,7 +9,7 @@ const QUEUED = 16; // that may wait
 export class Turns {
   /** @type {Turn[]} */
   #waiting = [];
-  /** @type {{id: number, controller: AbortController} | null} */
+  /** @type {{id: number, controller: AbortController, ended: Promise<void>} | null} */
   #running = null;
 
   /**
@@ -34,17 +34,19 @@ export class Turns {
     if (place >= 0) this.#waiting.splice(place, 1)[0].drop();
   }
 
-  /** Ends them all. */
-  clear() {
+  /** Ends them all; when the one that runs has ended. */
+  async clear() {
     for (const { drop } of this.#waiting.splice(0)) drop();
     this.#running?.controller.abort();
+    await this.#running?.ended;
   }
 
   async #go() {
     for (let turn = this.#waiting.shift(); turn; turn = this.#waiting.shift()) {
       const controller = new AbortController();
-      this.#running = { id: turn.id, controller };
-      await turn.run(controller.signal);
+      const ended = turn.run(controller.signal);
+      this.#running = { id: turn.id, controller, ended };
+      await ended;
       this.#running = null;
     }
   }
