@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+from embedllm.backends.javascript import call, whole_numbers
 from embedllm.decode import Cancel, Chunk
 from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError
+from embedllm.web.constraint import MakeMatcher, WebConstraint
 from embedllm.web.loading import aload
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Asked:
     documents: Sequence[Mapping[str, JSON]] | None = None
     variables: Mapping[str, JSON] | None = None
     continue_final_message: bool = False
-    response_format: Mapping[str, JSON] | None = None
+    response_format: Mapping[str, JSON] | None = None  # JavaScript compiles it
     conversation: int | None = None
 
 
@@ -82,11 +84,14 @@ class Server:
         self.context = model.context
         self.can_chat = model.can_chat
 
-    async def reply(self, request: str, tell: Tell) -> str:
-        """Tells the chunks of a reply; JSON of the error if it fails, else empty."""
+    async def reply(self, request: str, tell: Tell, make_matcher: MakeMatcher | None) -> str:
+        """Tells the chunks of a reply; JSON of the error if it fails, else empty.
+
+        make_matcher: makes what holds the reply to its response_format.
+        """
         self._cancel = Cancel()
         try:
-            async for chunk in self._stream(asked(request), self._cancel):
+            async for chunk in self._stream(asked(request), self._cancel, make_matcher):
                 _tell(chunk, tell)
         except _EXPECTED as error:
             return error_text(error)
@@ -106,10 +111,8 @@ class Server:
         self._sequences.clear()
         self._model.close()
 
-    def _stream(self, asked: Asked, cancel: Cancel) -> AsyncStream:
+    def _stream(self, asked: Asked, cancel: Cancel, make_matcher: MakeMatcher | None) -> AsyncStream:
         model = self._model
-        if asked.response_format is not None:
-            raise ValueError("response_format is not for the engine 'python' yet; load with {engine: 'javascript'}.")
         request = model.request(
             asked.prompt,
             replace(model.sampling, **_sampling(asked.sampling)),  # type: ignore[arg-type]  # Sampling checks them
@@ -123,6 +126,9 @@ class Server:
             continue_final_message=asked.continue_final_message,
             special=asked.special,
         )
+        if make_matcher is not None:
+            matcher = call(make_matcher, whole_numbers(sorted(request.stop_tokens)))
+            request = replace(request, constraint=WebConstraint(matcher))
         sequence = None
         if asked.conversation is not None:
             sequence = self._sequences.get(asked.conversation)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from embedllm.backends.base import Engine, FeedsAsync, Interrupted, Interruptible, Session
+from embedllm.constraint import Constraint
 from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
 from embedllm.errors import ContextFull
 from embedllm.sampling import Sampler, Sampling
@@ -33,6 +34,7 @@ class Request:
     stop_tokens: frozenset[int]
     top_count: int  # of the most probable tokens to report for each step
     special: bool = False  # special tokens are part of the text
+    constraint: Constraint | None = None  # of this one reply
 
 
 class HeldSequence:
@@ -201,7 +203,7 @@ class Runner:
         room = self._context - len(request.prompt)
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
         generation = Generation(
-            sampler=Sampler(request.sampling, request.prompt),
+            sampler=Sampler(request.sampling, request.prompt, constraint=request.constraint),
             text=TextStream(self._text, special=request.special),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,

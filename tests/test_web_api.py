@@ -10,8 +10,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from embedllm.package import MANIFEST, read_package
 from tests.test_web_python import DEFAULTS, TEMPLATE, template_engine
 from tools import make_web_wheel
@@ -20,6 +18,15 @@ pytest_plugins = ["tests.web.fixtures"]
 
 WEB = Path(__file__).parents[1] / "bindings_web"
 TESTS = Path(__file__).parent / "web"
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 spells as themselves
+LETTERS = {byte: chr(byte) for byte in PLAIN}
+LETTERS |= {byte: chr(256 + place) for place, byte in enumerate(sorted(set(range(256)) - set(PLAIN)))}
+BYTES = {
+    "model": {"type": "BPE", "vocab": {letter: byte for byte, letter in LETTERS.items()}, "merges": []},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    "decoder": {"type": "ByteLevel"},
+    "added_tokens": [{"id": 256, "content": "<end>", "special": True}],
+}
 
 
 def data_url(path: Path) -> str:
@@ -37,7 +44,7 @@ def test_the_api_over_a_worker(
         MANIFEST: json.dumps(manifest),
         "chat_template.jinja": TEMPLATE,
         "generation_config.json": json.dumps(DEFAULTS),
-        "tokenizer.json": "{}",  # the made up tokenizer reads none
+        "tokenizer.json": json.dumps(BYTES),  # read by grammars; the made up tokenizer needs none
     }
     package = read_package(folder)
     jinja = data_url(template_engine(tmp_path / "jinja.zip"))

@@ -2,6 +2,7 @@
 
 import { ChatTemplate } from "./chat.js";
 import { TemplateError } from "./errors.js";
+import { Grammars } from "./grammars.js";
 import { loadLibrary } from "./libraries.js";
 import { Sampling } from "./rule/sampling.js";
 import { Runner } from "./runner.js";
@@ -42,6 +43,7 @@ class Model {
   #loaded;
   #library;
   #runner;
+  #grammars;
   /** @type {Defaults<Sampling>} */
   #defaults;
   /** @type {ChatTemplate | null} */
@@ -52,6 +54,7 @@ class Model {
     const { device, refused, engine, manifest } = loaded;
     this.#loaded = loaded;
     this.#library = library;
+    this.#grammars = new Grammars(loaded.texts);
     this.#runner = new Runner(engine, loaded.tokenizer);
     this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
     this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
@@ -91,7 +94,7 @@ class Model {
       stop_tokens: stopTokens,
       top_count: reply.logprobs,
       special: reply.special,
-      constraint: await this.#constraint(reply, stopTokens),
+      constraint: (await this.#grammars.maker(reply.response_format))?.(stopTokens) ?? null,
     };
   }
 
@@ -116,11 +119,5 @@ class Model {
       if (error instanceof TemplateError) return false;
       throw error;
     }
-  }
-
-  /** @param {Reply} reply @param {Set<number>} stopTokens @returns {Promise<any>} */
-  async #constraint({ response_format }, stopTokens) {
-    if (response_format === null) return undefined;
-    throw new RangeError(`response_format is not here yet, with ${stopTokens.size} stop tokens`);
   }
 }

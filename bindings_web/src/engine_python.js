@@ -1,11 +1,13 @@
 // The engine "python": Pyodide in this worker, with embedllm's own rule, template and conversation in it.
 
 import { EmbedError } from "./errors.js";
+import { Grammars } from "./grammars.js";
 import { libraryUrl, loadBytes, loadLibrary } from "./libraries.js";
 import { remade } from "./messages.js";
 
 /**
  * @import { Loaded, Options } from "./bridge.js"
+ * @import { MakeMatcher } from "./grammars.js"
  * @import { Urls } from "./libraries.js"
  * @import { Chunk, Load, Reply } from "./messages.js"
  * @import { Opened, Opening, Replying } from "./serving.js"
@@ -15,7 +17,7 @@ import { remade } from "./messages.js";
 /**
  * The Python object that answers: bindings_web/serve.py.
  *
- * @typedef {{context: number, name: string, can_chat: boolean, reply: (reply: string, tell: (...values: any[]) => void) => any,
+ * @typedef {{context: number, name: string, can_chat: boolean, reply: (reply: string, tell: (...values: any[]) => void, make?: MakeMatcher | null) => any,
  *   cancel: () => void, forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
  */
 
@@ -57,11 +59,19 @@ export async function openPython(bridge, load, opening) {
  * @param {Opening} opening
  * @returns {Opened}
  */
-function opened(server, { device, refused, engine }, { onLost }) {
+function opened(server, { device, refused, engine, texts }, { onLost }) {
+  const grammars = new Grammars(texts);
   engine.onLost = onLost;
   return {
     about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
-    reply: (reply, replying) => makeReply(server, reply, replying, () => engine.isLost),
+    async reply(reply, replying) {
+      const make = await grammars.maker(reply.response_format);
+      try {
+        await makeReply(server, reply, make, replying);
+      } catch (error) {
+        throw engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
+      }
+    },
     forget: (conversation) => server.forget(conversation),
     close() {
       server.close();
@@ -73,19 +83,19 @@ function opened(server, { device, refused, engine }, { onLost }) {
 /**
  * @param {Server} server
  * @param {Reply} reply
+ * @param {MakeMatcher | null} make
  * @param {Replying} replying
- * @param {() => boolean} isLost
  */
-async function makeReply(server, reply, { signal, onChunk }, isLost) {
+async function makeReply(server, reply, make, { signal, onChunk }) {
   const cancel = () => server.cancel();
   signal.addEventListener("abort", cancel);
   try {
     // numbers that JSON does not have go as texts, for Python to read or to refuse
     const asked = JSON.stringify(reply, (_, value) => (typeof value === "number" && !Number.isFinite(value) ? `${value}` : value));
-    const making = awaited(server.reply(asked, (...values) => onChunk(chunkOf(values))));
+    const making = awaited(server.reply(asked, (...values) => onChunk(chunkOf(values)), make ?? undefined));
     if (signal.aborted) cancel();
     const failure = await making;
-    if (failure) throw Object.assign(remade(JSON.parse(failure)), isLost() ? { lost: true } : {});
+    if (failure) throw remade(JSON.parse(failure));
   } finally {
     signal.removeEventListener("abort", cancel);
   }

@@ -9,6 +9,7 @@ import { StopStrings, TextStream } from "./rule/text.js";
 /**
  * @import { Session } from "./session.js"
  * @import { Engine } from "./engine.js"
+ * @import { Constraint } from "./rule/sampler.js"
  * @import { Sampling } from "./rule/sampling.js"
  * @import { TextCodec } from "./tokenizer.js"
  * @import { Chunk } from "./messages.js"
@@ -19,7 +20,7 @@ import { StopStrings, TextStream } from "./rule/text.js";
  * report for each step. special: special tokens are part of the text.
  *
  * @typedef {{prompt: number[], sampling: Sampling, max_tokens: number | null, stop: string[], stop_tokens: Set<number>,
- *   top_count: number, special: boolean, constraint: any}} Request
+ *   top_count: number, special: boolean, constraint: Constraint | null}} Request
  */
 
 const LARGE = 4096; // tokens; a sequence with room for more is not kept for a request that needs a quarter of it
@@ -144,7 +145,7 @@ export class Runner {
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({
-      sampler: new Sampler(sampling, prompt),
+      sampler: new Sampler(sampling, prompt, { constraint }),
       text: new TextStream(this.#text, { special }),
       stops: new StopStrings(stop),
       stopTokens: stop_tokens,

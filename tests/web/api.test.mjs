@@ -261,6 +261,17 @@ test("completions have OpenAI's shapes", async () => {
   llm.close();
 });
 
+test("a response_format holds the reply to a schema", async () => {
+  const { llm } = await loaded();
+  const schema = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
+  const response_format = { type: "json_schema", json_schema: { name: "x", schema } };
+  const { choices } = await llm.chat.completions.create({ messages: SAID, response_format, temperature: 1, seed: 3, max_tokens: 100 });
+  assert.equal(typeof JSON.parse(choices[0].message.content).ok, "boolean");
+  assert.equal(choices[0].finish_reason, "stop");
+  await assert.rejects(llm.generate("x", { response_format: { type: "xml" } }), /response_format.type is "xml"/);
+  llm.close();
+});
+
 test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide is not here" }, async () => {
   const [script, python] = await Promise.all([loaded(), loaded({ engine: "python" })]);
   assert.deepEqual({ ...python.llm.device }, { ...script.llm.device });
@@ -269,6 +280,7 @@ test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide i
     ["the quick", { seed: 4, temperature: 0.7, top_p: 0.8, logit_bias: { 97: 5, 98: -Infinity }, max_tokens: 20 }],
     [SAID, { max_tokens: 10, seed: 5, stop: ["e", "<end>"] }],
     [[1, 2, 3], { seed: 6 }],
+    [SAID, { seed: 7, max_tokens: 60, response_format: { type: "json_schema", json_schema: { schema: { enum: ["red", "blue"] } } } }],
   ];
   for (const [prompt, options] of cases) {
     const [one, other] = [await script.llm.generate(/** @type {any} */ (prompt), options), await python.llm.generate(/** @type {any} */ (prompt), options)];
