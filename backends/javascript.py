@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
-from pyodide.ffi import (  # pyright: ignore[reportMissingImports]  # exists in a browser only
+from js import Int32Array  # pyright: ignore[reportMissingImports]  # this and the next exist in a browser only
+from pyodide.ffi import (  # pyright: ignore[reportMissingImports]
     JsException,
     JsProxy,
     can_run_sync,
@@ -25,6 +26,7 @@ JsValue: TypeAlias = object  # whatever JavaScript has: its objects have no type
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_FEW = 12  # numbers that go over faster as arguments: 1.4 us for one, 2.5 by way of a buffer
 _SAME = {name: getattr(errors, name) for name in ("PackageError", "TemplateError", "DeviceError", "EmbedError")}
 _SLIPS = ("ValueError", "RangeError")  # a caller's, here and there
 _NO_WAITING = (
@@ -53,6 +55,8 @@ def wait(promise: Awaitable[T]) -> T:
 
 def whole_numbers(values: Sequence[int]) -> JsValue:
     """An Int32Array of token ids."""
+    if len(values) < _FEW:
+        return Int32Array.of(*values)
     return to_js(array("i", values))
 
 

@@ -62,16 +62,16 @@ class ListedRow:
 
     def values(self, tokens: Sequence[int]) -> list[float]:
         best = self._best
-        if self._row is None and best is not None and all(token in best.tokens for token in tokens):
+        if best is not None and all(token in best.tokens for token in tokens):
             return [best.logits[best.tokens.index(token)] for token in tokens]
         return self._whole().values(tokens)
 
     def top(self, count: int) -> Candidates:
-        best = self._known(count) if self._row is None and count >= 1 else None
+        best = self._known(count) if count >= 1 else None
         return Candidates(best.tokens[:count], best.logits[:count]) if best else self._whole().top(count)
 
     def logsumexp(self, temperature: float = 1.0) -> float:
-        best = self._known(1) if self._row is None and temperature == 1 else None
+        best = self._known(1) if temperature == 1 else None
         return best.logsumexp if best else self._whole().logsumexp(temperature)
 
     def penalized(
@@ -104,6 +104,8 @@ class ListedRow:
     def _known(self, count: int) -> Best | None:
         """At least that many of the best; None when there is no such list, or it does not show which they are."""
         if self._best is None or len(self._best.tokens) < count:
+            if self._row is not None:
+                return None
             if count == 1:
                 self._best = self._ask_best()
             elif count < self._listed <= self._size:
