@@ -157,6 +157,15 @@ def test_only_what_runs_in_a_browser_is_required_there() -> None:
     assert [line.partition(">")[0] for line in browser] == ["jinja2"]
 
 
+def test_the_recipe_has_this_version_and_drops_what_is_there_to_drop() -> None:
+    recipe = (SOURCES.parent / "recipe" / "meta.yaml").read_text(encoding="utf-8")
+    assert f"\n  version: {PYPROJECT['project']['version']}\n" in recipe
+    found = re.search(r"rm -rf (.*)", recipe)
+    assert found is not None
+    root = make_web_wheel.ROOT
+    assert [name for name in found[1].split() if not (root / name).is_dir() and "node_modules" not in name] == []
+
+
 # --- the folder and the modules
 
 
