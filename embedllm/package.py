@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import reprlib
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.manifest_values import integer_of, integers_of, list_of, plain_name, section_of, text_of
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
@@ -51,12 +51,12 @@ class Package:
     def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.name = _text(manifest, "name")
-        self.files = {name: _file_entry(name, entry) for name, entry in _section(manifest, "files").items()}
-        self.listed = tuple(_graph(entry) for entry in _list(manifest, "graphs"))
+        self.name = text_of(manifest, "name")
+        self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
+        self.listed = tuple(_graph(entry) for entry in list_of(manifest, "graphs"))
         self.damaged: Mapping[str, str] = {}  # see open_package
-        self.stop_tokens = tuple(_integers(_section(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
-        self.context = _integer(manifest, "context", least=1)
+        self.stop_tokens = tuple(integers_of(section_of(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
+        self.context = integer_of(manifest, "context", least=1)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -145,7 +145,7 @@ def _listed(folder: Path) -> Package:
     path = folder / MANIFEST
     manifest = _read_manifest(path)
     with _naming(path):
-        version = _integer(manifest, "format", least=1)
+        version = integer_of(manifest, "format", least=1)
     if version > FORMAT:
         raise PackageError(
             f"'{folder}' has format {version}; this version of embedllm reads up to {FORMAT}. "
@@ -239,66 +239,16 @@ def _size_fault(folder: Path, name: str, entry: FileEntry) -> str:
     return ""
 
 
-def _plain(name: str) -> str:
-    """A file name that cannot lead out of the folder, on any system."""
-    if not name.isprintable() or set(name) & set("\\:") or set(name.split("/")) & {"", ".", ".."}:
-        raise PackageError(f"it names the file {name!r}; expected one inside its folder, of printable characters.")
-    return name
-
-
 def _file_entry(name: str, entry: object) -> FileEntry:
-    _plain(name)
+    plain_name(name)
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's entry of '{name}' is {type(entry).__name__}; expected an object.")
     where = f"in the manifest's entry of '{name}',"
-    return FileEntry(bytes=_integer(entry, "bytes", where, least=0), sha256=_text(entry, "sha256", where))
+    return FileEntry(bytes=integer_of(entry, "bytes", where, least=0), sha256=text_of(entry, "sha256", where))
 
 
 def _graph(entry: object) -> Graph:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's 'graphs' holds a {type(entry).__name__}; expected objects.")
-    values = {key: _text(entry, key, "in the manifest's 'graphs',") for key in ("file", "dialect", "activations")}
-    return Graph(file=_plain(values["file"]), dialect=values["dialect"], activations=values["activations"])
-
-
-_TOP = "the manifest's"  # where a key is looked up
-
-
-def _wrong(key: str, value: object, where: str, expected: str) -> PackageError:
-    return PackageError(f"{where} '{key}' is {reprlib.repr(value)}; expected {expected}.")
-
-
-def _text(data: Mapping[str, object], key: str, where: str = _TOP) -> str:
-    value = data.get(key)
-    if not isinstance(value, str):
-        raise _wrong(key, value, where, "a string")
-    return value
-
-
-def _integer(data: Mapping[str, object], key: str, where: str = _TOP, *, least: int) -> int:
-    value = data.get(key)
-    if type(value) is not int or value < least:
-        raise _wrong(key, value, where, f"a whole number >= {least}")
-    return value
-
-
-def _section(data: Mapping[str, object], key: str) -> dict[str, object]:
-    value = data.get(key)
-    if not isinstance(value, dict):
-        raise _wrong(key, value, _TOP, "an object")
-    return value
-
-
-def _list(data: Mapping[str, object], key: str, where: str = _TOP) -> list[object]:
-    value = data.get(key)
-    if not isinstance(value, list):
-        raise _wrong(key, value, where, "a list")
-    return value
-
-
-def _integers(data: Mapping[str, object], key: str, where: str) -> list[int]:
-    values = _list(data, key, where)
-    whole = [value for value in values if type(value) is int and value >= 0]
-    if len(whole) != len(values):
-        raise _wrong(key, values, where, "whole numbers >= 0")
-    return whole
+    values = {key: text_of(entry, key, "in the manifest's 'graphs',") for key in ("file", "dialect", "activations")}
+    return Graph(file=plain_name(values["file"]), dialect=values["dialect"], activations=values["activations"])

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import re
-import secrets
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,17 +19,11 @@ from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
+from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
-
-_SPARE = 64 << 20  # bytes that shall be left on the disk
-_REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file system, or a limit of this process, takes no file that large",
-}
 
 
 def convert(
@@ -58,11 +46,9 @@ def convert(
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
-    out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
-    if out.name in ("", ".."):  # such as ".", which is to be replaced
-        out = out.resolve()
+    out = named_place(out)
     recipe = recipe or Recipe()
-    _check_place(out, replace)
+    check_place(out, replace)
     if openvino_tokenizer:
         check_installed()
     location = locate(source, revision)
@@ -73,7 +59,7 @@ def convert(
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
         check_source(reader, decided)
-        with _appears_whole(out, decided.layout.size) as partial:
+        with appears_whole(out, decided.layout.size) as partial:
             facts = _facts(location, recipe, tokens, out.name)
             _copy(texts, partial)
             if openvino_tokenizer:
@@ -84,7 +70,7 @@ def convert(
                 from embedllm.export.verify import verify_folder
 
                 verify_folder(partial, on_progress)
-            _check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
+            check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
     finally:
         reader.close()
     return out
@@ -206,59 +192,3 @@ def _licence(folder: Path) -> str | None:
     head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
     line = re.search(r"^licen[sc]e:\s*(\S.*)$", head[1], re.MULTILINE) if head else None
     return line[1].strip().strip("'\"") if line else None
-
-
-def _check_place(out: Path, replace: bool) -> None:
-    """Raises ExportError when the package cannot go there."""
-    try:
-        if out.exists() and not replace:
-            raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
-        if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
-    except OSError as error:
-        raise _unwritable(out, error) from error
-
-
-def _unwritable(out: Path, error: OSError) -> ExportError:
-    reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
-    return ExportError(f"cannot write '{out}': {reason}. Nothing was left there.")
-
-
-@contextmanager
-def _appears_whole(out: Path, size: int) -> Iterator[Path]:
-    """A folder beside `out` that takes its name when the block ends well, and is removed when it does not."""
-    partial: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if free < size + _SPARE:
-            raise ExportError(f"the export needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
-        # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
-        fresh = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
-        fresh.mkdir()
-        partial = fresh
-        yield partial
-        _take_name(partial, out)
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _take_name(partial: Path, out: Path) -> None:
-    if not out.exists():
-        partial.rename(out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-    kept = old / out.name
-    try:
-        out.rename(kept)
-        partial.rename(out)
-    except BaseException:  # Ctrl-C among them: what was to be replaced must not vanish with the folder it waits in
-        if os.path.lexists(kept) and not os.path.lexists(out):
-            kept.rename(out)
-        raise
-    finally:
-        if os.path.lexists(out):
-            shutil.rmtree(old, ignore_errors=True)

@@ -402,7 +402,9 @@ def test_an_output_folder_without_permission_is_refused(checkpoint: Path, tmp_pa
     assert message == f"cannot write '{tmp_path / 'locked' / 'package'}': Permission denied. Nothing was left there."
 
 
-@pytest.mark.parametrize("step", ["Path.mkdir", "write_weights", "write_json", "_take_name"])
+@pytest.mark.parametrize(
+    "step", ["pipeline.Path.mkdir", "pipeline.write_weights", "pipeline.write_json", "place._take_name"]
+)
 def test_a_refusal_of_the_system_is_passed_on(
     step: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +413,6 @@ def test_a_refusal_of_the_system_is_passed_on(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(f"embedllm.export.pipeline.{step}", refuse)
+    monkeypatch.setattr(f"embedllm.export.{step}", refuse)
     message = refusal(checkpoint, tmp_path)
     assert message == f"cannot write '{tmp_path / 'package'}': Permission denied. Nothing was left there."
