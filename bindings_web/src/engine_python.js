@@ -26,10 +26,8 @@ const STARTED = { file: "python", phase: /** @type {const} */ ("compile"), total
 
 /** @type {Promise<any> | null} */
 let starting = null; // Python's module serve.py; one Pyodide for all models of a worker
-/** The load that Python's call of the bridge belongs to. @type {{bridge: Bridge, load: Load, opening: Opening} | null} */
+/** What Python's call of the bridge gets. @type {Promise<Loaded> | null} */
 let current = null;
-/** @type {Loaded | null} */
-let loaded = null;
 
 /**
  * Loads a model and its Python.
@@ -39,18 +37,27 @@ let loaded = null;
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openPython(bridge, load, opening) {
-  opening.onProgress({ ...STARTED, loaded: 0 });
-  starting ??= start(load.urls);
+export async function openPython(bridge, { url, device, threads, urls }, opening) {
+  const { onProgress, signal } = opening;
+  onProgress({ ...STARTED, loaded: 0 });
+  starting ??= start(urls);
   starting.catch(() => (starting = null)); // so that another load tries again
-  const serve = await starting;
-  opening.signal.throwIfAborted();
-  opening.onProgress({ ...STARTED, loaded: 1 });
-  current = { bridge, load, opening };
-  const found = await awaited(serve.open_model(load.url));
-  current = null;
-  if (typeof found === "string") throw opening.signal.aborted ? opening.signal.reason : remade(JSON.parse(found));
-  return opened(found, /** @type {Loaded} */ (/** @type {unknown} */ (loaded)), opening);
+  const loading = bridge.load(url, { device, threads, urls, onProgress, signal }); // beside it
+  loading.catch(() => {}); // Python tells of it
+  try {
+    const serve = await starting;
+    signal.throwIfAborted();
+    onProgress({ ...STARTED, loaded: 1 });
+    current = loading; // Python's to close from now on
+    const found = await awaited(serve.open_model(url));
+    if (typeof found === "string") throw signal.aborted ? signal.reason : remade(JSON.parse(found));
+    return opened(found, await loading, opening);
+  } catch (error) {
+    if (current === null) void loading.then(({ engine }) => engine.close(), () => {});
+    throw error;
+  } finally {
+    current = null;
+  }
 }
 
 /**
@@ -133,22 +140,13 @@ async function start(urls) {
   } else {
     await python.loadPackage("jinja2", { messageCallback: () => {}, errorCallback: refusePackage });
   }
-  python.registerJsModule(BRIDGE, { devices: () => current?.bridge.devices(), load: loadForPython });
+  python.registerJsModule(BRIDGE, { load: () => current }); // progress and cancelling need no way through Python
   return python.pyimport("embedllm.web.serve");
 }
 
 /** @param {string} message */
 function refusePackage(message) {
   throw new EmbedError(`Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`);
-}
-
-/** What Python calls: progress and cancelling need no way through it. @param {string} url */
-async function loadForPython(url) {
-  if (current === null) throw new EmbedError("the model was not asked for by its page");
-  const { bridge, load, opening } = current;
-  const { device, threads, urls } = load;
-  loaded = await bridge.load(url, { device, threads, urls, onProgress: opening.onProgress, signal: opening.signal });
-  return loaded;
 }
 
 /** The result of a coroutine of Python's. @param {any} coroutine */

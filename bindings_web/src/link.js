@@ -19,6 +19,7 @@ export class Link {
   isDead = false;
   #port;
   #onLost;
+  #hasHeard = false; // of the worker
   /** @type {Map<number, Pending>} */
   #pending = new Map();
 
@@ -28,13 +29,16 @@ export class Link {
     this.#onLost = onLost;
     const died = (/** @type {string} */ how) => {
       this.isDead = true;
-      this.#lose(lostError(`the worker of the model ${how}.`));
+      const remedy = this.#hasHeard
+        ? "The next request loads the model again."
+        : "Check that worker.js and what it imports can be fetched, and that the page's policy allows it (worker-src).";
+      this.#lose(lostError(`the worker of the model ${how}. ${remedy}`));
     };
     port.addEventListener("message", (/** @type {MessageEvent<ToPage>} */ { data }) => this.#take(data));
     port.addEventListener("messageerror", () => died("sent what cannot be read"));
     port.addEventListener("error", (/** @type {ErrorEvent} */ event) => {
       event.preventDefault?.(); // told to whoever waits
-      died(event.message ? `failed: ${event.message}` : "could not be started, or is gone");
+      died(event.message ? `failed: ${event.message}` : this.#hasHeard ? "is gone" : "cannot be started");
     });
     port.addEventListener("close", () => died("is gone"));
     port.start?.();
@@ -154,6 +158,7 @@ export class Link {
 
   /** @param {ToPage} message */
   #take(message) {
+    this.#hasHeard = true;
     if ("lost" in message) return this.#lose(remade(message.lost));
     const pending = this.#pending.get(message.id);
     if (!pending) return; // ended here before

@@ -62,6 +62,7 @@ class Serving {
     if ("cancel" in message) return this.#turns.cancel(message.cancel);
     const { id, method, params } = message;
     if (method === "load" || method === "reply") return this.#queue(id, method, params);
+    if (method === "forget") return this.#forget(id, params);
     return void this.#answer(id, () => this.#ask(method, params));
   }
 
@@ -81,6 +82,12 @@ class Serving {
     } catch (error) {
       this.#send({ id, error: posted(error) });
     }
+  }
+
+  /** Frees the KV cache of a conversation, when no reply runs on it. @param {number} id @param {Params["forget"]} params */
+  #forget(id, { conversation }) {
+    const run = () => this.#answer(id, async () => this.#model?.forget(conversation));
+    this.#turns.add(id, run, () => {}, { isCounted: false });
   }
 
   /** @param {number} id @param {() => Promise<unknown>} work */
@@ -119,7 +126,6 @@ class Serving {
 
   /** @param {keyof Params} method @param {any} params @returns {Promise<unknown>} */
   async #ask(method, params) {
-    if (method === "forget") return this.#model?.forget(params.conversation);
     if (method === "unload") return this.#unload();
     if (method === "devices") return this.#means.devices(params.urls);
     const store = await this.#means.store(params.urls);

@@ -18,9 +18,10 @@ export class Turns {
    * @param {number} id
    * @param {(signal: AbortSignal) => Promise<void>} run  tells itself of its errors
    * @param {() => void} drop  called in its place when it is cancelled while it waits
+   * @param {{isCounted?: boolean}} [options]
    */
-  add(id, run, drop) {
-    if (this.#waiting.length >= QUEUED) {
+  add(id, run, drop, { isCounted = true } = {}) {
+    if (isCounted && this.#waiting.length >= QUEUED) {
       throw new EmbedError(`${QUEUED} requests wait already. Send the next one when one of them is answered.`);
     }
     this.#waiting.push({ id, run, drop });

@@ -60,8 +60,12 @@ test("a conversation remembers, and has a cache of its own", async () => {
   assert.deepEqual(restored.messages, talk.messages);
   const closed = engine().counts.closed;
   talk.close();
+  await all(talk.say("hm", { ...GREEDY, max_tokens: 1 }));
+  const running = all(talk.say("long", { ...GREEDY, max_tokens: 30 }));
+  talk.close(); // freed when the reply has ended
+  assert.equal((await running).length, 30);
   const third = await all(talk.say("once more", { ...GREEDY, max_tokens: 1 }));
-  assert.equal(engine().counts.closed, closed + 1);
+  assert.equal(engine().counts.closed, closed + 2);
   assert.equal(third[0].statistics.cached_tokens, 0);
   llm.close();
 });
