@@ -164,7 +164,7 @@ class WebGpuEngine:
 
 
 def _is_packed(path: Path) -> bool:
-    """Whether a graph is one that this provider refuses, or computes wrongly without a word: docs/webgpu.md#faults."""
+    """Whether a graph lacks the Split that this provider's attention needs for it: docs/webgpu.md#faults."""
     data = path.read_bytes()
     return b"Split" not in data and (b"qk_norm_epsilon" in data or b"local_window_size" in data)
 
