@@ -303,7 +303,7 @@ def test_webgpu_is_right_by_its_probe() -> None:
         pytest.skip(f"webgpu: {found.reason}")
     outcome = probe.run(found)
     assert outcome.ok
-    assert outcome.dialect in ("generic-float16", "gpu-float32")
+    assert outcome.dialect in ("webgpu-float16", "gpu-float32")
 
 
 @pytest.mark.gpu
