@@ -227,3 +227,28 @@ def test_a_long_feed_is_stopped_in_the_middle(page: Page, web_server: WebServer)
     return { name, position: session.position };
     """
     assert page.in_worker(stopped, patience_s=SECONDS) == {"name": "Interrupted", "position": 2}
+
+
+def test_a_gpu_that_was_lost_is_said_and_another_load_works(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("llama")
+    opened(page, web_server, folder, "webgpu-software")
+    lose = """
+    const told = new Promise((resolve) => (loaded.engine.onLost = resolve));
+    await session.feed([1, 2, 3]);
+    const build = "Suspending" in WebAssembly ? "jspi" : "webgpu";
+    const ort = await import(`${argument.onnxruntime}ort.${build}.bundle.min.mjs`);
+    (await ort.env.webgpu.device).destroy();
+    const { name, message } = await told;
+    const again = await session.feed([4]).then(() => "nothing", (error) => error.name);
+    session.close();
+    loaded.engine.close();
+    return { name, message, again };
+    """
+    answer = page.in_worker(lose, urls(web_server), patience_s=SECONDS)
+    assert (answer["name"], answer["again"]) == ("DeviceError", "DeviceError")
+    assert "the GPU was lost (destroyed)" in answer["message"]
+    opened(page, web_server, folder, "webgpu-software")
+    found = page.in_worker(GREEDY, {"tokens": [1, 2, 3], "steps": 4}, patience_s=SECONDS)
+    assert found["tokens"] == reference(folder, [1, 2, 3], 4)[0]

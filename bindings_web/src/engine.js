@@ -5,7 +5,7 @@ import { DeviceError } from "./errors.js";
 import { FLOAT_FILE, FloatBytes } from "./float_bytes.js";
 import { GpuSteps } from "./gpu_steps.js";
 import { HostSteps, checkModule } from "./host_steps.js";
-import { loadCpuRuntime, loadGpuRuntime } from "./runtime.js";
+import { forgetGpuRuntime, loadCpuRuntime, loadGpuRuntime } from "./runtime.js";
 import { Session } from "./session.js";
 
 /**
@@ -26,6 +26,7 @@ export class Engine {
   remedy = "export with a larger --context";
   /** whether the device failed; only another load helps then */
   isLost = false;
+  isClosed = false;
   /** told once, when it fails @type {(error: Error) => void} */
   onLost = () => {};
   #steps;
@@ -51,13 +52,19 @@ export class Engine {
     const chunk = this.chunk;
     return new Session(
       this.#steps(),
-      { context, vocabulary, chunk, remedy, fail: (error) => this.fail(error), alone: (work) => this.#alone(work) },
+      {
+        context, vocabulary, chunk, remedy,
+        fail: (error) => this.fail(error),
+        alone: (work) => this.#alone(work),
+        after: (work) => this.#after(work),
+      },
       capacity,
     );
   }
 
   close() {
-    void this.#alone(async () => this.#close());
+    this.isClosed = true;
+    void this.#after(async () => this.#close());
   }
 
   /** An error of the device as a DeviceError; ONNX Runtime's binding is in no known state after one. */
@@ -71,12 +78,17 @@ export class Engine {
     return failure;
   }
 
-  /** @template T @param {() => Promise<T>} work @returns {Promise<T>} */
+  /** One step at a time. @template T @param {() => Promise<T>} work @returns {Promise<T>} */
   #alone(work) {
-    const done = this.#turn.then(() => {
+    return this.#after(() => {
       if (this.isLost) throw new DeviceError(`'${this.device.name}' failed before; load the model again.`);
       return work();
     });
+  }
+
+  /** Runs it when what was asked for before has ended, well or not. @template T @param {() => Promise<T>} work @returns {Promise<T>} */
+  #after(work) {
+    const done = this.#turn.then(work);
     this.#turn = done.then(
       () => {},
       () => {},
@@ -136,7 +148,9 @@ async function openGpu(device, { graph, weights, activations, decoder }, { base 
   const chunk = await largestChunk(steps, decoder);
   const engine = new Engine(device, decoder, chunk, steps, () => session.release());
   void gpu.lost.then(({ reason, message }) => {
-    engine.fail(new DeviceError(`the GPU was lost (${reason || "unknown"}): ${message}. Load the model again.`));
+    if (engine.isClosed) return; // ONNX Runtime gave it up with the last session
+    forgetGpuRuntime();
+    engine.fail(new DeviceError(`the GPU was lost (${reason || "unknown"}): ${message} Load the model again.`));
   });
   return engine;
 }

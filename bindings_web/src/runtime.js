@@ -5,6 +5,8 @@
  * @typedef {typeof import("onnxruntime-web")} Ort
  */
 
+let lost = 0; // how many times the GPU was
+
 /**
  * @param {string} base URL of onnxruntime-web's dist folder, with a slash at its end
  * @returns {Promise<Ort>}
@@ -12,11 +14,16 @@
 export async function loadGpuRuntime(base) {
   // the build for browsers that can suspend WebAssembly is 10 MB smaller and needs no instrumented code
   const build = "Suspending" in WebAssembly ? "jspi" : "webgpu";
-  const ort = await import(/* @vite-ignore */ `${base}ort.${build}.bundle.min.mjs`);
+  const ort = await import(/* @vite-ignore */ `${base}ort.${build}.bundle.min.mjs${lost ? `#${lost}` : ""}`);
   ort.env.logLevel = "error";
   ort.env.wasm.numThreads = 1; // what is left on the CPU are sums of a few numbers
   ort.env.webgpu.powerPreference = "high-performance";
   return ort;
+}
+
+/** Lets the next load start anew: ONNX Runtime has one GPU device for good, and it was lost. */
+export function forgetGpuRuntime() {
+  lost++;
 }
 
 /** @typedef {{ort: Ort, module: () => WasmModule}} CpuRuntime module: there once a session was made */
@@ -43,16 +50,34 @@ async function startCpuRuntime(base, threads) {
   const ort = await import(/* @vite-ignore */ `${base}ort.wasm.min.mjs`);
   ort.env.logLevel = "error";
   ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? threads : 1;
-  // ONNX Runtime imports this in place of its own loader, which it calls and whose result it keeps
-  const key = `embedllm ${Math.random()}`;
-  const loader = `import load from ${JSON.stringify(`${base}ort-wasm-simd-threaded.mjs`)};
-    export default async (options) => {
-      const module = await load(options);
-      const create = module._OrtCreateSession;
-      module._OrtCreateSession = async (...given) => (module.lastSession = await create(...given));
-      return (globalThis[${JSON.stringify(key)}] = module);
-    };`;
-  const mjs = URL.createObjectURL(new Blob([loader], { type: "text/javascript" }));
+  /** @type {WasmModule} */
+  let module = null;
+  const keep = (/** @type {WasmModule} */ made) => {
+    const create = made._OrtCreateSession;
+    made._OrtCreateSession = async (/** @type {any[]} */ ...given) => (made.lastSession = await create(...given));
+    return (module = made);
+  };
+  const mjs = loaderAddress(`${base}ort-wasm-simd-threaded.mjs`, keep);
   ort.env.wasm.wasmPaths = { mjs, wasm: `${base}ort-wasm-simd-threaded.wasm` };
-  return { ort, module: () => /** @type {any} */ (globalThis)[key] };
+  return { ort, module: () => module };
+}
+
+/**
+ * The address of what ONNX Runtime imports in place of its own loader, which it calls and whose result is kept.
+ *
+ * @param {string} loader @param {(made: WasmModule) => WasmModule} keep
+ */
+function loaderAddress(loader, keep) {
+  const key = `embedllm ${Math.random()}`;
+  Object.assign(globalThis, { [key]: { keep } });
+  const { protocol, origin } = new URL(import.meta.url); // of a module out of a wheel a blob, which has nothing beside it
+  if (protocol !== "blob:" && origin === globalThis.location?.origin) {
+    const beside = new URL("./wasm_loader.js", import.meta.url);
+    beside.search = new URLSearchParams({ key, loader }).toString();
+    return beside.href;
+  }
+  // of another origin ONNX Runtime would make a copy, which has no address to find the rest by
+  const source = `import load from ${JSON.stringify(loader)};
+    export default async (options) => globalThis[${JSON.stringify(key)}].keep(await load(options));`;
+  return URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
 }

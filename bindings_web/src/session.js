@@ -9,8 +9,8 @@ import { breathe } from "./breathe.js";
  * @import { GpuSteps } from "./gpu_steps.js"
  * @typedef {HostSteps | GpuSteps} Steps
  * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, fail: (error: unknown) => Error,
- *   alone: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a session asks of its engine;
- *   alone: runs one step at a time
+ *   alone: <T>(work: () => Promise<T>) => Promise<T>, after: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a
+ *   session asks of its engine; alone: runs one step at a time, on a device that works; after: also on one that failed
  */
 
 const FIRST = 256; // tokens; a capacity is this, doubled as often as it takes
@@ -109,7 +109,7 @@ export class Session {
     if (this.#closed) return;
     this.#closed = true;
     this.#stopping = true;
-    void this.#limits.alone(async () => this.#steps.close());
+    void this.#limits.after(async () => this.#steps.close());
   }
 
   #open() {
