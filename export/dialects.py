@@ -26,6 +26,7 @@ class Dialect:
     # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
     whole_attention: bool = True
     lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
+    reads_halves: bool = True  # operators take float16 as it is stored; else the runtime makes float32 of it at load
     ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
     odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
     # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
@@ -72,7 +73,14 @@ FLOAT16 = Dialect(
     gathers_blocks=True,
 )
 # for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
-GPU_FLOAT32 = replace(FLOAT16, name="gpu-float32", file="model.fp32.onnx", activations="float32", splits_qkv=True)
+GPU_FLOAT32 = replace(
+    FLOAT16,
+    name="gpu-float32",
+    file="model.fp32.onnx",
+    activations="float32",
+    splits_qkv=True,
+    reads_halves=False,
+)
 WEBGPU_FLOAT16 = replace(FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True)
 # what each value is for: docs/directml.md
 DIRECTML = replace(

@@ -23,6 +23,8 @@ class Products:
         graph, packing = self.graph, self.packing[table.name]
         if not packing.quantized:
             weight = graph.stored([f"{table.name}.weight"])
+            if not self.dialect.reads_halves:
+                return graph.op("Gather", [graph.cast(weight), "input_ids"], "rows", axis=0)
             return graph.cast(graph.op("Gather", [weight, "input_ids"], "rows", axis=0), like=weight)
         stored_columns = packing.groups(table.columns) * packing.group
         if not self.dialect.gathers_blocks:
