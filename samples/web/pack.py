@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SAMPLES = ("chat", "notebook", "summarise")
 NEEDS_PYTHON = ("chat", "notebook")
+_NOT_IN_AN_EXTENSION = ("ort.webgpu.bundle.min.mjs", "*.asyncify.*")  # for browsers older than its manifest asks for
 # of the libraries, what is loaded: the rest are other builds, types and maps
 _USED = {
     "libraries/onnxruntime": (
@@ -93,12 +94,15 @@ def node_modules() -> Path:
 
 def pack(parts: Mapping[str, Path], target: Path) -> Path:
     """Copies the files of a sample, whole or not at all; gives `target`, which must be empty or not there."""
+    is_extension = (parts[""] / "manifest.json").is_file()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SystemExit(f"'{target}' is there already; name a folder that is empty, or none.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as work:
         for prefix, folder in parts.items():
             for file in _files(prefix, folder):
+                if is_extension and any(map(file.match, _NOT_IN_AN_EXTENSION)):
+                    continue
                 place = Path(work, prefix, file.relative_to(folder))
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
