@@ -58,7 +58,7 @@ def test_the_api_over_a_worker(
     model = {"vocabulary": package.decoder.vocabulary, "context": package.context, "texts": texts}
     given = tmp_path / "given.json"
     given.write_text(json.dumps({"urls": urls, "model": model}), encoding="utf-8")
-    command = [node, "--test-reporter=spec", str(TESTS / "api.test.mjs")]
+    command = [node, "--test", "--test-reporter=spec", *map(str, sorted(TESTS.glob("api*.test.mjs")))]
     environment = {**os.environ, "EMBEDLLM_API_TEST": str(given)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -43,7 +43,9 @@ export class Conversation {
   constructor(speaker, { id, system, messages, tools, variables } = {}) {
     const history = messages?.length ? structuredClone(messagesOf(messages)) : [];
     if (system !== undefined && system !== null) {
-      if (history[0]?.role === "system") throw new RangeError("messages begin with the role 'system' already; leave out 'system'.");
+      if (history[0]?.role === "system") {
+        throw new RangeError("messages begin with the role 'system' already; leave out 'system'.");
+      }
       history.unshift({ role: "system", content: system });
     }
     /** Of the page's choice, or one that no other has. */
@@ -68,7 +70,9 @@ export class Conversation {
    * @returns {AsyncGenerator<Chunk, void, void>}
    */
   async *say(text, options = {}) {
-    if (this.#isRunning) throw new RangeError("this conversation has a reply under way; finish, leave or abort it first.");
+    if (this.#isRunning) {
+      throw new RangeError("this conversation has a reply under way; finish, leave or abort it first.");
+    }
     const said = typeof text === "string" ? { role: "user", content: text } : text;
     const [tools, variables] = [options.tools ?? this.#tools, options.variables ?? this.#variables];
     const reply = replyOf(messagesOf([...this.messages, said]), { ...options, tools, variables }, this.#key);
@@ -90,7 +94,11 @@ export class Conversation {
     }
   }
 
-  /** All of it as plain data: llm.conversation() takes it, after a reload too, and computes the history once more. @returns {Saved} */
+  /**
+   * All of it as plain data: llm.conversation() takes it, after a reload too, and computes the history once more.
+   *
+   * @returns {Saved}
+   */
   save() {
     const saved = { id: this.id, messages: this.messages };
     if (this.#tools) Object.assign(saved, { tools: this.#tools });

@@ -64,7 +64,8 @@ class Model {
   async reply(reply, { signal, onChunk }) {
     const { conversation } = reply;
     try {
-      for await (const chunk of this.#runner.stream(await this.#request(reply), { conversation, signal })) onChunk(chunk);
+      const request = await this.#request(reply);
+      for await (const chunk of this.#runner.stream(request, { conversation, signal })) onChunk(chunk);
     } catch (error) {
       throw this.#loaded.engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
     }
@@ -79,7 +80,12 @@ class Model {
     this.#runner.close();
   }
 
-  /** What the rule shall run: the prompt as token ids, every default filled in. @param {Reply} reply @returns {Promise<Request>} */
+  /**
+   * What the rule shall run: the prompt as token ids, every default filled in.
+   *
+   * @param {Reply} reply
+   * @returns {Promise<Request>}
+   */
   async #request(reply) {
     const { tokenizer, manifest } = this.#loaded;
     const { sampling, max_tokens } = this.#defaults;
@@ -98,7 +104,12 @@ class Model {
     };
   }
 
-  /** The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's. @param {Reply} reply @returns {number[]} */
+  /**
+   * The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's.
+   *
+   * @param {Reply} reply
+   * @returns {number[]}
+   */
   #tokens({ prompt, tools, documents, variables, continue_final_message: continueFinalMessage }) {
     const { tokenizer } = this.#loaded;
     if (typeof prompt === "string") return tokenizer.encode(prompt, { special: true });

@@ -11,14 +11,15 @@ import { remade } from "./messages.js";
  * @import { Urls } from "./libraries.js"
  * @import { Chunk, Load, Reply } from "./messages.js"
  * @import { Opened, Opening, Replying } from "./serving.js"
- * @typedef {{devices: (options?: any) => Promise<unknown>, load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
+ * @typedef {{load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
  */
 
 /**
  * The Python object that answers: bindings_web/serve.py.
  *
- * @typedef {{context: number, name: string, can_chat: boolean, reply: (reply: string, tell: (...values: any[]) => void, make?: MakeMatcher | null) => any,
- *   cancel: () => void, forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
+ * @typedef {{context: number, name: string, can_chat: boolean, cancel: () => void,
+ *   reply: (reply: string, tell: (...values: any[]) => void, make?: MakeMatcher) => any,
+ *   forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
  */
 
 const BRIDGE = "embedllm_bridge"; // as bindings_web/bridge.py looks for it
@@ -97,8 +98,7 @@ async function makeReply(server, reply, make, { signal, onChunk }) {
   const cancel = () => server.cancel();
   signal.addEventListener("abort", cancel);
   try {
-    // numbers that JSON does not have go as texts, for Python to read or to refuse
-    const asked = JSON.stringify(reply, (_, value) => (typeof value === "number" && !Number.isFinite(value) ? `${value}` : value));
+    const asked = JSON.stringify(reply, (_, value) => (isOdd(value) ? `${value}` : value));
     const making = awaited(server.reply(asked, (...values) => onChunk(chunkOf(values)), make ?? undefined));
     if (signal.aborted) cancel();
     const failure = await making;
@@ -107,6 +107,9 @@ async function makeReply(server, reply, make, { signal, onChunk }) {
     signal.removeEventListener("abort", cancel);
   }
 }
+
+/** A number that JSON does not have; it goes as a text, for Python to read or to refuse. @param {unknown} value */
+const isOdd = (value) => typeof value === "number" && !Number.isFinite(value);
 
 /**
  * A chunk out of the values that Python gives, one by one: an object would take longer than all else of a step.
@@ -146,7 +149,9 @@ async function start(urls) {
 
 /** @param {string} message */
 function refusePackage(message) {
-  throw new EmbedError(`Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`);
+  throw new EmbedError(
+    `Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`,
+  );
 }
 
 /** The result of a coroutine of Python's. @param {any} coroutine */

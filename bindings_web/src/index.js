@@ -1,5 +1,6 @@
 // embedllm in a page: a model in a worker of its own, which answers in chunks.
 
+import { collected } from "./answer.js";
 import { Conversation } from "./conversation.js";
 import { checkedUrls } from "./libraries.js";
 import { Link } from "./link.js";
@@ -11,7 +12,8 @@ import { start } from "./start.js";
 export * from "./errors.js";
 
 /**
- * @import { About, Chunk, EngineName, Load, Message, Progress, Reply, Statistics } from "./messages.js"
+ * @import { Answer } from "./answer.js"
+ * @import { About, Chunk, EngineName, Load, Message, Progress, Reply } from "./messages.js"
  * @import { ConversationOptions } from "./conversation.js"
  * @import { Device } from "./engine.js"
  * @import { ReplyOptions } from "./options.js"
@@ -25,13 +27,6 @@ export * from "./errors.js";
  *
  * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number,
  *   onProgress?: (progress: Progress) => void, signal?: AbortSignal}} LoadOptions
- */
-
-/**
- * A whole reply. logprobs and top_logprobs: for each token, the latter when asked for.
- *
- * @typedef {{text: string, tokens: number[], logprobs: number[], top_logprobs: Chunk["top_logprobs"][],
- *   finish_reason: string, stopped_by: string | number | null, statistics: Statistics}} Answer
  */
 
 /** A loaded model. Its requests take turns; 16 may wait. When its worker or device is lost, the next one loads it again. */
@@ -53,14 +48,9 @@ export class EmbedLLM {
   constructor(load, options) {
     this.#load = load;
     this.#options = options;
-    const chat = (/** @type {Message[]} */ messages, /** @type {ReplyOptions} */ options = {}) => this.#chat(messages, options);
-    const model = this;
-    const completions = new Completions({
-      get name() {
-        return model.name;
-      },
-      chat,
-    });
+    /** @param {Message[]} messages @param {ReplyOptions} [options] */
+    const chat = (messages, options) => this.#chat(messages, options);
+    const completions = new Completions({ name: () => this.name, chat });
     /**
      * The reply to messages, chunk by chunk; chat.completions.create() has it in OpenAI's shapes. Leaving the loop early
      * cancels it.
@@ -90,17 +80,26 @@ export class EmbedLLM {
   }
 
   /** What this browser offers, and why the rest is not available. @param {Placed} [placed] @returns {Promise<Device[]>} */
-  static async devices(placed) {
-    return asked("devices", {}, placed);
-  }
+  static devices = (placed) => asked("devices", {}, placed);
 
   /** The models that this site has stored. */
   static cache = Object.freeze({
     /** Last used first. @param {Placed} [placed] @returns {Promise<import("./record.js").Listed[]>} */
     list: (placed) => asked("list", {}, placed),
-    /** Removes a model and all files that no other one has; whether it was there. @param {string | URL} url @param {Placed} [placed] @returns {Promise<boolean>} */
+    /**
+     * Removes a model and all files that no other one has; whether it was there.
+     *
+     * @param {string | URL} url
+     * @param {Placed} [placed]
+     * @returns {Promise<boolean>}
+     */
     remove: (url, placed) => asked("remove", { url: new URL(url, globalThis.document?.baseURI).href }, placed),
-    /** Bytes: of all models, of all that this site stores, and that it may store. @param {Placed} [placed] @returns {Promise<{models: number, site: number | null, quota: number | null, isPersistent: boolean}>} */
+    /**
+     * Bytes: of all models, of all that this site stores, and that it may store.
+     *
+     * @param {Placed} [placed]
+     * @returns {Promise<{models: number, site: number | null, quota: number | null, isPersistent: boolean}>}
+     */
     usage: (placed) => asked("usage", {}, placed),
   });
 
@@ -137,20 +136,7 @@ export class EmbedLLM {
    * @returns {Promise<Answer>}
    */
   async generate(prompt, options = {}) {
-    /** @type {Chunk[]} */
-    const chunks = [];
-    for await (const chunk of this.stream(prompt, options)) chunks.push(chunk);
-    const steps = chunks.filter(({ token }) => token !== null);
-    const { finish_reason, stopped_by, statistics } = chunks[chunks.length - 1];
-    return {
-      text: chunks.map(({ text }) => text).join(""),
-      tokens: steps.map(({ token }) => /** @type {number} */ (token)),
-      logprobs: steps.map(({ logprob }) => /** @type {number} */ (logprob)),
-      top_logprobs: steps.map(({ top_logprobs }) => top_logprobs).filter(({ length }) => length),
-      finish_reason: finish_reason ?? "cancelled",
-      stopped_by,
-      statistics,
-    };
+    return collected(this.stream(prompt, options));
   }
 
   /** As generate(), chunk by chunk. @param {string | number[] | Message[]} prompt @param {ReplyOptions} [options] */
@@ -160,19 +146,18 @@ export class EmbedLLM {
 
   /** A chat that remembers. @param {ConversationOptions} [options] its beginning, or what save() gave */
   conversation(options = {}) {
-    const stream = (/** @type {Reply} */ reply, /** @type {AbortSignal | undefined} */ signal) => this.#stream(reply, signal);
-    return new Conversation({ stream, forget: (conversation) => this.#link?.tell("forget", { conversation }) }, options);
+    const forget = (/** @type {number} */ conversation) => this.#link?.tell("forget", { conversation });
+    return new Conversation({ stream: (reply, signal) => this.#stream(reply, signal), forget }, options);
   }
 
   /** Frees the model; what is under way is rejected. Twice is fine. */
   close() {
     this.#isClosed = true;
-    this.#lost = new RangeError("this model was closed");
-    this.#end(this.#lost);
+    this.#end(new RangeError("this model was closed"));
   }
 
-  /** @param {Message[]} messages @param {ReplyOptions} options */
-  async *#chat(messages, options) {
+  /** @param {Message[]} messages @param {ReplyOptions} [options] */
+  async *#chat(messages, options = {}) {
     yield* this.#stream(replyOf(messagesOf(messages), options, null), options.signal);
   }
 
@@ -218,13 +203,13 @@ export class EmbedLLM {
   /** @param {Link} link @param {Error} error */
   #lose(link, error) {
     if (this.#link !== link) return;
-    this.#lost = error;
     if (link.isDead && typeof this.#options.worker === "object") this.#hasRestarted = true; // only the page makes another
     this.#end(error);
   }
 
   /** @param {Error} error */
   #end(error) {
+    this.#lost = error;
     this.#link?.tell("unload", {}); // of a worker that goes on
     this.#link?.close(error);
     this.#link = null;
@@ -248,7 +233,14 @@ async function asked(method, params, placed = {}) {
   }
 }
 
-/** What a promise gives; null when the signal comes first. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T | null>} */
+/**
+ * What a promise gives; null when the signal comes first.
+ *
+ * @template T
+ * @param {Promise<T>} promise
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<T | null>}
+ */
 function orAborted(promise, signal) {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {

@@ -101,5 +101,7 @@ export async function loadBytes(name, urls, signal) {
     signal?.throwIfAborted();
     found = error instanceof Error ? error.message : String(error);
   }
-  throw new EmbedError(`'${url}' cannot be read (${found}). Check the network, or give the address of a copy: urls: {${name}: ...}.`);
+  throw new EmbedError(
+    `'${url}' cannot be read (${found}). Check the network, or give the address of a copy: urls: {${name}: ...}.`,
+  );
 }

@@ -72,8 +72,8 @@ import { DeviceError, postedError, remadeError } from "./errors.js";
 /**
  * Either end of what they go through: a Worker, the inside of one, a MessagePort.
  *
- * @typedef {{postMessage: (message: any) => void, addEventListener: (kind: any, listener: (event: any) => void) => void,
- *   start?: () => void, terminate?: () => void, close?: () => void}} Port
+ * @typedef {{postMessage: (message: any) => void,
+ *   addEventListener: (kind: any, listener: (event: any) => void) => void, start?: () => void, terminate?: () => void, close?: () => void}} Port
  */
 
 /**
@@ -84,7 +84,8 @@ import { DeviceError, postedError, remadeError } from "./errors.js";
  */
 export function posted(error, isLost = false) {
   if (error instanceof DOMException) return { name: error.name, message: error.message };
-  return isLost || /** @type {{lost?: boolean}} */ (error)?.lost ? { ...postedError(error), lost: true } : postedError(error);
+  const found = postedError(error);
+  return isLost || /** @type {{lost?: boolean}} */ (error)?.lost ? { ...found, lost: true } : found;
 }
 
 /**
@@ -113,5 +114,6 @@ export function lostError(message, cause) {
 /** The last chunk of a reply that was cancelled before its turn came. @returns {Chunk} */
 export function cancelledChunk() {
   const statistics = { prompt_tokens: 0, cached_tokens: 0, tokens: 0, prefill_s: 0, decode_s: 0 };
-  return { text: "", token: null, logprob: null, top_logprobs: [], finish_reason: "cancelled", stopped_by: null, statistics };
+  const nothing = { text: "", token: null, logprob: null, top_logprobs: [], stopped_by: null };
+  return { ...nothing, finish_reason: "cancelled", statistics };
 }

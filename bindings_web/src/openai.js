@@ -57,7 +57,7 @@ const REFUSED = {
 export class Completions {
   #model;
 
-  /** @param {{name: string, chat: (messages: Message[], options: ReplyOptions) => AsyncGenerator<Chunk, void, void>}} model */
+  /** @param {{name: () => string, chat: (messages: Message[], options?: ReplyOptions) => AsyncIterable<Chunk>}} model */
   constructor(model) {
     this.#model = model;
   }
@@ -84,7 +84,8 @@ export class Completions {
   async create(request, { signal } = {}) {
     const { messages, options } = translated(request);
     const chunks = throwingWhenAborted(this.#model.chat(messages, { ...options, signal }), signal);
-    const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.#model.name };
+    const created = Math.floor(Date.now() / 1000);
+    const head = { id: `chatcmpl-${crypto.randomUUID()}`, created, model: this.#model.name() };
     if (request.stream) return deltas(chunks, head, request.stream_options?.include_usage === true);
     let content = "";
     /** @type {Chunk | undefined} */
@@ -169,10 +170,16 @@ function usage({ prompt_tokens, cached_tokens, tokens }) {
   };
 }
 
-/** These shapes have no word for a reply that was cancelled. @param {AsyncIterable<Chunk>} chunks @param {AbortSignal} [signal] */
+/**
+ * These shapes have no word for a reply that was cancelled.
+ *
+ * @param {AsyncIterable<Chunk>} chunks
+ * @param {AbortSignal} [signal]
+ */
 async function* throwingWhenAborted(chunks, signal) {
+  const cancelled = () => signal?.reason ?? new DOMException("The reply was cancelled.", "AbortError");
   for await (const chunk of chunks) {
-    if (chunk.finish_reason === "cancelled") throw signal?.reason ?? new DOMException("The reply was cancelled.", "AbortError");
+    if (chunk.finish_reason === "cancelled") throw cancelled();
     yield chunk;
   }
 }

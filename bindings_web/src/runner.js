@@ -125,7 +125,12 @@ export class Runner {
     }
   }
 
-  /** The conversation's sequence or the idle one; a new one where there is none, or it is far too large. @param {Request} request @param {number | null} conversation */
+  /**
+   * The conversation's sequence or the idle one; a new one where there is none, or it is far too large.
+   *
+   * @param {Request} request
+   * @param {number | null} conversation
+   */
   #take({ prompt, max_tokens }, conversation) {
     const needed = prompt.length + (max_tokens ?? 0);
     let used = conversation === null ? this.#idle : (this.#conversations.get(conversation) ?? null);
@@ -139,7 +144,12 @@ export class Runner {
     return used;
   }
 
-  /** Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule. @param {HeldSequence} sequence @param {Request} request */
+  /**
+   * Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule.
+   *
+   * @param {HeldSequence} sequence
+   * @param {Request} request
+   */
   #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, constraint }) {
     const held = sequence.keep(prompt);
     const room = this.#engine.context - prompt.length;
@@ -156,7 +166,8 @@ export class Runner {
     });
     const { chunk } = this.#engine;
     const count = Math.ceil((prompt.length - held) / chunk);
-    const pieces = Array.from({ length: count }, (_, place) => prompt.slice(held + place * chunk, held + (place + 1) * chunk));
+    const piece = (/** @type {number} */ start) => prompt.slice(start, start + chunk);
+    const pieces = Array.from({ length: count }, (_, place) => piece(held + place * chunk));
     return { pieces, generation };
   }
 }

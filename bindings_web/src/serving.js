@@ -103,12 +103,13 @@ class Serving {
   async #load(id, load, signal) {
     signal.throwIfAborted();
     this.#close(); // two might not fit
-    const opening = {
-      signal,
-      onProgress: (/** @type {Progress} */ progress) => this.#send({ id, progress }),
-      onLost: (/** @type {unknown} */ error) => this.#lose(error),
+    /** @type {Opened | null} */
+    let model = null;
+    const onProgress = (/** @type {Progress} */ progress) => this.#send({ id, progress });
+    const onLost = (/** @type {unknown} */ error) => {
+      if (model !== null && this.#model === model) this.#lose(error); // the GPU of one that was closed is lost, too
     };
-    const model = await this.#means.engines[load.engine](load, opening);
+    model = await this.#means.engines[load.engine](load, { signal, onProgress, onLost });
     if (signal.aborted) {
       model.close();
       throw signal.reason;

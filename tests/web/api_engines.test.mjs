@@ -1,0 +1,88 @@
+// What both engines have to give over a worker behind a MessageChannel: OpenAI's shapes, grammars, the same replies.
+
+import assert from "node:assert/strict";
+import test, { after } from "node:test";
+
+import { all, endWorkers, given, loaded, lose } from "./api.mjs";
+
+after(endWorkers);
+
+const SAID = [{ role: "user", content: "hello there" }];
+const GREEDY = { temperature: 0, stop_tokens: [] };
+
+test("completions have OpenAI's shapes", async () => {
+  const { llm } = await loaded();
+  const asked = { messages: SAID, temperature: 0, max_completion_tokens: 6, model: "any" };
+  const whole = await llm.chat.completions.create(asked);
+  assert.equal(whole.object, "chat.completion");
+  assert.equal(whole.choices[0].finish_reason, "length");
+  const { usage } = whole;
+  assert.equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens);
+  assert.equal(usage.completion_tokens, 6);
+  const pieces = await all(await llm.chat.completions.create({ ...asked, stream: true, stream_options: { include_usage: true } }));
+  assert.equal(pieces.map(({ choices }) => choices[0]?.delta.content ?? "").join(""), whole.choices[0].message.content);
+  assert.equal(pieces[0].choices[0].delta.role, "assistant");
+  const counted = pieces[pieces.length - 1];
+  assert.deepEqual(counted.choices, []);
+  assert.equal(counted.usage?.prompt_tokens_details.cached_tokens, usage.prompt_tokens - 1);
+  assert.equal(pieces[pieces.length - 2].choices[0].finish_reason, "length");
+  const parts = await llm.chat.completions.create({ ...asked, messages: [{ role: "user", content: [{ type: "text", text: "hello there" }] }] });
+  assert.equal(parts.choices[0].message.content, whole.choices[0].message.content);
+  const bad = (/** @type {any} */ more) => llm.chat.completions.create({ ...asked, ...more });
+  await assert.rejects(bad({ n: 2 }), /n is 2; expected 1/);
+  await assert.rejects(bad({ best_of: 2 }), /no parameter 'best_of'/);
+  await assert.rejects(bad({ tools: [] }), /'tools' is not done here/);
+  await assert.rejects(bad({ messages: [{ role: "user", content: [{ type: "image_url" }] }] }), /part of the type 'image_url'/);
+  await assert.rejects(llm.chat.completions.create(asked, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  llm.close();
+});
+
+test("a response_format holds the reply to a schema", async () => {
+  const { llm } = await loaded();
+  const schema = { type: "object", properties: { ok: { type: "boolean" } }, required: ["ok"], additionalProperties: false };
+  const response_format = { type: "json_schema", json_schema: { name: "x", schema } };
+  const { choices } = await llm.chat.completions.create({ messages: SAID, response_format, temperature: 1, seed: 3, max_tokens: 100 });
+  assert.equal(typeof JSON.parse(choices[0].message.content).ok, "boolean");
+  assert.equal(choices[0].finish_reason, "stop");
+  await assert.rejects(llm.generate("x", { response_format: { type: "xml" } }), /response_format.type is "xml"/);
+  llm.close();
+});
+
+test("both engines give the same", { skip: given.urls.wheel ? false : "Pyodide is not here" }, async () => {
+  const [script, python] = await Promise.all([loaded(), loaded({ engine: "python" })]);
+  assert.deepEqual({ ...python.llm.device }, { ...script.llm.device });
+  const cases = [
+    ["the quick", { seed: 3, max_tokens: 20, logprobs: 2, stop_tokens: [] }],
+    ["the quick", { seed: 4, temperature: 0.7, top_p: 0.8, logit_bias: { 97: 5, 98: -Infinity }, max_tokens: 20 }],
+    [SAID, { max_tokens: 10, seed: 5, stop: ["e", "<end>"] }],
+    [[1, 2, 3], { seed: 6 }],
+    [SAID, { seed: 7, max_tokens: 60, response_format: { type: "json_schema", json_schema: { schema: { enum: ["red", "blue"] } } } }],
+  ];
+  for (const [prompt, options] of cases) {
+    const [one, other] = [await script.llm.generate(/** @type {any} */ (prompt), options), await python.llm.generate(/** @type {any} */ (prompt), options)];
+    assert.deepEqual([other.text, other.tokens, other.finish_reason, other.stopped_by], [one.text, one.tokens, one.finish_reason, one.stopped_by]);
+    assert.equal(other.statistics.cached_tokens, one.statistics.cached_tokens);
+    one.logprobs.forEach((logprob, place) => assert.ok(Math.abs(logprob - other.logprobs[place]) < 1e-5));
+  }
+  const long = new Array(given.model.context).fill(1);
+  await assert.rejects(python.llm.generate(long), { name: "ContextFull", tokens: long.length, limit: given.model.context });
+  await assert.rejects(python.llm.generate("x", { top_p: 7 }), { name: "RangeError", message: /top_p is 7/ });
+  await assert.rejects(python.llm.generate("x", { temperature: NaN }), { name: "RangeError", message: /temperature is/ });
+  const talk = python.llm.conversation({ system: "be brief" });
+  const first = await all(talk.say("hello", { ...GREEDY, max_tokens: 5 }));
+  const second = await all(talk.say("and now", { ...GREEDY, max_tokens: 5 }));
+  assert.ok(second[0].statistics.cached_tokens >= first[0].statistics.prompt_tokens - 3); // but for "[>]"
+  talk.close();
+  python.engine().hold();
+  const controller = new AbortController();
+  const running = python.llm.generate("x", { signal: controller.signal });
+  setTimeout(() => controller.abort(), 30);
+  assert.equal((await running).finish_reason, "cancelled");
+  python.engine().release();
+  assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
+  lose(python.engine());
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.equal((await python.llm.generate("x", { ...GREEDY, max_tokens: 2 })).tokens.length, 2);
+  script.llm.close();
+  python.llm.close();
+});
