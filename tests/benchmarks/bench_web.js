@@ -1,0 +1,114 @@
+// The engines of bench_web.py, each in a worker of its own: embedllm-web, and transformers.js as its users have it.
+
+/**
+ * @typedef {{ids: number[], times: number[]}} Reply times: of each token, in ms, the first as the start is 0
+ * @typedef {{prefill: (tokens: number[]) => Promise<number>, keep: (name: string, tokens: number[]) => Promise<void>,
+ *   decode: (name: string, count: number) => Promise<Reply>}} Engine prefill: ms to the first token; keep: holds a
+ *   prompt but for its last token, so that decode() goes on from there, again and again
+ */
+
+/** Every memory of WebAssembly that this worker makes. @type {WebAssembly.Memory[]} */
+const memories = [];
+WebAssembly.Memory = new Proxy(WebAssembly.Memory, {
+  construct(target, given) {
+    const memory = Reflect.construct(target, given);
+    memories.push(memory);
+    return memory;
+  },
+});
+
+/** Most bytes that WebAssembly has taken: it gives none back. */
+export const wasmBytes = () => memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
+
+/** @param {{url: string, threads: number, urls: object}} options */
+export async function openOurs({ url, threads, urls }) {
+  const { load } = await import("/src/bridge.js");
+  const loaded = await load(url, { device: "wasm", threads, urls });
+  const { loadCpuRuntime } = await import("/src/runtime.js");
+  const inner = (await loadCpuRuntime(urls.onnxruntime, threads)).module(); // the one that load() started
+  const run = inner._OrtRun;
+  const spent = { runs: 0, ms: 0 }; // in ONNX Runtime
+  inner._OrtRun = async (...given) => {
+    const start = performance.now();
+    const code = await run(...given);
+    spent.ms += performance.now() - start;
+    spent.runs++;
+    return code;
+  };
+  const held = new Map(); // name -> {session, last, position}
+  return {
+    spent,
+    versions: { graph: loaded.manifest.graphs.find(({ dialect }) => dialect === "wasm-float32")?.file ?? "model.onnx" },
+    async prefill(tokens) {
+      const session = loaded.engine.open();
+      const start = performance.now();
+      (await session.feed(tokens)).top(1);
+      const time = performance.now() - start;
+      session.close();
+      return time;
+    },
+    async keep(name, tokens) {
+      const session = loaded.engine.open();
+      await session.feed(tokens.slice(0, -1));
+      held.set(name, { session, last: tokens.at(-1), position: session.position });
+    },
+    async decode(name, count) {
+      const { session, last, position } = held.get(name);
+      session.rewind(position);
+      const [ids, times] = [[], []];
+      for (let token = last, step = 0; step < count; step++) {
+        token = (await session.feed([token])).top(1).tokens[0];
+        ids.push(token);
+        times.push(performance.now());
+      }
+      return { ids, times };
+    },
+  };
+}
+
+/** @param {{library: string, wasm: {mjs: string, wasm: string}, models: string, dtype: string, threads: number}} options */
+export async function openTheirs({ library, wasm, models, dtype, threads }) {
+  const { AutoModelForCausalLM, AutoTokenizer, BaseStreamer, DynamicCache, Tensor, env } = await import(library);
+  env.allowRemoteModels = false;
+  env.allowLocalModels = true;
+  env.localModelPath = models;
+  env.backends.onnx.wasm.wasmPaths = wasm;
+  env.backends.onnx.wasm.numThreads = threads;
+  const options = { dtype, device: "wasm" };
+  const [model] = await Promise.all([
+    AutoModelForCausalLM.from_pretrained("demo", options), AutoTokenizer.from_pretrained("demo"),
+  ]);
+  class Clock extends BaseStreamer {
+    times = []; // the first: the prompt is told before anything is computed
+    put() {
+      this.times.push(performance.now());
+    }
+    end() {}
+  }
+  const inputs = (tokens) => ({
+    input_ids: new Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]),
+    attention_mask: new Tensor("int64", new BigInt64Array(tokens.length).fill(1n), [1, tokens.length]),
+    do_sample: false,
+  });
+  const held = new Map(); // name -> {tokens, entries of the cache}
+  return {
+    versions: { transformers: env.version, onnxruntime: env.backends.onnx.versions?.web },
+    async prefill(tokens) {
+      const start = performance.now();
+      await model.generate({ ...inputs(tokens), max_new_tokens: 1 });
+      return performance.now() - start;
+    },
+    async keep(name, tokens) {
+      const given = { ...inputs(tokens.slice(0, -1)), max_new_tokens: 1, return_dict_in_generate: true };
+      const { past_key_values } = await model.generate(given);
+      held.set(name, { tokens, entries: { ...past_key_values } });
+    },
+    async decode(name, count) {
+      const { tokens, entries } = held.get(name);
+      const streamer = new Clock();
+      const given = { ...inputs(tokens), past_key_values: new DynamicCache(entries), max_new_tokens: count, streamer };
+      const output = await model.generate(given);
+      return { ids: output.tolist()[0].slice(tokens.length).map(Number), times: streamer.times.slice(1) };
+    },
+  };
+}
