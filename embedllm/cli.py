@@ -23,6 +23,7 @@ from embedllm.cli_graph import graph
 from embedllm.cli_inspect import families, inspect
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
+from embedllm.cli_shard import shard
 from embedllm.cli_worker import worker
 from embedllm.errors import EmbedError
 
@@ -76,7 +77,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, inspect, devices, families, worker):
+for command in (run, chat, export, graph, shard, inspect, devices, families, worker):
     cli.add_command(command)
 
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from embedllm.cli_options import common_options, note
-
-if TYPE_CHECKING:
-    from embedllm.export import Progress
+from embedllm.cli_progress import progress_bar
+from embedllm.cli_shard import said_of_parts
+from embedllm.cli_size import ByteSize
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
 _GROUP = 32  # values that share a scale, by default
 _TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe for its NPU, docs/devices.md#npu
 _NPU_LEAST = 64
-_STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with the reference"}
 
 
 @click.command(short_help="Write a model into a folder.")
@@ -40,6 +35,8 @@ _STAGES = {"weights": "weights", "graphs": "graphs", "verify": "comparing with t
 @click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Write what openvino-genai needs besides the model.")
+@click.option("--shard", type=ByteSize(), metavar="SIZE",
+              help="Write larger files in parts, for web servers that limit their size: 25MiB, 1900MB.")  # fmt: skip
 @click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the folder.")
@@ -59,6 +56,7 @@ def export(
     exact: bool,
     verify: bool,
     openvino_tokenizer: bool,
+    shard: int | None,
     replace: bool,
     quiet: bool,
     as_json: bool,
@@ -89,7 +87,7 @@ def export(
     )
     started = time.perf_counter()
     try:
-        with _progress_bar(is_shown=not quiet) as on_progress:
+        with progress_bar(is_shown=not quiet) as on_progress:
             convert(
                 source,
                 out,
@@ -98,56 +96,29 @@ def export(
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,
+                shard=shard,
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
         note(f"'{out}' is as it was before.")
         raise
-    _summarize(out, time.perf_counter() - started, quiet=quiet, as_json=as_json)
+    _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
 
 
-@contextmanager
-def _progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar a stage on stderr, when that is a terminal; gives what convert() reports to."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-    stages: dict[str, tuple[TaskID, float]] = {}  # and when each began
-    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not (is_shown and console.is_terminal)) as bars:
-
-        def on_progress(progress: Progress) -> None:
-            if progress.stage not in stages:
-                task = bars.add_task(_STAGES.get(progress.stage, progress.stage), total=progress.total, amount="")
-                stages[progress.stage] = task, time.perf_counter()
-            task, began = stages[progress.stage]
-            amount = _amount(progress, time.perf_counter() - began)
-            bars.update(task, completed=progress.done, total=progress.total, amount=amount)
-
-        yield on_progress
-
-
-def _amount(progress: Progress, seconds: float) -> str:
-    if progress.stage != "weights":
-        return f"{progress.done} of {progress.total}"
-    rate = f", {progress.done / seconds / 1e6:.0f} MB/s" if seconds > 0 else ""
-    return f"{progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB{rate}"
-
-
-def _summarize(out: Path, seconds: float, *, quiet: bool, as_json: bool) -> None:
+def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:
     from embedllm.export.decoder import parameters
-    from embedllm.package import open_package
+    from embedllm.package import WEIGHTS, read_package
 
-    package = open_package(out)
-    size, weights = sum(entry.bytes for entry in package.files.values()), package.weights.stat().st_size
+    package = read_package(out)
+    size, weights = sum(entry.bytes for entry in package.files.values()), package.files[WEIGHTS].bytes
     count = parameters(package.decoder)
     if not quiet:
         note(
             f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits a weight "
             f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
         )
+        if shard:
+            note(said_of_parts(package, shard))
     if as_json:
         found = {
             "folder": str(out),
@@ -159,6 +130,7 @@ def _summarize(out: Path, seconds: float, *, quiet: bool, as_json: bool) -> None
             "context": package.context,
             "seconds": seconds,
             "graphs": [graph.file for graph in package.graphs],
+            "parts": {name: [part.file for part in parts] for name, parts in package.parts.items()},
             "verification": package.manifest.get("verification"),
         }
         click.echo(json.dumps(found, ensure_ascii=False))

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.manifest_values import integer_of, integers_of, list_of, plain_name, section_of, text_of
+from embedllm.parts import hosting_copy, read_parts
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
-FORMAT = 1  # of the manifest; a folder with a larger one is refused
+FORMAT = 1  # of the manifest
+PARTS_FORMAT = 2  # of one with files in parts, and the largest that is not refused: docs/format.md#parts
 _AGAIN = "Copy or export the folder again."
 
 
@@ -46,6 +48,7 @@ class Package:
     """An opened folder. The manifest and the presence and size of every file were checked; see faults() for hashes.
 
     damaged: why graphs cannot be used, by dialect; what every device needs is there.
+    parts: of files that lie in parts, by name; only read_package() gives such a folder.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
@@ -53,6 +56,7 @@ class Package:
         self.manifest = manifest
         self.name = text_of(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
+        self.parts = read_parts(manifest, {name: entry.bytes for name, entry in self.files.items()})
         self.listed = tuple(_graph(entry) for entry in list_of(manifest, "graphs"))
         self.damaged: Mapping[str, str] = {}  # see open_package
         self.stop_tokens = tuple(integers_of(section_of(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
@@ -118,10 +122,12 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
 
     whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
     says why, for devices that do not need it and for who writes it anew.
-    Raises PackageError when it is missing, damaged, incomplete, newer than this version, or when its manifest names
-    files outside of it.
+    Raises PackageError when it is missing, damaged, incomplete, newer than this version, a hosting copy in parts, or
+    when its manifest names files outside of it.
     """
     package = _listed(Path(os.path.expanduser(folder)))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if package.parts:
+        raise hosting_copy(package.folder, package.parts)
     faults = _graph_faults(package)
     if whole and faults:
         raise package.refusal(faults)
@@ -133,7 +139,8 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
 def read_package(folder: Path) -> Package:
     """A folder of which only the small texts need to be there, as in a browser, where graphs and weights lie elsewhere.
 
-    Raises PackageError for what open_package() refuses in the manifest; looks at no other file.
+    Raises PackageError for what open_package() refuses in the manifest, but not for files in parts: Package.parts says
+    which are. Looks at no other file.
     """
     package = _listed(folder)
     _check_context(package)
@@ -146,9 +153,9 @@ def _listed(folder: Path) -> Package:
     manifest = _read_manifest(path)
     with _naming(path):
         version = integer_of(manifest, "format", least=1)
-    if version > FORMAT:
+    if version > PARTS_FORMAT:
         raise PackageError(
-            f"'{folder}' has format {version}; this version of embedllm reads up to {FORMAT}. "
+            f"'{folder}' has format {version}; this version of embedllm reads up to {PARTS_FORMAT}. "
             "Upgrade with: pip install -U embedllm"
         )
     with _naming(path):

@@ -19,6 +19,7 @@ from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
+from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
@@ -35,6 +36,7 @@ def convert(
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
+    shard: int | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Path:
     """Exports a model into a package folder and returns that folder.
@@ -44,11 +46,15 @@ def convert(
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
+    shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by
+    browsers only (docs/format.md#parts).
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
     out = named_place(out)
     recipe = recipe or Recipe()
     check_place(out, replace)
+    if shard is not None and shard < 1:
+        raise ValueError(f"shard is {shard} bytes; expected 1 or more.")
     if openvino_tokenizer:
         check_installed()
     location = locate(source, revision)
@@ -59,7 +65,8 @@ def convert(
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
         check_source(reader, decided)
-        with appears_whole(out, decided.layout.size) as partial:
+        size = decided.layout.size
+        with appears_whole(out, size + min(size, shard or 0)) as partial:
             facts = _facts(location, recipe, tokens, out.name)
             _copy(texts, partial)
             if openvino_tokenizer:
@@ -70,6 +77,8 @@ def convert(
                 from embedllm.export.verify import verify_folder
 
                 verify_folder(partial, on_progress)
+            if shard is not None:
+                cut_in_place(partial, shard, on_progress)
             check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
     finally:
         reader.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 class Progress:
     """One report."""
 
-    stage: str  # "weights", "graphs", "verify"
-    done: int  # bytes for "weights", steps otherwise
+    stage: str  # "weights", "graphs", "verify"; "parts" of files that are cut; "copy" of a folder
+    done: int  # bytes for "weights", "parts" and "copy", steps otherwise
     total: int
 
 

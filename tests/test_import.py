@@ -239,7 +239,7 @@ def level(module: str) -> int:
     name = module.removeprefix("embedllm.")
     name = "web" if name.startswith("web.") else name
     levels = [
-        ("types", "errors", "manifest_values", "openvino_options", "untracked", "backends.base"),
+        ("types", "errors", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
         ("constraint", "penalties", "truncation", "sampling"),
         (
             "tokenizer_config",

@@ -1,0 +1,45 @@
+"""How far a command has come, as bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedllm.export import Progress
+
+_STAGES = {"verify": "comparing with the reference", "copy": "copying", "parts": "cutting"}  # the others: as they are
+_OF_BYTES = ("weights", "copy", "parts")
+
+
+@contextmanager
+def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar a stage on stderr, when that is a terminal; gives what the exporter reports to."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    stages: dict[str, tuple[TaskID, float]] = {}  # and when each began
+    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not (is_shown and console.is_terminal)) as bars:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.stage not in stages:
+                task = bars.add_task(_STAGES.get(progress.stage, progress.stage), total=progress.total, amount="")
+                stages[progress.stage] = task, time.perf_counter()
+            task, began = stages[progress.stage]
+            amount = _amount(progress, time.perf_counter() - began)
+            bars.update(task, completed=progress.done, total=progress.total, amount=amount)
+
+        yield on_progress
+
+
+def _amount(progress: Progress, seconds: float) -> str:
+    if progress.stage not in _OF_BYTES:
+        return f"{progress.done} of {progress.total}"
+    rate = f", {progress.done / seconds / 1e6:.0f} MB/s" if seconds > 0 else ""
+    return f"{progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB{rate}"

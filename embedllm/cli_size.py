@@ -1,0 +1,29 @@
+"""Sizes of files as people write them: 25MiB, 1900MB."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+import click
+
+_FACTORS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class ByteSize(click.ParamType):
+    """Bytes, of a number with a unit: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024; of none, bytes."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMGT])?(I)?B)?", str(value).strip().upper(), re.ASCII)
+        size = 0
+        if found and (found[2] or not found[3]):
+            size = int(Decimal(found[1]) * (1024 if found[3] else 1000) ** _FACTORS.get(found[2], 0))
+        if size < 1:
+            self.fail(
+                f"{value!r} is no size; expected one such as 25MiB, 1900MB or 2GB, of a byte or more.", param, ctx
+            )
+        return size
