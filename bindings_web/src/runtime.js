@@ -68,16 +68,15 @@ async function startCpuRuntime(base, threads) {
  * @param {string} loader @param {(made: WasmModule) => WasmModule} keep
  */
 function loaderAddress(loader, keep) {
-  const key = `embedllm ${Math.random()}`;
-  Object.assign(globalThis, { [key]: { keep } });
+  Object.assign(globalThis, { [`embedllm ${loader}`]: keep });
   const { protocol, origin } = new URL(import.meta.url); // of a module out of a wheel a blob, which has nothing beside it
   if (protocol !== "blob:" && origin === globalThis.location?.origin) {
     const beside = new URL("./wasm_loader.js", import.meta.url);
-    beside.search = new URLSearchParams({ key, loader }).toString();
+    beside.search = new URLSearchParams({ loader }).toString(); // the same each time: pages are kept for offline use
     return beside.href;
   }
   // of another origin ONNX Runtime would make a copy, which has no address to find the rest by
   const source = `import load from ${JSON.stringify(loader)};
-    export default async (options) => globalThis[${JSON.stringify(key)}].keep(await load(options));`;
+    export default async (options) => globalThis[${JSON.stringify(`embedllm ${loader}`)}](await load(options));`;
   return URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
 }
