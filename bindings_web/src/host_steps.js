@@ -30,6 +30,8 @@ export class HostSteps {
   #decoder;
   /** @type {Map<string, Held>} by the name of the input */
   #kv = new Map();
+  /** @type {number} ones for all there is room for: where the mask of every step begins; made once, not in each */
+  #ones = 0;
   /** @type {number} of the names, inputs and outputs in turn */
   #names = 0;
   #capacity = 0;
@@ -51,7 +53,10 @@ export class HostSteps {
     const old = this.#capacity;
     /** @type {Map<string, Held>} */
     const grown = new Map();
+    let ones = 0;
     try {
+      ones = this.#allocate(8 * capacity);
+      this.#longs(ones, capacity).fill(1n);
       for (const [layer, { kvHeads, headDim }] of this.#decoder.layers.entries()) {
         for (const part of ["key", "value"]) {
           const name = `${layer}.${part}`;
@@ -68,10 +73,12 @@ export class HostSteps {
       }
     } catch (error) {
       this.#release(grown.values());
+      this.#module._free(ones);
       throw error;
     }
     this.#release(before.values());
-    this.#kv = grown;
+    this.#module._free(this.#ones);
+    [this.#kv, this.#ones] = [grown, ones];
     this.#capacity = capacity;
   }
 
@@ -82,13 +89,12 @@ export class HostSteps {
   async run(tokens, position) {
     const module = this.#module;
     const end = position + tokens.length;
-    const given = [
-      this.#integers([1, tokens.length], Array.from(tokens)),
-      this.#integers([1, end], new Array(end).fill(1)),
-    ];
+    const ids = this.#place(INT64, [1, tokens.length], 8 * tokens.length);
+    this.#longs(ids.pointer, tokens.length).set(Array.from(tokens, BigInt));
+    const mask = this.#tensor(INT64, this.#ones, [1, end], 8 * end);
     const stack = module.stackSave();
     const layers = [...this.#kv.values()].map(({ tensor }) => tensor);
-    const [inputs, outputs] = [given.map(({ tensor }) => tensor).concat(layers), [0, ...layers]];
+    const [inputs, outputs] = [[ids.tensor, mask, ...layers], [0, ...layers]];
     const names = this.#names || (this.#names = this.#writeNames());
     const values = module.stackAlloc(4 * (inputs.length + outputs.length));
     [...inputs, ...outputs].forEach((tensor, place) => module.setValue(values + 4 * place, tensor, "*"));
@@ -102,7 +108,8 @@ export class HostSteps {
       return this.#logits(module.getValue(results, "*"));
     } finally {
       module.stackRestore(stack);
-      this.#release(given);
+      module._OrtReleaseTensor(mask);
+      this.#release([ids]);
     }
   }
 
@@ -119,7 +126,8 @@ export class HostSteps {
   close() {
     this.#release(this.#kv.values());
     this.#kv.clear();
-    this.#capacity = 0;
+    this.#module._free(this.#ones);
+    this.#ones = this.#capacity = 0;
     if (this.#names) this.#module._free(this.#module.getValue(this.#names, "*")), this.#module._free(this.#names);
     this.#names = 0;
   }
@@ -136,29 +144,34 @@ export class HostSteps {
     );
   }
 
-  /** @param {number[]} dims @param {number[]} numbers */
-  #integers(dims, numbers) {
-    const held = this.#place(INT64, dims, 8 * numbers.length);
-    const view = this.#bytes(held.pointer, 8 * numbers.length);
-    new BigInt64Array(view.buffer, view.byteOffset, numbers.length).set(numbers.map(BigInt));
-    return held;
-  }
-
   /** Memory and a tensor over it. @param {number} type @param {number[]} dims @param {number} bytes @returns {Held} */
   #place(type, dims, bytes) {
-    const module = this.#module;
-    const pointer = module._malloc(bytes);
+    const pointer = this.#allocate(bytes);
+    try {
+      return { pointer, tensor: this.#tensor(type, pointer, dims, bytes) };
+    } catch (error) {
+      this.#module._free(pointer);
+      throw error;
+    }
+  }
+
+  /** @param {number} bytes */
+  #allocate(bytes) {
+    const pointer = this.#module._malloc(bytes);
     if (!pointer) throw new DeviceError(`this page has no memory left for ${bytes} bytes of the KV cache.`);
+    return pointer;
+  }
+
+  /** A tensor over memory. @param {number} type @param {number} pointer @param {number[]} dims @param {number} bytes */
+  #tensor(type, pointer, dims, bytes) {
+    const module = this.#module;
     const stack = module.stackSave();
     const sizes = module.stackAlloc(4 * dims.length);
     dims.forEach((size, place) => module.setValue(sizes + 4 * place, size, "i32"));
     const tensor = module._OrtCreateTensor(type, pointer, bytes, sizes, dims.length, ON_CPU);
     module.stackRestore(stack);
-    if (!tensor) {
-      module._free(pointer);
-      throw new DeviceError(`ONNX Runtime made no tensor of ${bytes} bytes: ${this.#lastError()}`);
-    }
-    return { pointer, tensor };
+    if (!tensor) throw new DeviceError(`ONNX Runtime made no tensor of ${bytes} bytes: ${this.#lastError()}`);
+    return tensor;
   }
 
   /** @param {Iterable<Held>} held */
@@ -173,6 +186,12 @@ export class HostSteps {
   #bytes(pointer, length) {
     this.#module.getValue(pointer, "i8"); // renews HEAPU8 when the memory has grown, in another thread perhaps
     return new Uint8Array(this.#module.HEAPU8.buffer, pointer, length);
+  }
+
+  /** A view of int64 numbers, likewise. @param {number} pointer @param {number} count */
+  #longs(pointer, count) {
+    const { buffer } = this.#bytes(pointer, 8 * count);
+    return new BigInt64Array(buffer, pointer, count);
   }
 
   /** Pointers to the names of inputs, then of outputs; the first also points to all their text. */
