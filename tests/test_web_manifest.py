@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.package import FORMAT, MANIFEST, WEIGHTS
+from embedllm.package import MANIFEST, PARTS_FORMAT, WEIGHTS
 from tests.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.server import ROOT
 
@@ -92,10 +92,32 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         with_change(folder, "graphs/0/file", "other.onnx"),
         with_change(folder, "files", {name: entry for name, entry in listed.items() if name != WEIGHTS}),
         with_change(folder, "context", 4096),
-        json.dumps({"format": FORMAT + 1, "files": ["another structure"]}),
+        json.dumps({"format": PARTS_FORMAT + 1, "files": ["another structure"]}),
     ]
     other, weights, contexts, newer = refusals(node, texts)
     assert "it names the graph 'other.onnx' but does not list that file" in other
     assert f"it does not list '{WEIGHTS}'" in weights
     assert "it gives two contexts, 4096 and, in its architecture, 128" in contexts
-    assert f"has format {FORMAT + 1}; this version of embedllm-web reads up to {FORMAT}. Upgrade" in newer
+    assert f"has format {PARTS_FORMAT + 1}; this version of embedllm-web reads up to {PARTS_FORMAT}. Upgrade" in newer
+
+
+def test_parts_that_make_no_sense_are_refused(node: str, folder: Path) -> None:
+    first, second = ({"file": f"{WEIGHTS}.{i}-of-2", "bytes": i + 2, "sha256": "0" * 64} for i in (1, 2))
+    right = with_change(folder, "parts", {WEIGHTS: [first, second]})
+    wrong = {
+        "its 'parts' is []; expected an object": [],
+        "its parts of 'weights.safetensors' are []; expected a list of one or more parts": {WEIGHTS: []},
+        "one of its parts of 'weights.safetensors' has the 'bytes' missing": {WEIGHTS: [3]},
+        "has the 'bytes' 0; expected a whole number >= 1": {WEIGHTS: [{**first, "bytes": 0}, second]},
+        "has the 'sha256' \"x\"; expected 64 hexadecimal digits": {WEIGHTS: [{**first, "sha256": "x"}, second]},
+        "have 6 bytes together; the file has 7": {WEIGHTS: [first, {**second, "bytes": 3}]},
+        "it names the file 'weights.safetensors.1-of-2' twice": {WEIGHTS: [first, {**second, "file": first["file"]}]},
+        "it names the file 'model.onnx' twice": {WEIGHTS: [first, {**second, "file": "model.onnx"}]},
+        'it names the file "../x"; expected one inside its folder': {WEIGHTS: [first, {**second, "file": "../x"}]},
+        "it names the file missing; expected one inside": {WEIGHTS: [{"bytes": 7, "sha256": "0" * 64}]},
+        "it has parts of 'other' but does not list that file": {"other": [first]},
+    }
+    said = refusals(node, [right, *(with_change(folder, "parts", value) for value in wrong.values())])
+    assert said[0] == ""
+    for expected, found in zip(wrong, said[1:], strict=True):
+        assert expected in found

@@ -3,14 +3,15 @@
 //   embedllm/files/SHA256        whole, its hash was checked
 //   embedllm/files/SHA256.part   the beginning of one
 //   embedllm/models/KEY.json     what is known of a model (store.js)
+//   embedllm/conversations/KEY   a saved one (saved.js)
 
 /**
  * The beginning of a file, being written. Only one can be open for a name.
- * @typedef {object} Part
+ * @typedef {object} Growing
  * @property {() => number} size
  * @property {(at: number, length: number) => Uint8Array | Promise<Uint8Array>} read
  * @property {(chunk: Uint8Array) => void} append  throws a DOMException named QuotaExceededError
- * @property {() => void} empty
+ * @property {(size: number) => void} cut  to its first so many bytes
  * @property {() => Promise<void>} finish  makes it the file of its name
  * @property {() => void} close
  */
@@ -19,7 +20,7 @@
  * @typedef {object} Place
  * @property {boolean} isDisk
  * @property {(name: string) => Promise<File | Blob | null>} file
- * @property {(name: string) => Promise<Part>} part
+ * @property {(name: string) => Promise<Growing>} part
  * @property {(name: string) => Promise<void>} remove  the file and its part; one that is being written stays
  * @property {() => Promise<Map<string, number>>} sizes  bytes by name, parts as NAME.part
  * @property {() => Promise<[string, string][]>} records  key and text
@@ -30,42 +31,43 @@
 
 /**
  * The place for this page's files, and why it is not the disk if it is not.
+ * @param {"files" | "conversations"} [kept]
  * @returns {Promise<{place: Place, reason: string}>}
  */
-export async function openPlace() {
+export async function openPlace(kept = "files") {
   try {
-    await folder("files");
-    return { place: disk(), reason: "" };
+    await folder(kept);
+    return { place: disk(kept), reason: "" };
   } catch (error) {
     return { place: memory(), reason: String(error) };
   }
 }
 
 /**
- * One of the two folders; made anew when the browser removed what this site stored.
- * @param {"files" | "models"} name
+ * One of the folders; made anew when the browser removed what this site stored.
+ * @param {"files" | "conversations" | "models"} name
  */
 async function folder(name) {
   const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm", { create: true });
   return home.getDirectoryHandle(name, { create: true });
 }
 
-/** @returns {Place} */
-function disk() {
+/** @param {"files" | "conversations"} kept @returns {Place} */
+function disk(kept) {
   return {
     isDisk: true,
-    file: async (name) => fileOf(await folder("files"), name),
+    file: async (name) => fileOf(await folder(kept), name),
     async part(name) {
-      const handle = await (await folder("files")).getFileHandle(`${name}.part`, { create: true });
+      const handle = await (await folder(kept)).getFileHandle(`${name}.part`, { create: true });
       return diskPart(handle, await access(handle), name);
     },
     async remove(name) {
-      const files = await folder("files");
+      const files = await folder(kept);
       for (const each of [name, `${name}.part`]) await removeFrom(files, each);
     },
     async sizes() {
       const sizes = new Map();
-      const files = await folder("files");
+      const files = await folder(kept);
       for await (const name of files.keys()) sizes.set(name, (await fileOf(files, name))?.size ?? 0);
       return sizes;
     },
@@ -84,7 +86,7 @@ function disk() {
       const handle = await (await folder("models")).getFileHandle(`${key}.part`, { create: true });
       const part = diskPart(handle, await access(handle), `${key}.json`);
       try {
-        part.empty();
+        part.cut(0);
         part.append(new TextEncoder().encode(text));
         await part.finish();
       } finally {
@@ -99,7 +101,7 @@ function disk() {
  * @param {FileSystemFileHandle} handle
  * @param {FileSystemSyncAccessHandle} access
  * @param {string} name
- * @returns {Part}
+ * @returns {Growing}
  */
 function diskPart(handle, access, name) {
   let isOpen = true;
@@ -124,7 +126,7 @@ function diskPart(handle, access, name) {
       access.truncate(at); // private windows of Chromium 156 give 2^32 - 8, their code of a full disk, for an error
       throw new DOMException("the disk is full", "QuotaExceededError");
     },
-    empty: () => access.truncate(0),
+    cut: (size) => access.truncate(size),
     async finish() {
       close(); // flushed before it has its name: a file of that name is whole
       await /** @type {any} */ (handle).move(name); // not in TypeScript's declarations yet
@@ -199,7 +201,7 @@ function memory() {
 /**
  * @param {Map<string, Blob>} files
  * @param {string} name
- * @returns {Part}
+ * @returns {Growing}
  */
 function memoryPart(files, name) {
   let whole = files.get(`${name}.part`) ?? new Blob();
@@ -222,9 +224,9 @@ function memoryPart(files, name) {
       pending += chunk.length;
       if (pending > 1 << 24) settle();
     },
-    empty() {
-      whole = new Blob();
-      chunks = [];
+    cut(size) {
+      settle();
+      whole = whole.slice(0, size);
       settle();
     },
     async finish() {

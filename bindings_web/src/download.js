@@ -1,11 +1,16 @@
-// One file from the network into a Part: resumed where it stopped, checked by its hash, tried again where it may help.
+// One file from the network: resumed where it stopped, checked by its hashes, tried again where it may help.
 
 import { PackageError } from "./errors.js";
+import { Hashes } from "./hashes.js";
 
 /**
- * @typedef {import("./disk.js").Part} Part
- * @typedef {{name: string, url: string, bytes: number, sha256: string}} Wanted  a file of a model
- * @typedef {{create: () => {update: (data: Uint8Array) => unknown, digest: () => Uint8Array}}} Sha256
+ * @typedef {import("./disk.js").Growing} Growing
+ * @typedef {import("./hashes.js").Sha256} Sha256
+ * @typedef {{url: string, bytes: number, sha256: string}} Source
+ * @typedef {{name: string, bytes: number, sha256: string, sources: Source[]}} Wanted
+ *   a file of a model; sources: itself, or the parts that the server has of it, in order
+ * @typedef {Source & {name: string, start: number, total: number}} Piece
+ *   what a source brings; name: of the file; start: where it begins there; total: bytes of the file
  * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "compile"}} Progress  bytes
  * @typedef {(progress: Progress) => void} OnProgress
  * @typedef {{sha256: Sha256, pause: number, patience: number}} Means
@@ -17,105 +22,133 @@ const BLOCK = 1 << 22; // read at once to continue a hash
 const TRIES = 4; // that bring nothing new, before it is given up
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]); // statuses that may be others a moment later
 const LONGEST_WAIT_MS = 30_000;
-const PROGRESS_MS = 50; // between two calls of onProgress
 
 /** A file of which nothing more can be got from its server by asking again. */
 class Unusable extends Error {}
 
 /**
- * Downloads what is missing of a file and makes the part a file. What came so far is kept when it does not succeed,
- * unless it is wrong. Throws PackageError, the signal's reason, or a DOMException named QuotaExceededError.
+ * Downloads what is missing of a file, source by source, and makes what grew the file. What came so far is kept when it
+ * does not succeed, unless it is wrong. Throws PackageError, the signal's reason, or a DOMException named
+ * QuotaExceededError.
  * @param {Wanted} wanted
- * @param {Part} part
+ * @param {Growing} growing
  * @param {Means & Options} means
  */
-export async function download(wanted, part, means) {
+export async function download(wanted, growing, means) {
+  const hashes = new Hashes(means.sha256, wanted.sources.length);
+  if (growing.size() > wanted.bytes) growing.cut(0);
+  let start = 0;
+  for (const source of wanted.sources) {
+    const piece = { ...source, name: wanted.name, start, total: wanted.bytes };
+    await fetchSource(piece, growing, hashes, means);
+    start += source.bytes;
+  }
+  const found = hashes.ofAll();
+  if (found === wanted.sha256) return growing.finish();
+  growing.cut(0);
+  throw new PackageError(
+    `the parts of '${wanted.name}' are as the manifest says, but not the file that they make: its sha256 is ` +
+      `${found}, the manifest says ${wanted.sha256}. Make the hosting copy again: embedllm shard FOLDER OUT`,
+  );
+}
+
+/**
+ * The bytes of one source, checked by its hash: of what is there of them, and what is missing.
+ * @param {Piece} piece
+ * @param {Growing} growing
+ * @param {Hashes} hashes
+ * @param {Means & Options} means
+ */
+async function fetchSource(piece, growing, hashes, means) {
   let wrong = "";
+  hashes.next();
   for (let attempt = 0; attempt < 2; attempt++) {
     try {
-      if (part.size() > wanted.bytes) part.empty();
-      const hash = await hashed(wanted, part, means);
-      const found = await fetchRest(wanted, part, hash, means);
-      if (found === wanted.sha256) return await part.finish();
-      wrong = `its sha256 is ${found}, the manifest says ${wanted.sha256}`;
+      await hashStored(piece, growing, hashes, means);
+      await fetchRest(piece, growing, hashes, means);
+      const found = hashes.ofPiece();
+      if (found === piece.sha256) return;
+      wrong = `its sha256 is ${found}, the manifest says ${piece.sha256}`;
     } catch (error) {
       if (!(error instanceof Unusable)) throw error;
       wrong = error.message;
     }
-    part.empty(); // what is wrong is never kept
+    growing.cut(piece.start); // what is wrong is never kept
+    hashes.again();
   }
   throw new PackageError(
-    `'${wanted.name}' is damaged, downloaded twice from ${wanted.url}: ${wrong}. If the model there was updated just ` +
+    `'${piece.name}' is damaged, downloaded twice from ${piece.url}: ${wrong}. If the model there was updated just ` +
       "now, load it again; else put the exported folder there again, whole.",
   );
 }
 
 /**
- * The hash of what is there of a file.
- * @param {Wanted} wanted
- * @param {Part} part
+ * Continues the hashes by what is there of a piece.
+ * @param {Piece} piece
+ * @param {Growing} growing
+ * @param {Hashes} hashes
  * @param {Means & Options} means
  */
-async function hashed({ name }, part, { sha256, onProgress, signal }) {
-  const hash = sha256.create();
-  const total = part.size();
-  for (let at = 0; at < total; ) {
+async function hashStored({ name, start, bytes }, growing, hashes, { onProgress, signal }) {
+  const total = growing.size();
+  const end = Math.min(total, start + bytes);
+  for (let at = start; at < end; ) {
     signal?.throwIfAborted();
-    const block = await part.read(at, Math.min(BLOCK, total - at));
-    hash.update(block);
+    const block = await growing.read(at, Math.min(BLOCK, end - at));
+    hashes.update(block);
     at += block.length;
     onProgress({ file: name, loaded: at, total, phase: "check" });
     await wait(0); // so that a message that aborts comes through
   }
-  return hash;
 }
 
 /**
- * Appends what is missing; the sha256 of the whole file.
- * @param {Wanted} wanted
- * @param {Part} part
- * @param {ReturnType<Sha256["create"]>} hash
+ * Appends what is missing of a piece.
+ * @param {Piece} piece
+ * @param {Growing} growing
+ * @param {Hashes} hashes
  * @param {Means & Options} means
  */
-async function fetchRest(wanted, part, hash, { sha256, pause, patience, onProgress, signal }) {
-  let furthest = part.size();
+async function fetchRest(piece, growing, hashes, { pause, patience, onProgress, signal }) {
+  const { name, url, start, total } = piece;
+  const end = start + piece.bytes;
+  let furthest = growing.size();
   let tries = 0;
-  while (part.size() < wanted.bytes) {
-    const end = new AbortController(); // of this request
+  while (growing.size() < end) {
+    const over = new AbortController(); // this request
     try {
       signal?.throwIfAborted();
-      const both = signal ? AbortSignal.any([signal, end.signal]) : end.signal;
-      const response = await ask(wanted, part.size(), both, patience);
-      if (response.status !== 206 && part.size() > 0) {
-        part.empty(); // a server without ranges sends it from the start
-        hash = sha256.create();
+      const both = signal ? AbortSignal.any([signal, over.signal]) : over.signal;
+      const response = await ask(piece, growing.size() - start, both, patience);
+      if (response.status !== 206 && growing.size() > start) {
+        growing.cut(start); // a server without ranges sends it from the start
+        hashes.again();
       }
       for await (const chunk of chunks(response, patience)) {
-        if (part.size() + chunk.length > wanted.bytes) {
-          throw new Unusable(`it is longer than the ${wanted.bytes} bytes that the manifest says`);
+        if (growing.size() + chunk.length > end) {
+          throw new Unusable(`it is longer than the ${piece.bytes} bytes that the manifest says`);
         }
-        part.append(chunk);
-        hash.update(chunk);
-        onProgress({ file: wanted.name, loaded: part.size(), total: wanted.bytes, phase: "download" });
+        growing.append(chunk);
+        hashes.update(chunk);
+        onProgress({ file: name, loaded: growing.size(), total, phase: "download" });
       }
-      if (part.size() < wanted.bytes) throw new Interruption("it ended early");
+      if (growing.size() < end) throw new Interruption("it ended early");
     } catch (error) {
       signal?.throwIfAborted();
       if (!(error instanceof Interruption)) throw error;
-      tries = part.size() > furthest ? 1 : tries + 1;
-      furthest = Math.max(furthest, part.size());
+      tries = growing.size() > furthest ? 1 : tries + 1;
+      furthest = Math.max(furthest, growing.size());
       if (tries === TRIES || navigator.onLine === false) {
         throw new PackageError(
-          `cannot download '${wanted.name}' from ${wanted.url} (${error.message}): ${part.size()} of ${wanted.bytes} ` +
-            "bytes are here. Load again when the network is back; it goes on from there.",
+          `cannot download '${name}' from ${url} (${error.message}): ${growing.size()} of ${total} bytes are here. ` +
+            "Load again when the network is back; it goes on from there.",
         );
       }
       await wait(Math.min(LONGEST_WAIT_MS, Math.max(error.wait, pause * 2 ** (tries - 1))), signal);
     } finally {
-      end.abort();
+      over.abort();
     }
   }
-  return hex(hash.digest());
 }
 
 /** A request that failed and may succeed when it is made again. */
@@ -132,7 +165,7 @@ class Interruption extends Error {
 
 /**
  * An answer that brings the file from a position on, or from its start.
- * @param {Wanted} wanted
+ * @param {Piece} piece
  * @param {number} from
  * @param {AbortSignal} signal
  * @param {number} patience
@@ -203,21 +236,3 @@ function wait(ms, signal) {
     signal?.addEventListener("abort", () => (clearTimeout(timer), failed(signal.reason)), { once: true });
   });
 }
-
-/**
- * Passes on at most one in PROGRESS_MS.
- * @param {OnProgress} [onProgress]
- * @returns {OnProgress}
- */
-export function throttled(onProgress) {
-  let last = 0;
-  return (progress) => {
-    const now = Date.now();
-    if (now - last < PROGRESS_MS) return;
-    last = now;
-    onProgress?.(progress);
-  };
-}
-
-/** @param {Uint8Array} bytes */
-export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -4,14 +4,15 @@ import { PackageError } from "./errors.js";
 
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
-const FORMAT = 1; // of the manifest; a folder with a larger one is refused
+const FORMAT = 2; // of the manifest, with files in parts; a folder with a larger one is refused
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
  * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
+ * @typedef {{file: string} & FileEntry} PartEntry  some of a file's bytes, as a file of their own
  * @typedef {{file: string, dialect: string, activations: string}} Graph
  * @typedef {{format: number, name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
- *   files: Record<string, FileEntry>, [key: string]: unknown}} Manifest
+ *   files: Record<string, FileEntry>, parts?: Record<string, PartEntry[]>, [key: string]: unknown}} Manifest
  */
 
 /**
@@ -74,22 +75,62 @@ function manifestFault(manifest) {
   if (typeof inner === "number" && inner !== manifest.context) {
     return `it gives two contexts, ${manifest.context} and, in its architecture, ${inner}`;
   }
-  return filesFault(manifest.files) || graphsFault(manifest.graphs, manifest.files);
+  return (
+    filesFault(manifest.files) ||
+    graphsFault(manifest.graphs, manifest.files) ||
+    partsFault(manifest.parts ?? {}, manifest.files)
+  );
 }
 
 /** @param {Record<string, any>} files */
 function filesFault(files) {
   for (const [name, entry] of Object.entries(files)) {
     if (!isPlain(name)) return outside(name);
-    if (!isWhole(entry?.bytes, 0)) {
-      return `its entry of '${name}' has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= 0`;
-    }
-    // also because files are stored by this name
-    if (!/^[0-9a-f]{64}$/.test(entry.sha256)) {
-      return `its entry of '${name}' has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
-    }
+    const fault = entryFault(`its entry of '${name}'`, entry, 0);
+    if (fault) return fault;
   }
   return WEIGHTS in files || Object.keys(files).some(isWeights) ? "" : `it does not list '${WEIGHTS}'`;
+}
+
+/**
+ * @param {string} what
+ * @param {any} entry
+ * @param {number} least  bytes
+ */
+function entryFault(what, entry, least) {
+  if (!isWhole(entry?.bytes, least)) {
+    return `${what} has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= ${least}`;
+  }
+  // also because files are stored by this name
+  if (/^[0-9a-f]{64}$/.test(entry.sha256)) return "";
+  return `${what} has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+}
+
+/**
+ * @param {any} parts
+ * @param {Record<string, any>} files
+ */
+function partsFault(parts, files) {
+  if (!isObject(parts)) return `its 'parts' is ${shown(parts)}; expected an object`;
+  const taken = new Set(Object.keys(files));
+  for (const [name, list] of Object.entries(parts)) {
+    if (!Object.hasOwn(files, name)) return `it has parts of '${name}' but does not list that file`;
+    if (!Array.isArray(list) || list.length === 0) {
+      return `its parts of '${name}' are ${shown(list)}; expected a list of one or more parts`;
+    }
+    for (const part of list) {
+      const fault = entryFault(`one of its parts of '${name}'`, part, 1);
+      if (fault) return fault;
+      if (typeof part.file !== "string" || !isPlain(part.file)) return outside(part.file);
+      if (taken.has(part.file)) return `it names the file '${part.file}' twice`;
+      taken.add(part.file);
+    }
+    const total = list.reduce((sum, { bytes }) => sum + bytes, 0);
+    if (total !== files[name].bytes) {
+      return `the parts of '${name}' have ${total} bytes together; the file has ${files[name].bytes}`;
+    }
+  }
+  return "";
 }
 
 /**
@@ -117,7 +158,7 @@ function isPlain(name) {
   return isPrintable && !/[\\:]/.test(name) && !name.split("/").some((part) => ["", ".", ".."].includes(part));
 }
 
-/** @param {string} name */
+/** @param {unknown} name */
 const outside = (name) => `it names the file ${shown(name)}; expected one inside its folder, of printable characters`;
 
 /** @param {unknown} value */

@@ -64,11 +64,12 @@ export class Package {
 
   /** @param {string} name */
   #wanted(name) {
-    const { files } = this.manifest;
+    const { files, parts = {} } = this.manifest;
     if (!Object.hasOwn(files, name)) {
       throw new PackageError(`the model at ${this.url} has no file '${name}'; it has ${Object.keys(files).join(", ")}`);
     }
-    return { name, url: addressIn(this.url, name), ...files[name] };
+    const sources = Object.hasOwn(parts, name) ? parts[name] : [{ file: name, ...files[name] }];
+    return { name, ...files[name], sources: sources.map((part) => ({ ...part, url: addressIn(this.url, part.file) })) };
   }
 }
 

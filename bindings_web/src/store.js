@@ -2,19 +2,20 @@
 
 import { folderOf } from "./address.js";
 import { openPlace } from "./disk.js";
-import { download, hex, throttled } from "./download.js";
+import { download } from "./download.js";
 import { PackageError } from "./errors.js";
+import { hex } from "./hashes.js";
 import { ifFree, locked } from "./locks.js";
 import { readManifest } from "./manifest.js";
 import { listed, readRecord } from "./record.js";
 import { freeBytes, noRoom, roomFor, spaceOfSite } from "./room.js";
+import { throttled } from "./throttled.js";
 
 /**
  * @typedef {import("./disk.js").Place} Place
- * @typedef {import("./disk.js").Part} Part
  * @typedef {import("./download.js").Wanted} Wanted
  * @typedef {import("./download.js").OnProgress} OnProgress
- * @typedef {import("./download.js").Sha256} Sha256
+ * @typedef {import("./hashes.js").Sha256} Sha256
  * @typedef {import("./download.js").Means} Means
  * @typedef {import("./record.js").Model} Model
  * @typedef {import("./record.js").Listed} Listed
@@ -196,13 +197,13 @@ export class Store {
    */
   async #make(wanted, { onProgress, signal }) {
     await this.needRoom([wanted]);
-    const part = await this.#place.part(wanted.sha256);
-    const missing = () => wanted.bytes - part.size();
+    const growing = await this.#place.part(wanted.sha256);
+    const missing = () => wanted.bytes - growing.size();
     try {
       const means = { ...this.#means, onProgress, signal };
-      await roomFor(`'${wanted.name}'`, missing, () => download(wanted, part, means));
+      await roomFor(`'${wanted.name}'`, missing, () => download(wanted, growing, means));
     } finally {
-      part.close();
+      growing.close();
     }
   }
 
