@@ -7,6 +7,7 @@ It has the name and the version of the whole wheel, whose 28 MB a page would wai
 
 from __future__ import annotations
 
+import argparse
 import ast
 import base64
 import hashlib
@@ -114,7 +115,7 @@ def _hash(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    made = main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    made = main(parser.parse_args().folder)
     sys.stderr.write(f"{made}: {made.stat().st_size / 1e3:.0f} kB\n")
