@@ -122,6 +122,16 @@ class WebSession:
     def capacity(self) -> int:
         return self._session.capacity if self._session is not None else 0
 
+    @property
+    def inner(self) -> JsSession:
+        """JavaScript's own session, at this one's position. Raises ValueError once it was closed."""
+        session = self._session
+        if session is None or self._is_closed:
+            raise ValueError("this session was closed")
+        if session.position != self.position:
+            call(session.rewind, self.position)
+        return session
+
     def feed(self, tokens: Sequence[int]) -> ListedRow:
         """As in the protocol; raises ValueError where no synchronous call can wait."""
         check_can_wait(_AWAIT)
@@ -174,17 +184,15 @@ class WebSession:
 
     def _begin(self, tokens: Sequence[int]) -> asyncio.Future[JsRow]:
         """Starts a feed."""
-        session = self._session
-        if session is None or self._is_closed:
+        if self._session is None or self._is_closed:
             raise ValueError("this session was closed")
         engine = self._engine
         check_tokens(tokens, self.position, vocabulary=engine.vocabulary, limit=engine.context, remedy=engine.remedy)
         if self._is_stopping:
             raise Interrupted
         self._fed += 1
+        session = self.inner
         with translating():
-            if session.position != self.position:
-                session.rewind(self.position)
             self._promise = promise = started(session.feed(whole_numbers(tokens)))
         engine.feeding.add(self)
         return promise

@@ -17,6 +17,7 @@ from embedllm.web.constraint import MakeMatcher, WebConstraint
 from embedllm.web.loading import aload
 
 if TYPE_CHECKING:
+    from embedllm.backends.web import JsSession, WebSession
     from embedllm.chat import JSON
     from embedllm.model import Model
     from embedllm.prompt import Prompt
@@ -100,6 +101,25 @@ class Server:
     def cancel(self) -> None:
         """Ends the reply that runs, at its next step."""
         self._cancel.cancel()
+
+    def session(self, conversation: int) -> JsSession | None:
+        """JavaScript's session of a conversation, where there is one: what moves KV needs no way through Python."""
+        sequence = self._sequences.get(conversation)
+        return None if sequence is None else cast("WebSession", sequence.session).inner
+
+    def tokens(self, conversation: int) -> str:
+        """JSON of the tokens that the conversation's session holds."""
+        return json.dumps(self._sequences[conversation].tokens)
+
+    def hold(self, conversation: int, tokens: str) -> JsSession:
+        """A new session for a conversation; JavaScript puts the KV of these tokens, in JSON, into it."""
+        held = json.loads(tokens)
+        sequence = self._model.runner.new_sequence(len(held))
+        session = cast("WebSession", sequence.session)
+        inner = session.inner
+        sequence.tokens, session.position = held, len(held)
+        self._sequences[conversation] = sequence
+        return inner
 
     def forget(self, conversation: int) -> None:
         """Frees the KV cache of a conversation."""

@@ -19,7 +19,8 @@ import { TextCodec } from "./tokenizer.js";
  *   signal?: AbortSignal, urls?: Urls}} Options device: a name of devices(), "auto", or names that are tried in order;
  *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated
  * @typedef {{texts: Map<string, string>, manifest: Package["manifest"], package: Package, device: Device,
- *   refused: Device[], engine: Engine, tokenizer: TextCodec}} Loaded refused: those passed over, with the reasons
+ *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("./saved.js").Kind}} Loaded refused: those
+ *   passed over, with the reasons; kind: of its KV caches
  */
 
 const WEIGHTS = "weights.safetensors";
@@ -64,7 +65,10 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
       const engine = await openEngine(device, parts, { base, threads });
       onProgress?.({ file: graph.file, loaded: 1, total: 1, phase: "compile" });
       const { texts, manifest } = opened;
-      return { texts, manifest, package: opened, device, refused, engine, tokenizer };
+      const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => manifest.files[name].sha256);
+      const of = { device: device.name, type: graph.activations, context: engine.context };
+      const kind = { weights: ofWeights, graph: ofGraph, ...of };
+      return { texts, manifest, package: opened, device, refused, engine, tokenizer, kind };
     } catch (error) {
       if (!(error instanceof DeviceError) || wished.length === 1) throw error;
       refused.push({ ...device, available: false, reason: error.message, remedy: "" });

@@ -3,7 +3,7 @@
 import { replyOf, messagesOf } from "./options.js";
 
 /**
- * @import { Chunk, Message, Reply } from "./messages.js"
+ * @import { Chunk, Message, Params, Reply } from "./messages.js"
  * @import { ReplyOptions } from "./options.js"
  */
 
@@ -24,23 +24,24 @@ import { replyOf, messagesOf } from "./options.js";
  * What it needs of the model.
  *
  * @typedef {{stream: (reply: Reply, signal?: AbortSignal) => AsyncGenerator<Chunk, void, void>,
- *   forget: (conversation: number) => void}} Speaker
+ *   forget: (conversation: number) => void, save: (params: Params["save"]) => Promise<void>,
+ *   restore: (params: Params["restore"]) => Promise<Saved>}} Speaker
  */
 
 /** @type {FinalizationRegistry<() => void>} frees the KV cache of one that was dropped, not closed */
 const dropped = new FinalizationRegistry((forget) => forget());
 let last = 0;
 
-/** Made by llm.conversation(). */
+/** Made by llm.conversation() and llm.openConversation(). */
 export class Conversation {
   #speaker;
-  #key = ++last;
+  #key;
   #isRunning = false;
   #tools;
   #variables;
 
-  /** @param {Speaker} speaker @param {ConversationOptions} options */
-  constructor(speaker, { id, system, messages, tools, variables } = {}) {
+  /** @param {Speaker} speaker @param {ConversationOptions} options @param {number} [key] of its KV in the worker */
+  constructor(speaker, { id, system, messages, tools, variables } = {}, key = ++last) {
     const history = messages?.length ? structuredClone(messagesOf(messages)) : [];
     if (system !== undefined && system !== null) {
       if (history[0]?.role === "system") {
@@ -53,10 +54,16 @@ export class Conversation {
     /** The history; it may be changed between turns, and what it no longer shares with the cache is computed again. */
     this.messages = history;
     this.#speaker = speaker;
+    this.#key = key;
     this.#tools = tools;
     this.#variables = variables;
-    const key = this.#key;
     dropped.register(this, () => speaker.forget(key), this);
+  }
+
+  /** One that was saved under a name. @param {Speaker} speaker @param {string} name @returns {Promise<Conversation>} */
+  static async open(speaker, name) {
+    const key = ++last;
+    return new Conversation(speaker, await speaker.restore({ name, conversation: key }), key);
   }
 
   /**
@@ -70,9 +77,7 @@ export class Conversation {
    * @returns {AsyncGenerator<Chunk, void, void>}
    */
   async *say(text, options = {}) {
-    if (this.#isRunning) {
-      throw new RangeError("this conversation has a reply under way; finish, leave or abort it first.");
-    }
+    this.#checkIdle();
     const said = typeof text === "string" ? { role: "user", content: text } : text;
     const [tools, variables] = [options.tools ?? this.#tools, options.variables ?? this.#variables];
     const reply = replyOf(messagesOf([...this.messages, said]), { ...options, tools, variables }, this.#key);
@@ -97,17 +102,39 @@ export class Conversation {
   /**
    * All of it as plain data: llm.conversation() takes it, after a reload too, and computes the history once more.
    *
+   * With a name: writes it and its KV cache into this site's storage, over the one of that name, for
+   * llm.openConversation(name). Rejects with PackageError when there is no room for it; what was there before stays.
+   *
+   * @overload
    * @returns {Saved}
+   * @overload
+   * @param {string} name of at most 120 bytes
+   * @returns {Promise<void>}
+   * @param {string} [name]
+   * @returns {Saved | Promise<void>}
    */
-  save() {
-    const saved = { id: this.id, messages: this.messages };
-    if (this.#tools) Object.assign(saved, { tools: this.#tools });
-    if (this.#variables) Object.assign(saved, { variables: this.#variables });
-    return structuredClone(saved);
+  save(name) {
+    const given = { id: this.id, messages: this.messages };
+    if (this.#tools) Object.assign(given, { tools: this.#tools });
+    if (this.#variables) Object.assign(given, { variables: this.#variables });
+    const saved = structuredClone(given);
+    return name === undefined ? saved : this.#write(name, saved);
   }
 
   /** Frees the KV cache; the history stays, and the next turn computes it again. */
   close() {
     this.#speaker.forget(this.#key);
+  }
+
+  /** @param {string} name @param {Saved} saved */
+  async #write(name, saved) {
+    this.#checkIdle();
+    if (saved.messages.length) messagesOf(saved.messages); // what cannot be opened again
+    await this.#speaker.save({ name, saved, conversation: this.#key });
+  }
+
+  #checkIdle() {
+    if (!this.#isRunning) return;
+    throw new RangeError("this conversation has a reply under way; finish, leave or abort it first.");
   }
 }

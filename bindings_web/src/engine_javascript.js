@@ -57,6 +57,7 @@ class Model {
     this.#grammars = new Grammars(loaded.texts);
     this.#runner = new Runner(engine, loaded.tokenizer);
     this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
+    this.kind = loaded.kind;
     this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
   }
 
@@ -69,6 +70,16 @@ class Model {
     } catch (error) {
       throw this.#loaded.engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
     }
+  }
+
+  /** @param {number} conversation */
+  held(conversation) {
+    return this.#runner.held(conversation);
+  }
+
+  /** @param {number} conversation @param {number[]} tokens */
+  hold(conversation, tokens) {
+    return this.#runner.hold(conversation, tokens);
   }
 
   /** @param {number} conversation */

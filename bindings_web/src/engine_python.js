@@ -11,6 +11,7 @@ import { remade } from "./messages.js";
  * @import { Urls } from "./libraries.js"
  * @import { Chunk, Load, Reply } from "./messages.js"
  * @import { Opened, Opening, Replying } from "./serving.js"
+ * @import { Session } from "./session.js"
  * @typedef {{load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
  */
 
@@ -19,6 +20,8 @@ import { remade } from "./messages.js";
  *
  * @typedef {{context: number, name: string, can_chat: boolean, cancel: () => void,
  *   reply: (reply: string, tell: (...values: any[]) => void, make?: MakeMatcher) => any,
+ *   session: (conversation: number) => Session | undefined, tokens: (conversation: number) => string,
+ *   hold: (conversation: number, tokens: string) => Session,
  *   forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
  */
 
@@ -67,11 +70,12 @@ export async function openPython(bridge, { url, device, threads, urls }, opening
  * @param {Opening} opening
  * @returns {Opened}
  */
-function opened(server, { device, refused, engine, texts }, { onLost }) {
+function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
   const grammars = new Grammars(texts);
   engine.onLost = onLost;
   return {
     about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
+    kind,
     async reply(reply, replying) {
       const make = await grammars.maker(reply.response_format);
       try {
@@ -80,6 +84,11 @@ function opened(server, { device, refused, engine, texts }, { onLost }) {
         throw engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
       }
     },
+    held(conversation) {
+      const session = server.session(conversation);
+      return session ? { session, tokens: JSON.parse(server.tokens(conversation)) } : null;
+    },
+    hold: (conversation, tokens) => server.hold(conversation, JSON.stringify(tokens)),
     forget: (conversation) => server.forget(conversation),
     close() {
       server.close();

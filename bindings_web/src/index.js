@@ -1,6 +1,7 @@
 // embedllm in a page: a model in a worker of its own, which answers in chunks.
 
 import { collected } from "./answer.js";
+import { cache, conversations, devices } from "./asked.js";
 import { Conversation } from "./conversation.js";
 import { checkedUrls } from "./libraries.js";
 import { Link } from "./link.js";
@@ -15,7 +16,6 @@ export * from "./errors.js";
  * @import { Answer } from "./answer.js"
  * @import { About, Chunk, EngineName, Load, Message, Progress, Reply } from "./messages.js"
  * @import { ConversationOptions } from "./conversation.js"
- * @import { Device } from "./engine.js"
  * @import { ReplyOptions } from "./options.js"
  * @import { Placed } from "./start.js"
  */
@@ -43,6 +43,14 @@ export class EmbedLLM {
   #options;
   /** @type {About} */
   #about = /** @type {any} */ (null);
+
+  /** @type {import("./conversation.js").Speaker} */
+  #speaker = {
+    stream: (reply, signal) => this.#stream(reply, signal),
+    forget: (conversation) => this.#link?.tell("forget", { conversation }),
+    save: async (params) => (this.#link ?? (await this.#restarted())).call("save", params),
+    restore: async (params) => (this.#link ?? (await this.#restarted())).call("restore", params),
+  };
 
   /** Use EmbedLLM.load(). @param {Load} load @param {LoadOptions} options */
   constructor(load, options) {
@@ -79,29 +87,10 @@ export class EmbedLLM {
     return llm;
   }
 
-  /** What this browser offers, and why the rest is not available. @param {Placed} [placed] @returns {Promise<Device[]>} */
-  static devices = (placed) => asked("devices", {}, placed);
-
-  /** The models that this site has stored. */
-  static cache = Object.freeze({
-    /** Last used first. @param {Placed} [placed] @returns {Promise<import("./record.js").Listed[]>} */
-    list: (placed) => asked("list", {}, placed),
-    /**
-     * Removes a model and all files that no other one has; whether it was there.
-     *
-     * @param {string | URL} url
-     * @param {Placed} [placed]
-     * @returns {Promise<boolean>}
-     */
-    remove: (url, placed) => asked("remove", { url: new URL(url, globalThis.document?.baseURI).href }, placed),
-    /**
-     * Bytes: of all models, of all that this site stores, and that it may store.
-     *
-     * @param {Placed} [placed]
-     * @returns {Promise<{models: number, site: number | null, quota: number | null, isPersistent: boolean}>}
-     */
-    usage: (placed) => asked("usage", {}, placed),
-  });
+  /** What this browser offers, and why the rest is not available. */
+  static devices = devices;
+  static cache = cache;
+  static conversations = conversations;
 
   /** Of the folder. */
   get name() {
@@ -146,8 +135,20 @@ export class EmbedLLM {
 
   /** A chat that remembers. @param {ConversationOptions} [options] its beginning, or what save() gave */
   conversation(options = {}) {
-    const forget = (/** @type {number} */ conversation) => this.#link?.tell("forget", { conversation });
-    return new Conversation({ stream: (reply, signal) => this.#stream(reply, signal), forget }, options);
+    return new Conversation(this.#speaker, options);
+  }
+
+  /**
+   * The conversation that save(name) wrote. Its next turn computes nothing of what it held then, on the same model and
+   * device; elsewhere the history is computed again, which the console is told.
+   *
+   * Rejects with RangeError when there is none of that name, EmbedError when its messages are damaged.
+   *
+   * @param {string} name
+   * @returns {Promise<Conversation>}
+   */
+  openConversation(name) {
+    return Conversation.open(this.#speaker, name);
   }
 
   /** Frees the model; what is under way is rejected. Twice is fine. */
@@ -213,23 +214,6 @@ export class EmbedLLM {
     this.#link?.tell("unload", {}); // of a worker that goes on
     this.#link?.close(error);
     this.#link = null;
-  }
-}
-
-/**
- * The answer of a worker that is there for this question only.
- *
- * @param {"devices" | "list" | "remove" | "usage"} method
- * @param {object} params
- * @param {Placed} [placed]
- */
-async function asked(method, params, placed = {}) {
-  const urls = checkedUrls(placed.urls, globalThis.document?.baseURI);
-  const link = start(placed, () => {});
-  try {
-    return await link.call(method, /** @type {any} */ ({ ...params, urls }));
-  } finally {
-    link.close(lostError("the question was answered"));
   }
 }
 

@@ -5,6 +5,7 @@ import { DeviceError, postedError, remadeError } from "./errors.js";
 /**
  * @import { PostedError } from "./errors.js"
  * @import { Urls } from "./libraries.js"
+ * @import { Saved } from "./conversation.js"
  * @import { Device } from "./engine.js"
  */
 
@@ -56,8 +57,10 @@ import { DeviceError, postedError, remadeError } from "./errors.js";
 /**
  * What a page asks, each with an `id` of its own, or {cancel: id}. Requests of a model take turns; the others do not.
  *
- * @typedef {{load: Load, reply: Reply, forget: {conversation: number}, unload: {}, devices: {urls: Urls}, list: {urls: Urls},
- *   remove: {urls: Urls, url: string}, usage: {urls: Urls}}} Params
+ * @typedef {{load: Load, reply: Reply, save: {conversation: number, name: string, saved: Saved},
+ *   restore: {conversation: number, name: string}, forget: {conversation: number}, unload: {}, devices: {urls: Urls},
+ *   list: {urls: Urls}, remove: {urls: Urls, url: string}, usage: {urls: Urls}, listConversations: {},
+ *   removeConversation: {name: string}}} Params
  * @typedef {{id: number, method: keyof Params, params: any} | {cancel: number}} ToWorker
  */
 

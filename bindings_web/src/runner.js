@@ -98,6 +98,19 @@ export class Runner {
     }
   }
 
+  /** The sequence of a conversation, if there is one. @param {number} conversation */
+  held(conversation) {
+    return this.#conversations.get(conversation) ?? null;
+  }
+
+  /** A session for a conversation; the caller puts the KV of these tokens into it. @param {number} conversation @param {number[]} tokens */
+  hold(conversation, tokens) {
+    const made = new HeldSequence(this.#engine.open(tokens.length));
+    made.tokens = tokens;
+    this.#conversations.set(conversation, made);
+    return made.session;
+  }
+
   /** Frees the KV cache of a conversation. @param {number} conversation */
   forget(conversation) {
     this.#conversations.get(conversation)?.session.close();

@@ -7,14 +7,20 @@ import { Turns } from "./turns.js";
  * @import { About, Chunk, Load, Params, Port, Progress, Reply, ToPage, ToWorker } from "./messages.js"
  * @import { Urls } from "./libraries.js"
  * @import { Device } from "./engine.js"
+ * @import { Kind, SavedConversations } from "./saved.js"
+ * @import { Session } from "./session.js"
  */
 
 /**
  * A model that an engine has loaded. reply() gives chunks until the last one, which has a finish_reason.
  *
  * @typedef {{signal: AbortSignal, onChunk: (chunk: Chunk) => void}} Replying
- * @typedef {{about: About, reply: (reply: Reply, replying: Replying) => Promise<void>,
- *   forget: (conversation: number) => void, close: () => void}} Opened
+ * @typedef {{about: About, kind: Kind, reply: (reply: Reply, replying: Replying) => Promise<void>,
+ *   held: (conversation: number) => {session: Moved, tokens: number[]} | null,
+ *   hold: (conversation: number, tokens: number[]) => Moved,
+ *   forget: (conversation: number) => void, close: () => void}} Opened kind: of its KV caches; held: a conversation's
+ *   session and the tokens in it; hold: a new session of a conversation, which the caller puts these tokens' KV into
+ * @typedef {Pick<Session, "exportState" | "importState">} Moved
  */
 
 /**
@@ -29,7 +35,7 @@ import { Turns } from "./turns.js";
  *
  * @typedef {{list: () => Promise<unknown>, remove: (url: string) => Promise<unknown>, usage: () => Promise<unknown>}} Stored
  * @typedef {{engines: Record<string, OpenModel>, devices: (urls: Urls) => Promise<Device[]>,
- *   store: (urls: Urls) => Promise<Stored>}} Means
+ *   store: (urls: Urls) => Promise<Stored>, conversations: () => Promise<SavedConversations>}} Means
  */
 
 /**
@@ -50,6 +56,13 @@ class Serving {
   #turns = new Turns();
   /** @type {Opened | null} */
   #model = null;
+  /** @type {Record<string, (id: number, params: any, signal: AbortSignal) => Promise<unknown>>} */
+  #inTurn = {
+    load: (id, load, signal) => this.#load(id, load, signal),
+    reply: (id, reply, signal) => this.#reply(id, reply, signal),
+    save: (_, params) => this.#save(params),
+    restore: (_, params) => this.#restore(params),
+  };
 
   /** @param {(message: ToPage) => void} send @param {Means} means */
   constructor(send, means) {
@@ -61,12 +74,12 @@ class Serving {
   take(message) {
     if ("cancel" in message) return this.#turns.cancel(message.cancel);
     const { id, method, params } = message;
-    if (method === "load" || method === "reply") return this.#queue(id, method, params);
+    if (Object.hasOwn(this.#inTurn, method)) return this.#queue(id, method, params);
     if (method === "forget") return this.#forget(id, params);
     return void this.#answer(id, () => this.#ask(method, params));
   }
 
-  /** @param {number} id @param {"load" | "reply"} method @param {any} params */
+  /** @param {number} id @param {keyof Params} method @param {any} params */
   #queue(id, method, params) {
     const drop = () => {
       if (method === "reply") this.#send({ id, chunk: cancelledChunk() });
@@ -75,7 +88,7 @@ class Serving {
     /** @param {AbortSignal} signal */
     const run = (signal) => {
       this.#send({ id, started: true });
-      return this.#answer(id, () => (method === "load" ? this.#load(id, params, signal) : this.#reply(id, params, signal)));
+      return this.#answer(id, () => this.#inTurn[method](id, params, signal));
     };
     try {
       this.#turns.add(id, run, drop);
@@ -120,15 +133,44 @@ class Serving {
 
   /** @param {number} id @param {Reply} reply @param {AbortSignal} signal */
   async #reply(id, reply, signal) {
-    if (this.#model === null) throw new RangeError("no model is loaded here. Send 'load' first.");
     const onChunk = (/** @type {Chunk} */ chunk) => this.#send({ id, chunk });
-    await this.#model.reply(reply, { signal, onChunk });
+    await this.#loaded().reply(reply, { signal, onChunk });
+  }
+
+  /** @param {Params["save"]} params */
+  async #save({ conversation, name, saved }) {
+    const model = this.#loaded();
+    const held = model.held(conversation);
+    const state = held ? await held.session.exportState() : [];
+    const tokens = held?.tokens ?? [];
+    await (await this.#means.conversations()).save(name, { saved, kind: model.kind, tokens, state });
+  }
+
+  /** @param {Params["restore"]} params */
+  async #restore({ conversation, name }) {
+    const model = this.#loaded();
+    const { saved, tokens, state } = await (await this.#means.conversations()).read(name, model.kind);
+    if (!tokens.length) return saved;
+    try {
+      await model.hold(conversation, tokens).importState(state, tokens.length);
+    } catch (error) {
+      model.forget(conversation);
+      throw error;
+    }
+    return saved;
+  }
+
+  #loaded() {
+    if (this.#model === null) throw new RangeError("no model is loaded here. Send 'load' first.");
+    return this.#model;
   }
 
   /** @param {keyof Params} method @param {any} params @returns {Promise<unknown>} */
   async #ask(method, params) {
     if (method === "unload") return this.#unload();
     if (method === "devices") return this.#means.devices(params.urls);
+    if (method === "listConversations") return (await this.#means.conversations()).list();
+    if (method === "removeConversation") return (await this.#means.conversations()).remove(params.name);
     const store = await this.#means.store(params.urls);
     if (method === "remove") return store.remove(params.url);
     if (method === "list") return store.list();

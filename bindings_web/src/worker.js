@@ -3,6 +3,7 @@
 import * as bridge from "./bridge.js";
 import { folderOf } from "./address.js";
 import { loadLibrary } from "./libraries.js";
+import { SavedConversations } from "./saved.js";
 import { serve } from "./serving.js";
 import { Store } from "./store.js";
 
@@ -18,7 +19,8 @@ serve(/** @type {import("./messages.js").Port} */ (/** @type {unknown} */ (globa
     return {
       list: () => store.list(),
       remove: (url) => store.remove(folderOf(url)),
-      usage: () => store.usage(),
+      usage: async () => ({ ...(await store.usage()), conversations: await (await SavedConversations.open()).bytes() }),
     };
   },
+  conversations: () => SavedConversations.open(),
 });

@@ -1,14 +1,18 @@
 // A worker without a browser: what src/worker.js does behind a MessageChannel, over the model of one formula.
 
+import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { MessageChannel } from "node:worker_threads";
 
+import { openPlace } from "../../bindings_web/src/disk.js";
 import { openJavaScript } from "../../bindings_web/src/engine_javascript.js";
 import { openPython } from "../../bindings_web/src/engine_python.js";
 import { DeviceError } from "../../bindings_web/src/errors.js";
 import { EmbedLLM } from "../../bindings_web/src/index.js";
 import { serve } from "../../bindings_web/src/serving.js";
 import { formulaBridge } from "./pyodide.mjs";
+
+/** @import { SavedConversations } from "../../bindings_web/src/saved.js" */
 
 /** What pytest gives: see tests/test_web_api.py. */
 export const given = JSON.parse(await readFile(process.env.EMBEDLLM_API_TEST ?? "", "utf-8"));
@@ -23,12 +27,13 @@ export function endWorkers() {
 
 /** A bridge whose engines have what the true ones have beside the formula's. */
 export function madeBridge(model = given.model) {
-  const bridge = formulaBridge(model);
+  const kind = { weights: "w", graph: "g", context: model.context, device: "formula", type: "float32" };
+  const bridge = Object.assign(formulaBridge(model), { kind });
   const { load } = bridge;
   bridge.load = async (url, options) => {
     const loaded = await load(url, options);
     Object.assign(loaded.engine, { remedy: "export with a larger --context", isLost: false, onLost() {} });
-    return { ...loaded, manifest: JSON.parse(model.texts["embedllm.json"]) };
+    return { ...loaded, manifest: JSON.parse(model.texts["embedllm.json"]), kind: bridge.kind };
   };
   return bridge;
 }
@@ -47,8 +52,9 @@ export function lose(engine) {
  *
  * @param {any} bridge
  * @param {any} [store]
+ * @param {SavedConversations} [conversations]
  */
-export function workers(bridge, store) {
+export function workers(bridge, store, conversations) {
   /** @type {any[]} */
   const made = [];
   const make = () => {
@@ -60,6 +66,7 @@ export function workers(bridge, store) {
       },
       devices: () => bridge.devices(),
       store: async () => store,
+      conversations: async () => conversations ?? assert.fail("no conversations are stored"),
     });
     const worker = Object.assign(port1, { terminate: () => port1.close(), die: () => port2.close() });
     made.push(worker);
@@ -69,14 +76,21 @@ export function workers(bridge, store) {
   return { make, made };
 }
 
+/** A place for conversations, in memory but said to be a disk. */
+export async function madePlace() {
+  Object.assign(globalThis, { navigator: globalThis.navigator ?? { userAgent: "Node.js" } }); // Node.js 20 has none
+  return { ...(await openPlace()).place, isDisk: true };
+}
+
 /**
  * A loaded model, with its bridge and its workers.
  *
  * @param {object} [options] of EmbedLLM.load()
+ * @param {any} [bridge]
+ * @param {SavedConversations} [conversations]
  */
-export async function loaded(options = {}) {
-  const bridge = madeBridge();
-  const { make, made } = workers(bridge);
+export async function loaded(options = {}, bridge = madeBridge(), conversations) {
+  const { make, made } = workers(bridge, undefined, conversations);
   const urls = given.urls;
   const llm = await EmbedLLM.load("https://models.test/tiny/", { engine: "javascript", worker: make, urls, ...options });
   return { llm, bridge, made, engine: () => /** @type {any} */ (bridge.engines[bridge.engines.length - 1]) };

@@ -86,6 +86,17 @@ class FormulaSession {
     this.tokens.length = position;
   }
 
+  /** The "KV" of a formula is its tokens. */
+  async exportState() {
+    return this.tokens.length ? [new Uint8Array(Int32Array.from(this.tokens).buffer)] : [];
+  }
+
+  /** @param {Uint8Array[]} state @param {number} tokens */
+  async importState([bytes], tokens) {
+    if (this.engine.failure) throw this.engine.failure;
+    this.tokens = [...new Int32Array(bytes.buffer, bytes.byteOffset, tokens)];
+  }
+
   interrupt(stop = true) {
     if (stop) this.engine.counts.interrupts++;
     this.stopping = stop;
