@@ -1,5 +1,6 @@
 // A page's end of its worker: requests by number, their chunks in order, and an end to all of them when it dies.
 
+import { watchLife } from "./life.js";
 import { cancelledChunk, lostError, remade } from "./messages.js";
 
 /** @import { Chunk, Params, Port, Progress, Reply, ToPage } from "./messages.js" */
@@ -20,6 +21,8 @@ export class Link {
   #port;
   #onLost;
   #hasHeard = false; // of the worker
+  #died;
+  #closing = new AbortController();
   /** @type {Map<number, Pending>} */
   #pending = new Map();
 
@@ -27,13 +30,13 @@ export class Link {
   constructor(port, onLost) {
     this.#port = port;
     this.#onLost = onLost;
-    const died = (/** @type {string} */ how) => {
+    const died = (this.#died = (/** @type {string} */ how) => {
       this.isDead = true;
       const remedy = this.#hasHeard
         ? "The next request loads the model again."
         : "Check that worker.js and what it imports can be fetched, and that the page's policy allows it (worker-src).";
       this.#lose(lostError(`the worker of the model ${how}. ${remedy}`));
-    };
+    });
     port.addEventListener("message", (/** @type {MessageEvent<ToPage>} */ { data }) => this.#take(data));
     port.addEventListener("messageerror", () => died("sent what cannot be read"));
     port.addEventListener("error", (/** @type {ErrorEvent} */ event) => {
@@ -138,6 +141,7 @@ export class Link {
   /** Rejects what is under way and ends the worker. @param {Error} error */
   close(error) {
     this.#fail(error);
+    this.#closing.abort();
     if (this.#port.terminate) this.#port.terminate();
     else this.#port.close?.();
   }
@@ -160,6 +164,7 @@ export class Link {
   #take(message) {
     this.#hasHeard = true;
     if ("lost" in message) return this.#lose(remade(message.lost));
+    if ("life" in message) return watchLife(message.life, this.#closing.signal, () => this.#died("is gone"));
     const pending = this.#pending.get(message.id);
     if (!pending) return; // ended here before
     if ("started" in message) pending.started = true;

@@ -65,10 +65,11 @@ import { DeviceError, postedError, remadeError } from "./errors.js";
  */
 
 /**
- * What a worker answers. started: its turn has come. lost: the device failed, and the model with it.
+ * What a worker answers. started: its turn has come. lost: the device failed, and the model with it. life: of life.js.
  *
  * @typedef {{id: number, result: unknown} | {id: number, error: Posted} | {id: number, started: true}
- *   | {id: number, chunk: Chunk} | {id: number, progress: Progress} | {lost: Posted}} ToPage
+ *   | {id: number, chunk: Chunk} | {id: number, progress: Progress} | {lost: Posted}
+ *   | {life: string}} ToPage
  * @typedef {PostedError & {lost?: boolean}} Posted
  */
 

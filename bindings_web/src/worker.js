@@ -3,9 +3,15 @@
 import * as bridge from "./bridge.js";
 import { folderOf } from "./address.js";
 import { loadLibrary } from "./libraries.js";
+import { holdLife } from "./life.js";
 import { SavedConversations } from "./saved.js";
 import { serve } from "./serving.js";
 import { Store } from "./store.js";
+
+const life = holdLife();
+addEventListener("message", async ({ data }) => {
+  if (data?.method === "load") postMessage({ life: await life });
+});
 
 serve(/** @type {import("./messages.js").Port} */ (/** @type {unknown} */ (globalThis)), {
   engines: {
