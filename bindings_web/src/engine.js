@@ -21,6 +21,7 @@ const CPU_CHUNK = 64; // tokens fed at once: more would keep an interruption wai
 const GPU_CHUNK = 512;
 /** Most that attention takes on Vulkan: from 32 on its sums are wrong there (docs/webgpu.md) */
 const SAFE_CHUNK = 31;
+const GONE_MS = 300; // after a step that failed, to hear that the GPU is lost
 
 export class Engine {
   remedy = "export with a larger --context";
@@ -29,6 +30,10 @@ export class Engine {
   isClosed = false;
   /** told once, when it fails @type {(error: Error) => void} */
   onLost = () => {};
+  /** settles when the device is gone, as GPUs can be @type {Promise<unknown>} */
+  gone = new Promise(() => {});
+  /** @type {DeviceError | null} */
+  #failure = null;
   #steps;
   #close;
   #turn = Promise.resolve();
@@ -54,7 +59,7 @@ export class Engine {
       this.#steps(),
       {
         context, vocabulary, chunk, remedy,
-        fail: (error) => this.fail(error),
+        fail: (error) => this.#failed(error),
         alone: (work) => this.#alone(work),
         after: (work) => this.#after(work),
       },
@@ -67,15 +72,21 @@ export class Engine {
     void this.#after(async () => this.#close());
   }
 
-  /** An error of the device as a DeviceError; ONNX Runtime's binding is in no known state after one. */
+  /** The DeviceError that ended this engine; ONNX Runtime's binding is in no known state after one. */
   fail(/** @type {unknown} */ error) {
-    const isNews = !this.isLost;
-    this.isLost = true;
+    if (this.#failure) return this.#failure;
     const message = error instanceof Error ? error.message : String(error);
-    const failure =
+    this.#failure =
       error instanceof DeviceError ? error : new DeviceError(`'${this.device.name}' failed: ${message}`, { cause: error });
-    if (isNews) this.onLost(failure);
-    return failure;
+    this.isLost = true;
+    this.onLost(this.#failure);
+    return this.#failure;
+  }
+
+  /** What ended it: that the GPU was lost, if it was, and not which step of it failed for that. @param {unknown} error */
+  async #failed(error) {
+    await Promise.race([this.gone, new Promise((resolve) => setTimeout(resolve, GONE_MS))]);
+    return this.fail(error);
   }
 
   /** One step at a time. @template T @param {() => Promise<T>} work @returns {Promise<T>} */
@@ -147,8 +158,8 @@ async function openGpu(device, { graph, weights, activations, decoder }, { base 
   const steps = () => new GpuSteps(ort, session, gpu, decoder, activations);
   const chunk = await largestChunk(steps, decoder);
   const engine = new Engine(device, decoder, chunk, steps, () => session.release());
-  void gpu.lost.then(({ reason, message }) => {
-    if (engine.isClosed) return; // ONNX Runtime gave it up with the last session
+  engine.gone = gpu.lost.then(({ reason, message }) => {
+    if (engine.isClosed && !engine.isLost) return; // ONNX Runtime gave it up with the last session
     forgetGpuRuntime();
     engine.fail(new DeviceError(`the GPU was lost (${reason || "unknown"}): ${message} Load the model again.`));
   });

@@ -8,7 +8,7 @@ import { breathe } from "./breathe.js";
  * @import { HostSteps } from "./host_steps.js"
  * @import { GpuSteps } from "./gpu_steps.js"
  * @typedef {HostSteps | GpuSteps} Steps
- * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, fail: (error: unknown) => Error,
+ * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, fail: (error: unknown) => Promise<Error>,
  *   alone: <T>(work: () => Promise<T>) => Promise<T>, after: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a
  *   session asks of its engine; alone: runs one step at a time, on a device that works; after: also on one that failed
  */
@@ -62,7 +62,8 @@ export class Session {
         this.position = start + tokens.length;
         return new Row(row);
       } catch (error) {
-        throw error instanceof EmbedError && !(error instanceof DeviceError) ? error : this.#limits.fail(error);
+        if (error instanceof EmbedError && !(error instanceof DeviceError)) throw error;
+        throw await this.#limits.fail(error);
       }
     });
   }
