@@ -138,7 +138,8 @@ def agreement(mine: Sequence[int], theirs: Sequence[int]) -> int:
 
 def cell(mine: Sequence[float], base: Sequence[float], *, is_rate: bool = True) -> str:
     values = sorted(1000 / time if is_rate else time / 1000 for time in mine)
-    text = f"{statistics.median(values):.{1 if is_rate else 2}f} ({values[0]:.1f}-{values[-1]:.1f})"
+    digits = 1 if is_rate else 2
+    text = f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
     if mine is base:
         return f"{text} | 1"
     return f"{text} | {statistics.median(a / b for a, b in zip(mine, base, strict=True)):.2f}"

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 FILES = {"fp32": "model.onnx", "q4": "model_q4.onnx", "q8": "model_quantized.onnx"}
@@ -65,8 +66,8 @@ def _quantize(source: Path, folder: Path) -> None:
     onnx.save(onnx.load(source), folder / FILES["fp32"])
     four = MatMulNBitsQuantizer(onnx.load(source), block_size=32, is_symmetric=True, accuracy_level=None)
     four.process()
-    assert four.model is not None
-    onnx.save(four.model.model, folder / FILES["q4"])
+    quantized: Any = four.model  # its type says ModelProto, but process() leaves an ONNXModel there
+    onnx.save(quantized.model, folder / FILES["q4"])
     eight = ONNXQuantizer(
         onnx.load(source), False, False, mode=QuantizationMode.IntegerOps, static=False,
         weight_qType=QuantType.QUInt8, activation_qType=QuantType.QUInt8, tensors_range=None, nodes_to_quantize=[],
