@@ -463,14 +463,15 @@ def test_a_model_without_room_is_refused_before_its_download(web_server: WebServ
     assert page.in_worker(LOAD, url)["sha256"] == digest(WEIGHTS)
 
 
+@pytest.mark.parametrize("quota", [600_000, 1])  # the second is used up before anything is written
 @pytest.mark.parametrize("is_private", [True, False])
 def test_room_that_ends_in_the_middle_is_told_alike(
-    browser: Browser, web_server: WebServer, url: str, tmp_path: Path, is_private: bool
+    browser: Browser, web_server: WebServer, url: str, tmp_path: Path, is_private: bool, quota: int
 ) -> None:
     context = browser.context(None if is_private else tmp_path / "profile")
     page = context.page(web_server.url + "/tests/blank.html")
     page.in_worker(LIBRARIES)
-    page.cdp("Storage.overrideQuotaForOrigin", origin=web_server.url, quotaSize=600_000)
+    page.cdp("Storage.overrideQuotaForOrigin", origin=web_server.url, quotaSize=quota)
     message = refused(page, url)
     assert "no room for" in message
     assert "bytes are needed, less is left for this site" in message

@@ -36,7 +36,7 @@
  */
 export async function openPlace(kept = "files") {
   try {
-    await folder(kept);
+    for (const name of /** @type {const} */ ([kept, "models"])) await folder(name);
     return { place: disk(kept), reason: "" };
   } catch (error) {
     return { place: memory(), reason: String(error) };
@@ -48,8 +48,14 @@ export async function openPlace(kept = "files") {
  * @param {"files" | "conversations" | "models"} name
  */
 async function folder(name) {
-  const home = await (await navigator.storage.getDirectory()).getDirectoryHandle("embedllm", { create: true });
-  return home.getDirectoryHandle(name, { create: true });
+  let found = await navigator.storage.getDirectory();
+  for (const each of ["embedllm", name]) {
+    found = await found.getDirectoryHandle(each).catch((error) => {
+      if (error.name !== "NotFoundError") throw error;
+      return found.getDirectoryHandle(each, { create: true }); // refused where the quota is used up, so not each time
+    });
+  }
+  return found;
 }
 
 /** @param {"files" | "conversations"} kept @returns {Place} */

@@ -41,11 +41,13 @@ export function noRoom(names, needed, available) {
  * Does what writes; the browser's refusal for want of room is a PackageError.
  * @param {string} what
  * @param {() => number} missing  bytes
- * @param {() => Promise<unknown>} write
+ * @template T
+ * @param {() => Promise<T>} write
+ * @returns {Promise<T>}
  */
 export async function roomFor(what, missing, write) {
   try {
-    await write();
+    return await write();
   } catch (error) {
     if (/** @type {Error} */ (error).name !== "QuotaExceededError") throw error;
     throw noRoom(what, missing(), await freeBytes());

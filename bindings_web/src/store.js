@@ -197,11 +197,12 @@ export class Store {
    */
   async #make(wanted, { onProgress, signal }) {
     await this.needRoom([wanted]);
-    const growing = await this.#place.part(wanted.sha256);
+    const what = `'${wanted.name}'`;
+    const growing = await roomFor(what, () => wanted.bytes, () => this.#place.part(wanted.sha256));
     const missing = () => wanted.bytes - growing.size();
     try {
       const means = { ...this.#means, onProgress, signal };
-      await roomFor(`'${wanted.name}'`, missing, () => download(wanted, growing, means));
+      await roomFor(what, missing, () => download(wanted, growing, means));
     } finally {
       growing.close();
     }
