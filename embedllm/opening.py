@@ -37,6 +37,8 @@ def load(
     exact: bool = False,
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    urls: Mapping[str, str] | None = None,
 ) -> Model:
     """Opens a package folder on a device.
 
@@ -49,14 +51,23 @@ def load(
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
-    In a browser: path is an address, and the call needs JSPI, which aload() does not (docs/web.md).
+    on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
+    In a browser: path is an address, exact and openvino are refused, and the call needs JSPI, which aload() does not
+    (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
         _check_for_browser(exact=exact, openvino=openvino)
         from embedllm import web
 
-        return web.load(os.fspath(path), device=device, threads=threads, chat_template=chat_template)
+        return web.load(
+            os.fspath(path),
+            device=device,
+            threads=threads,
+            chat_template=chat_template,
+            on_progress=on_progress,
+            urls=urls,
+        )
     from embedllm.backends import registry, select
 
     if not 0 <= threads <= _MOST_THREADS:
@@ -83,11 +94,7 @@ async def aload(
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
-    """As load(), without blocking the event loop; in a browser, path is an address.
-
-    on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    exact, openvino: not in a browser.
-    """
+    """As load(), without blocking the event loop."""
     if in_browser():
         _check_for_browser(exact=exact, openvino=openvino)
         from embedllm import web

@@ -28,6 +28,14 @@ SMALL = """async () => [...document.querySelectorAll("button, input, select, tex
     .map((one) => [one.id || one.textContent, one.getBoundingClientRect()])
     .filter(([, box]) => box.height < 43.9 || box.width < 43.9).map(([name]) => name)"""
 SIDEWAYS = "async () => document.documentElement.scrollWidth - innerWidth"
+HIDE = """async () => {
+    Object.defineProperty(document, "visibilityState", {configurable: true, value: "hidden"});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""  # as if another tab came to the front
+KEPT = """async () => {
+    const {library, URLS} = await import("./shared/places.js");
+    return (await (await library()).EmbedLLM.conversations.list({urls: URLS})).length;
+}"""
 AXE = """async () => (await axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}))
     .violations.filter(({impact}) => ["serious", "critical", "moderate"].includes(impact))
     .map(({id, nodes}) => [id, nodes.map(({html, failureSummary}) => [html.slice(0, 200), failureSummary])])"""
@@ -67,7 +75,7 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
     cached = re.search(r"(\d+) of (\d+) prompt tokens cached", second)
     assert cached is not None
     assert 0 < int(cached[1]) < int(cached[2])
-    shot(chat.page, "chat-desktop-light")
+    shot(chat.page, "chat-desktop")
 
     chat.set(max_tokens=1500)
     chat.send(LONG)
@@ -82,6 +90,8 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
     before = [re.sub(r"\n.*tokens cached.*", "", message).strip() for message in chat.messages()]
 
     chat.set(temperature=0, max_tokens=60)
+    chat.page.evaluate(HIDE)
+    until(lambda: chat.page.evaluate(KEPT) == 1)
     chat.page.type("#said", "a draft")
     chat.page.press("Tab", "#said")  # leaves the field
     chat.page.reload()
@@ -89,10 +99,14 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
     assert len(chat.messages()) == 6
     assert [message.strip() for message in chat.messages()] == before
     assert chat.page.evaluate("async () => document.getElementById('said').value") == "a draft"
+    chat.page.fill("#said", "")
+    again = re.search(r"(\d+) of (\d+) prompt tokens cached", chat.ask(QUESTION))
+    assert again is not None
+    assert int(again[2]) - int(again[1]) < 40  # the history was on disk, computed
     chat.page.click("#new")
     until(lambda: chat.messages() == [])
     chat.page.select("#chats", chat.page.evaluate("async () => document.getElementById('chats').options[1].value"))
-    until(lambda: len(chat.messages()) == 6)
+    until(lambda: len(chat.messages()) == 8)
     exported = chat.page.evaluate(
         """async () => {
             const make = URL.createObjectURL;
@@ -102,7 +116,7 @@ def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browse
         }"""
     )
     roles = [message["role"] for message in json.loads(exported)["messages"]]
-    assert roles == ["user", "assistant"] * 3
+    assert roles == ["user", "assistant"] * 4
 
 
 def test_it_works_offline_after_one_visit(browser: Browser, url: str, web_server: WebServer) -> None:

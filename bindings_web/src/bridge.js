@@ -5,7 +5,7 @@ import { Decoder } from "./decoder.js";
 import { devices as found } from "./devices.js";
 import { openEngine } from "./engine.js";
 import { DeviceError } from "./errors.js";
-import { libraryUrl, loadLibrary } from "./libraries.js";
+import { checkedUrls, libraryUrl, loadLibrary } from "./libraries.js";
 import { openPackage } from "./package.js";
 import { probe } from "./probe.js";
 import { Store } from "./store.js";
@@ -41,7 +41,8 @@ export async function devices() {
  *
  * @param {string} url @param {Options} [options] @returns {Promise<Loaded>}
  */
-export async function load(url, { device: wish = "auto", threads = 0, onProgress, signal, urls } = {}) {
+export async function load(url, { device: wish = "auto", threads = 0, onProgress, signal, urls: places } = {}) {
+  const urls = checkedUrls(places, globalThis.location?.href);
   if (!Number.isInteger(threads) || threads < 0) throw new RangeError(`threads is ${threads}; expected 0 or more.`);
   const wished = candidates(await found(), wish);
   const [{ sha256 }, library] = await Promise.all([loadLibrary("hashes", urls), loadLibrary("tokenizers", urls)]);

@@ -2,6 +2,7 @@
 
 import { any, button, element, input } from "./elements.js";
 import { exportChat, History, newChat, titleOf } from "./history.js";
+import { conversationOf, forgetCache, keepCache } from "./kept_cache.js";
 import { loadModel, showDevices, showStored, status, stopLoading } from "./loading.js";
 import { workOffline } from "./offline.js";
 import { bindDialog, change, settings } from "./settings.js";
@@ -27,6 +28,7 @@ let conversation = null;
 /** @type {AbortController | null} of the reply that is being made */
 let replying = null;
 let chat = newChat();
+let isNew = false; // whether something was said that keepCache() has not kept
 
 /** Loads the model of the settings, in place of the one that is there. */
 async function load() {
@@ -67,8 +69,6 @@ async function send() {
   if (!text || !llm || replying) return;
   hideTrouble();
   const { temperature, max_tokens, system } = settings();
-  const isNew = chat.messages.length === 0;
-  conversation ??= llm.conversation({ id: chat.id, messages: chat.messages, system: isNew && system ? system : null });
   const mine = (replying = new AbortController());
   said.value = "";
   await keep(text); // a page that is closed now finds it in the field again
@@ -80,6 +80,7 @@ async function send() {
   speaker.begin("The model is writing.");
   let reply = "";
   try {
+    conversation ??= await conversationOf(llm, chat, system);
     for await (const chunk of conversation.say(text, { temperature, max_tokens, signal: mine.signal })) {
       reply += chunk.text;
       answer.grow(reply);
@@ -90,6 +91,7 @@ async function send() {
       speaker.end(reply, chunk.finish_reason === "cancelled" ? "Stopped." : "End of the reply.");
     }
     chat.messages = /** @type {Chat["messages"]} */ (conversation.save().messages);
+    isNew = true;
     if (!reply && mine.signal.aborted) said.value ||= text; // stopped before anything came: nothing was said
   } catch (error) {
     question.remove();
@@ -167,6 +169,7 @@ button("new").addEventListener("click", async () => {
 button("delete").addEventListener("click", async () => {
   if (chat.messages.length && !confirm(`Delete the chat “${titleOf(chat)}”?`)) return;
   await history.remove(chat.id);
+  await forgetCache(chat.id);
   await show((await history.list())[0] ?? newChat());
   said.focus();
 });
@@ -175,6 +178,11 @@ chats.addEventListener("change", async () => {
   const other = (await history.list()).find(({ id }) => id === chats.value);
   await keep(said.value);
   if (other) await show(other);
+});
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState !== "hidden" || !conversation || replying || !isNew) return;
+  isNew = false;
+  void keepCache(conversation);
 });
 button("open-settings").addEventListener("click", () => {
   void showDevices().catch((error) => (any("devices").textContent = error.message));

@@ -4,13 +4,22 @@ import { any, button, element, input } from "./elements.js";
 
 /**
  * @typedef {{temperature: number, max_tokens: number, device: string, engine: "javascript" | "python", system: string,
- *   url: string, isLoaded: boolean}} Settings
- * isLoaded: the model at `url` was used the last time, and is loaded again by itself
+ *   url: string, isLoaded: boolean, keptChat: string}} Settings
+ * isLoaded: the model at `url` was used the last time, and is loaded again by itself. keptChat: see kept_cache.js
  */
 
 const KEY = "embedllm-chat";
 /** @type {Settings} */
-const DEFAULTS = { temperature: 0, max_tokens: 256, device: "auto", engine: "javascript", system: "", url: "", isLoaded: false };
+const DEFAULTS = {
+  temperature: 0,
+  max_tokens: 256,
+  device: "auto",
+  engine: "javascript",
+  system: "",
+  url: "",
+  isLoaded: false,
+  keptChat: "",
+};
 
 /** What is kept; what is missing, damaged or of another version is the default. @returns {Settings} */
 export function settings() {
