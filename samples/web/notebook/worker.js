@@ -19,9 +19,12 @@ class Output(io.TextIOBase):  # what is printed is seen at once, not with the ne
 
 sys.stdout = sys.stderr = Output()
 
-async def run(code):
+def run(code):
     global running
-    running = asyncio.ensure_future(eval_code_async(code, globals=names, filename="<cell>"))
+    running = asyncio.ensure_future(eval_code_async(code, globals=names, filename="<cell>"))  # from now on stop() finds it
+    return asyncio.ensure_future(outcome(running))
+
+async def outcome(running):
     try:
         value = await running
         if value is not None:
