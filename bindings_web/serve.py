@@ -17,11 +17,12 @@ from embedllm.web.constraint import MakeMatcher, WebConstraint
 from embedllm.web.loading import aload
 
 if TYPE_CHECKING:
+    from embedllm.async_stream import AsyncStream
     from embedllm.backends.web import JsSession, WebSession
     from embedllm.chat import JSON
     from embedllm.model import Model
     from embedllm.prompt import Prompt
-    from embedllm.runner import AsyncStream, HeldSequence
+    from embedllm.sequences import HeldSequence
 
 _NAMES = {"ValueError": "RangeError"}  # a caller's slip, here and there
 _EXPECTED = (EmbedError, OSError, ValueError, TypeError)
@@ -114,7 +115,7 @@ class Server:
     def hold(self, conversation: int, tokens: str) -> JsSession:
         """A new session for a conversation; JavaScript puts the KV of these tokens, in JSON, into it."""
         held = json.loads(tokens)
-        sequence = self._model.runner.new_sequence(len(held))
+        sequence = self._model.runner.sequences.new(len(held))
         session = cast("WebSession", sequence.session)
         inner = session.inner
         sequence.tokens, session.position = held, len(held)
@@ -153,7 +154,7 @@ class Server:
         if asked.conversation is not None:
             sequence = self._sequences.get(asked.conversation)
             if sequence is None:
-                sequence = model.runner.new_sequence(len(request.prompt))
+                sequence = model.runner.sequences.new(len(request.prompt))
                 self._sequences[asked.conversation] = sequence
         return model.runner.astream(request, cancel, sequence)
 

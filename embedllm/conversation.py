@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from embedllm.async_stream import AsyncStream
 from embedllm.chat import Message, Tool
 from embedllm.decode import Cancel, Chunk
 from embedllm.model import Completion, Model, collect
-from embedllm.runner import AsyncStream, HeldSequence, Request
+from embedllm.options import ReplyOptions
+from embedllm.runner import Request
 from embedllm.sampling import Sampling
+from embedllm.sequences import HeldSequence
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
@@ -42,37 +45,29 @@ class Conversation:
         text: str | Message,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
         cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
     ) -> Completion:
         """Adds the user's message and the model's reply to the history; gives the reply.
 
-        text: what the user says, or a whole message (a tool's result, say).
+        text: what the user says, or a whole message (a tool's result, say). options: as of Model.generate().
         When it fails (ContextFull, TemplateError, DeviceError) the history stays as it was.
         """
-        return collect(self.stream(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                                   logprobs=logprobs, cancel=cancel))  # fmt: skip
+        return collect(self.stream(text, sampling, cancel=cancel, **options))
 
     def stream(
         self,
         text: str | Message,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
         cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
     ) -> Generator[Chunk, None, None]:
         """As say(), token by token.
 
         Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
         """
-        said, request = self._request(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                                      logprobs=logprobs)  # fmt: skip
+        said, request = self._request(text, sampling, options)
         return self._stream(said, request, cancel or Cancel())
 
     async def asay(
@@ -80,15 +75,11 @@ class Conversation:
         text: str | Message,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
         cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
     ) -> Completion:
         """As say(), without blocking the event loop."""
-        chunks = self.astream(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                              logprobs=logprobs, cancel=cancel)  # fmt: skip
+        chunks = self.astream(text, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
     def astream(
@@ -96,38 +87,25 @@ class Conversation:
         text: str | Message,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
         cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
     ) -> AsyncStream:
         """As stream(), for `async for`."""
-        said, request = self._request(text, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                                      logprobs=logprobs)  # fmt: skip
+        said, request = self._request(text, sampling, options)
         sequence = self._held(request)
         return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=self._turn(said))
 
     def _request(
-        self,
-        text: str | Message,
-        sampling: Sampling | None,
-        *,
-        max_tokens: int | None,
-        stop: str | Sequence[str] | None,
-        stop_tokens: Sequence[int] | None,
-        logprobs: int,
+        self, text: str | Message, sampling: Sampling | None, options: ReplyOptions
     ) -> tuple[Message, Request]:
         """The message that is said, and what the model shall run."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
-        request = self.model.request([*self.messages, said], sampling, max_tokens=max_tokens, stop=stop,
-                                     stop_tokens=stop_tokens, logprobs=logprobs, tools=self._tools,
-                                     variables=self._variables)  # fmt: skip
-        return said, request
+        messages = [*self.messages, said]
+        return said, self.model.request(messages, sampling, tools=self._tools, variables=self._variables, **options)
 
     def _held(self, request: Request) -> HeldSequence:
         if self._sequence is None:
-            self._sequence = self.model.runner.new_sequence(len(request.prompt))
+            self._sequence = self.model.runner.sequences.new(len(request.prompt))
         return self._sequence
 
     def _stream(self, said: Message, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
+from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import TemplateError
+from embedllm.options import PromptOptions
 from embedllm.package import Package
 from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
-from embedllm.runner import AsyncStream, Request, Runner
+from embedllm.runner import Request, Runner
 from embedllm.sampling import Picked, Sampling
 from embedllm.settings import Defaults
 from embedllm.text import ModelCodec
@@ -103,21 +105,15 @@ class Model:
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
         cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Completion:
         """The model's continuation of a prompt.
 
         prompt: text, which is continued as it stands; messages, which go through the chat template; or token ids.
         sampling: None takes the model's own defaults (`self.sampling`).
+        cancel: a switch that ends it from another thread.
+        The options, by name:
         max_tokens: None takes the model's default, or what is left of the context.
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
@@ -126,56 +122,33 @@ class Model:
         special: write special tokens, such as the marks of a tool call, into the text.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off.
         """
-        return collect(self.stream(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                                    logprobs=logprobs, tools=tools, variables=variables, documents=documents,
-                                    continue_final_message=continue_final_message, special=special,
-                                    cancel=cancel))  # fmt: skip
+        return collect(self.stream(prompt, sampling, cancel=cancel, **options))
 
     def chat(
         self,
         messages: Sequence[Message],
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
         cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Completion:
         """The reply to a conversation; generate() with messages.
 
         Raises ValueError for anything else; for text there is generate().
         """
         check_messages(messages)
-        return self.generate(messages, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                             logprobs=logprobs, tools=tools, variables=variables, documents=documents,
-                             continue_final_message=continue_final_message, special=special, cancel=cancel)  # fmt: skip
+        return self.generate(messages, sampling, cancel=cancel, **options)
 
     def stream(
         self,
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
         cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Generator[Chunk, None, None]:
         """As generate(), token by token. Leaving the loop early frees what it used."""
-        request = self.request(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                               logprobs=logprobs, tools=tools, variables=variables, documents=documents,
-                               continue_final_message=continue_final_message, special=special)  # fmt: skip
+        request = self.request(prompt, sampling, **options)
         return self.runner.stream(request, cancel or Cancel())
 
     async def agenerate(
@@ -183,22 +156,11 @@ class Model:
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
         cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Completion:
         """As generate(), without blocking the event loop."""
-        chunks = self.astream(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                              logprobs=logprobs, tools=tools, variables=variables, documents=documents,
-                              continue_final_message=continue_final_message, special=special,
-                              cancel=cancel)  # fmt: skip
+        chunks = self.astream(prompt, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
     def astream(
@@ -206,21 +168,11 @@ class Model:
         prompt: Prompt,
         sampling: Sampling | None = None,
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
         cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
     ) -> AsyncStream:
         """As stream(), for `async for`: the model computes beside the event loop. Cancelling the task interrupts it."""
-        request = self.request(prompt, sampling, max_tokens=max_tokens, stop=stop, stop_tokens=stop_tokens,
-                               logprobs=logprobs, tools=tools, variables=variables, documents=documents,
-                               continue_final_message=continue_final_message, special=special)  # fmt: skip
+        request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, cancel or Cancel())
 
     def conversation(
@@ -268,7 +220,7 @@ class Model:
 
     def release(self) -> None:
         """Frees the KV cache that waits for the next call; that one computes its whole prompt again."""
-        self.runner.release()
+        self.runner.sequences.release()
 
     def close(self) -> None:
         """Frees weights and KV caches. A generation that still runs ends as cancelled, at its next step.
@@ -284,7 +236,7 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        where = "closed" if self.runner.is_closed else f"on {self.device.name}"
+        where = "closed" if self.runner.sequences.is_closed else f"on {self.device.name}"
         return f"<embedllm.Model '{self.name}' {where}, context {self.context}>"
 
     def _chat_template(self) -> ChatTemplate:

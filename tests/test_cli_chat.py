@@ -22,7 +22,7 @@ import embedllm
 from embedllm.cli import cli
 from embedllm.cli_chat import Turn, read_turn
 from embedllm.rows import Row
-from embedllm.runner import HeldSequence
+from embedllm.sequences import HeldSequence
 from embedllm.types import Logits
 
 MakePackage = Callable[..., Path]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedllm import Cancel, ContextFull, Conversation, DeviceError, Model, Sampling, TemplateError, load
-from embedllm.runner import HeldSequence
+from embedllm.sequences import HeldSequence
 from tests.tiny import TEMPLATE
 
 SAMPLING = Sampling(seed=11)

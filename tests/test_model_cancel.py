@@ -11,7 +11,7 @@ import pytest
 
 from embedllm import Cancel, Chunk, Model, Sampling, load
 from embedllm.backends.base import Interruptible
-from embedllm.runner import HeldSequence
+from embedllm.sequences import HeldSequence
 from embedllm.types import Logits
 
 WAIT_S = 30  # a test that waits this long has failed
@@ -145,4 +145,4 @@ def test_a_switch_that_is_off_gives_nothing_and_spoils_nothing(llm: Model) -> No
 
 
 def test_sessions_of_this_runtime_can_be_interrupted(llm: Model) -> None:
-    assert isinstance(llm.runner.new_sequence().session, Interruptible)
+    assert isinstance(llm.runner.sequences.new().session, Interruptible)

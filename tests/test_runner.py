@@ -189,7 +189,7 @@ def test_leaving_a_stream_gives_its_session_back_at_once() -> None:
 def test_a_sequence_runs_one_request_at_a_time() -> None:
     engine = FakeEngine()
     runner = runner_on(engine)
-    kept = runner.new_sequence()
+    kept = runner.sequences.new()
     first = runner.stream(request([1, 2, 3]), Cancel(), kept)
     chunks = [next(first)]
     with pytest.raises(ValueError, match="has a reply under way; finish, close or cancel it first"):
@@ -217,9 +217,9 @@ def test_a_feed_that_fails_leaves_a_sequence_that_works() -> None:
 def test_close_frees_waiting_sequences_at_once_and_running_ones_when_they_end() -> None:
     engine = FakeEngine()
     runner = runner_on(engine)
-    kept = runner.new_sequence()  # as a conversation does
+    kept = runner.sequences.new()  # as a conversation does
     list(runner.stream(request([1]), Cancel(), kept))
-    running = runner.new_sequence()
+    running = runner.sequences.new()
     streams = [runner.stream(request([1]), Cancel()) for _ in range(2)]
     streams.append(runner.stream(request([1]), Cancel(), running))
     assert [next(stream).token for stream in streams] == [ord("b")] * 3
@@ -227,7 +227,7 @@ def test_close_frees_waiting_sequences_at_once_and_running_ones_when_they_end() 
     runner.close()
     runner.close()
     assert engine.closed
-    assert runner.is_closed
+    assert runner.sequences.is_closed
     assert [session.closed for session in engine.sessions] == [True, False, True, False]
     assert [chunk.finish_reason for chunk in streams.pop()] == ["cancelled"]
     assert [session.closed for session in engine.sessions] == [True, True, True, False]
@@ -271,8 +271,8 @@ def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
     assert len(engine.sessions) == 1
     generate(runner, range(100))
     assert [session.closed for session in engine.sessions] == [True, False]
-    runner.release()
-    runner.release()
+    runner.sequences.release()
+    runner.sequences.release()
     assert [session.closed for session in engine.sessions] == [True, True]
     generate(runner, range(100))
     assert len(engine.sessions) == 3
@@ -281,13 +281,13 @@ def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_nothing_runs_after_close(is_kept: bool) -> None:
     runner = runner_on(FakeEngine())
-    kept = runner.new_sequence() if is_kept else None
+    kept = runner.sequences.new() if is_kept else None
     list(runner.stream(request([1, 2]), Cancel(), kept))
     runner.close()
     with pytest.raises(ValueError, match="this model was closed"):
         list(runner.stream(request([1, 2]), Cancel(), kept))
     with pytest.raises(ValueError, match="this model was closed"):
-        runner.new_sequence()
+        runner.sequences.new()
 
 
 # --- interruption

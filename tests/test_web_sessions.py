@@ -50,7 +50,7 @@ def test_a_session_that_can_be_awaited_is_and_no_thread_is_made() -> None:
 
     assert "".join(asyncio.run(texts())) == "efghi"
     assert [len(fed) for fed in engine.sessions[0].fed] == [16, 14, 1, 1, 1, 1]
-    assert runner._worker is None
+    assert runner._feeder._worker is None
 
 
 def test_a_closed_runner_ends_an_awaited_request() -> None:

@@ -1,0 +1,115 @@
+"""The chunks of a request for `async for`, and the thread that feeds sessions which cannot be awaited."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import Interrupted, Interruptible
+from embedllm.decode import Cancel, Chunk, Generation, arun
+from embedllm.sequences import HeldSequence
+from embedllm.types import Logits
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+class AsyncStream:
+    """The chunks of a request, for `async for`.
+
+    No async generator: of one that is left early, the event loop runs the end some time later, and until then its
+    sequence is taken. This gives it back when it is dropped.
+    """
+
+    def __init__(
+        self,
+        running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation]],
+        cancel: Cancel,
+        feed: Callable[[HeldSequence, Sequence[int]], Awaitable[Logits]],
+        noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
+    ) -> None:
+        self._running = running
+        self._cancel = cancel
+        self._feed = feed
+        self._noting = noting or nullcontext(lambda chunk: None)
+        self._note: Callable[[Chunk], None] = lambda chunk: None
+        self._held = ExitStack()
+        self._chunks: AsyncGenerator[Chunk, None] | None = None
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._chunks is None:
+            used, pieces, generation = self._held.enter_context(self._running)
+            self._note = self._held.enter_context(self._noting)
+            feed = self._feed  # not self in the closure: in a circle it would not end when it is dropped
+            self._chunks = arun(generation, lambda piece: feed(used, piece), pieces, self._cancel)
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            self._held.close()
+            raise
+        except BaseException as error:
+            self._held.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._note(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        """Ends it, as leaving the loop does."""
+        if self._chunks is not None:
+            await self._chunks.aclose()
+        self._held.close()
+
+
+class Feeder:
+    """Feeds a sequence without blocking the event loop: by itself where it can, else in a worker thread."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._worker: Executor | None = None  # more would only compete for the same cores
+        self._lock = threading.Lock()
+
+    def feed(self, sequence: HeldSequence, piece: Sequence[int]) -> Awaitable[Logits]:
+        awaited = sequence.awaited
+        return self._feed_in_worker(sequence, piece) if awaited is None else sequence.afeed(awaited, piece)
+
+    def close(self) -> None:
+        """Ends the thread after the feed that is running."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+            self._is_closed = True
+        if worker is not None:
+            worker.shutdown(wait=False)
+
+    async def _feed_in_worker(self, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+        with self._lock:
+            if sequence.is_ended or self._is_closed:
+                raise Interrupted
+            if self._worker is None:
+                from concurrent.futures import ThreadPoolExecutor  # only asynchronous callers need it
+
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedllm")
+            worker = self._worker
+        return await _in_thread(worker, sequence, piece)
+
+
+async def _in_thread(worker: Executor, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+    """feed() in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
+    import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
+
+    # no task: a closing event loop would cancel that too, and the feed would go on unseen
+    feeding = asyncio.get_running_loop().run_in_executor(worker, sequence.feed, piece)
+    try:
+        return await asyncio.shield(feeding)
+    except asyncio.CancelledError:
+        if isinstance(sequence.session, Interruptible):
+            sequence.session.interrupt()
+        while not feeding.done():
+            with suppress(asyncio.CancelledError):  # cancelled again; the sequence is of no use before the feed's end
+                await asyncio.wait([feeding])
+        feeding.exception()  # Interrupted, as was asked for
+        raise

@@ -1,0 +1,30 @@
+"""The options of a reply, by name: said once, taken by every call that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from embedllm.chat import Tool
+
+if TYPE_CHECKING:
+    from embedllm.chat import JSON
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How long a reply may be, what ends it and what is told of it; Model.generate() says what each means."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_tokens: Sequence[int] | None
+    logprobs: int
+
+
+class PromptOptions(ReplyOptions, total=False):
+    """And what goes with a prompt."""
+
+    tools: Sequence[Tool] | None
+    variables: Mapping[str, JSON] | None
+    documents: Sequence[Mapping[str, JSON]] | None
+    continue_final_message: bool
+    special: bool
