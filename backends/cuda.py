@@ -18,7 +18,7 @@ from functools import cache
 
 from embedllm.backends.base import Device
 from embedllm.backends.cuda_driver import gpus, stream
-from embedllm.backends.ort import first_line, ort
+from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.backends.resident import ResidentEngine
 from embedllm.package import Graph, Package
 

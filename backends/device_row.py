@@ -18,7 +18,7 @@ from embedllm.backends.listed_row import Best, ListedRow
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
-    from embedllm.backends.ort import ort
+    from embedllm.backends.ort_runtime import ort
     from embedllm.types import F32
 
 HEADS = Path(__file__).parent / "heads"

@@ -18,7 +18,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
-from embedllm.backends.ort import first_line, ort
+from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.errors import DeviceError, EmbedError
 from embedllm.package import Package
 

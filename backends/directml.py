@@ -17,7 +17,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_session import device_errors
 from embedllm.backends.directml_session import Buffers, DirectMLSession
-from embedllm.backends.ort import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident import HEAVY
 from embedllm.errors import DeviceError
 from embedllm.export.dialects import DIRECTML

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from embedllm.backends import plugins
 from embedllm.backends.base import Device
-from embedllm.backends.ort import Attachment, ort
+from embedllm.backends.ort import Attachment
+from embedllm.backends.ort_runtime import ort
 from embedllm.backends.plugins import Library, ProviderDevice
 from embedllm.backends.providers import PLUGIN, Provider
 from embedllm.errors import DeviceError

@@ -11,7 +11,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from embedllm.backends.ort import first_line, ort
+from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.backends.providers import GROUP
 from embedllm.errors import DeviceError
 

@@ -18,7 +18,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_row import BEST, HEADS, LARGEST_VOCABULARY, device_row, sizes
 from embedllm.backends.device_session import DeviceSession, device_errors
-from embedllm.backends.ort import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.resident_buffers import Buffers
 from embedllm.errors import DeviceError
 from embedllm.package import Graph, Package

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedllm.backends.device_row import Head
 from embedllm.backends.device_session import bound_to, empty_kv
-from embedllm.backends.ort import ort
+from embedllm.backends.ort_runtime import ort
 
 if TYPE_CHECKING:
     from embedllm.backends.resident import ResidentEngine

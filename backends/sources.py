@@ -107,7 +107,7 @@ def _lack_of(provider: Provider) -> tuple[str, str] | None:
     if lack := _runtime_lack():
         return lack
     if not provider.module:
-        from embedllm.backends.ort import ort
+        from embedllm.backends.ort_runtime import ort
 
         if provider.name not in ort.get_available_providers():
             name = provider.name.removesuffix("ExecutionProvider")
@@ -135,7 +135,7 @@ def _unknown_devices() -> list[Device]:
     """Providers of this build of ONNX Runtime that have no row."""
     if _runtime_lack():
         return []
-    from embedllm.backends.ort import ort
+    from embedllm.backends.ort_runtime import ort
 
     known = {provider.name for provider in PROVIDERS}
     others = {

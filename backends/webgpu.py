@@ -20,7 +20,7 @@ import numpy as np
 from embedllm.backends import plugins, vulkan
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.device_session import device_errors
-from embedllm.backends.ort import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.webgpu_check import SAFE, attends_to_many
 from embedllm.backends.webgpu_session import Buffers, WebGpuSession
 from embedllm.errors import DeviceError

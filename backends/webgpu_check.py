@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto, helper
 
-from embedllm.backends.ort import ort
+from embedllm.backends.ort_runtime import ort
 
 SAFE = 31  # tokens that the other kernel takes
 _TOKENS, _SIZE = 40, 16  # more tokens than one turn of the loop has, on any GPU; and the head size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.device_session import DeviceEngine, DeviceSession, bound_to, empty_kv
-from embedllm.backends.ort import ort
+from embedllm.backends.ort_runtime import ort
 from embedllm.rows import Row
 
 if TYPE_CHECKING:

@@ -119,7 +119,8 @@ def _open(package: Package, graph: Graph) -> Engine | None:
 
 def _given_floats(package: Package) -> Attachment:
     """The CPU's provider, and from memory the file of floats, which is on no disk."""
-    from embedllm.backends.ort import Attachment, ort
+    from embedllm.backends.ort import Attachment
+    from embedllm.backends.ort_runtime import ort
     from embedllm.backends.reference import ReferenceEngine
 
     decoder, reference = package.decoder, ReferenceEngine(package)

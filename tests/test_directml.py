@@ -18,7 +18,8 @@ import embedllm
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
 from embedllm.backends.directml import DirectMLEngine
 from embedllm.backends.directml_session import Buffers, DirectMLSession
-from embedllm.backends.ort import OrtEngine, ort
+from embedllm.backends.ort import OrtEngine
+from embedllm.backends.ort_runtime import ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible
-from embedllm.backends.ort import OrtEngine, OrtSession, ort
+from embedllm.backends.ort import OrtEngine
+from embedllm.backends.ort_runtime import ort
+from embedllm.backends.ort_session import OrtSession
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.registry import devices
 from embedllm.errors import ContextFull, DeviceError
@@ -175,7 +177,8 @@ def test_sessions_run_in_parallel_threads(exact_engine: OrtEngine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == expected
+    # float products round by how many rows there are, and the steps of both may be one run
+    np.testing.assert_allclose(found, expected, atol=EXACT_ATOL)
 
 
 def test_an_interrupted_session_stands_where_it_stood(exact_engine: OrtEngine) -> None:

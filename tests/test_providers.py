@@ -20,7 +20,7 @@ from embedllm.backends import distributions, drivers, hardware, probe, registry,
 from embedllm.backends.base import Device
 from embedllm.backends.distributions import Build, conflict
 from embedllm.backends.fixed_inputs import without_defaults
-from embedllm.backends.ort import first_line
+from embedllm.backends.ort_runtime import first_line
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import DeviceUnavailable

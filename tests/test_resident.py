@@ -17,7 +17,8 @@ from embedllm.backends import resident, resident_buffers
 from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.device_row import HEADS, LISTED, Head, device_row, sizes
 from embedllm.backends.listed_row import ListedRow
-from embedllm.backends.ort import OrtEngine, ort
+from embedllm.backends.ort import OrtEngine
+from embedllm.backends.ort_runtime import ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentEngine
 from embedllm.errors import ContextFull, DeviceError

@@ -281,7 +281,8 @@ def test_names_are_unique_and_what_is_not_available_says_why() -> None:
 
 def test_without_onnxruntime_the_cpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(backends, "ort", raising=False)
-    monkeypatch.delitem(sys.modules, "embedllm.backends.ort", raising=False)
+    for module in ("ort", "ort_session", "ort_runtime"):
+        monkeypatch.delitem(sys.modules, f"embedllm.backends.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     (cpu,) = (one for one in registry.devices() if one.name == "cpu")
     assert not cpu.available

@@ -1,0 +1,343 @@
+"""Decode steps of several sessions as one run, which reads the weights once for all of them.
+
+A step on a CPU is bound by reading weights: eight sequences in one run take three times as long as one, not eight times
+(docs/performance.md#many-sequences). Steps come from threads of their callers. The first that finds nothing under way
+waits a moment for those that took part in the run before, then runs the steps of all that came, and wakes them.
+
+The KV of sessions that step together lies in shared buffers, [slots, kv heads, capacity, D], a slot for each. It is
+copied there when a session first steps with another, and back when it stays away from a few runs. A session that is
+alone keeps buffers of its own, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.base import Interrupted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST = 16  # sequences in one run
+SHORT = 16  # tokens that a member feeds at once without leaving the shared buffers: a guess of what comes next, say
+_MISSED = 3  # runs after which a session that took no part gets buffers of its own again
+_PATIENCE = 0.25  # of the time of a run: how long it is waited for those of the run before
+_LEAST_PATIENCE_S = 0.001
+_LEAST_IDLE_S = 0.1  # without a step: nobody is in the middle of a reply
+_PIECE = 64  # tokens of a prompt that are fed at once while others wait for their next token
+_MOST_SLOWED = 2.0  # times a step that is made beside a prompt may take on the average, what follows it included
+_STEP = 256  # tokens; capacities are multiples of it
+_KV, _PROMPT = "kv", "prompt"
+
+
+class Member(Protocol):
+    """A session whose steps may be run with those of others."""
+
+    position: int
+    capacity: int
+    kv: dict[str, NDArray[np.floating]]  # by name, [1, kv heads, capacity, D]
+    logits: NDArray[np.floating]  # [1, 1, V], of the last step
+    is_stopping: bool
+
+    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+        """Reads and writes these from now on, which may be some of them."""
+        ...
+
+    def run_alone(self, token: int) -> None:
+        """One step; its logits are in `logits`, and the position is one more."""
+        ...
+
+
+class Runs(Protocol):
+    """What runs a step of several sequences: ONNX Runtime, or a fake of it."""
+
+    def __call__(
+        self, kv: dict[str, NDArray[np.floating]], tokens: NDArray[np.int64], positions: Sequence[int]
+    ) -> NDArray[np.floating]:
+        """Appends one token to each sequence; logits [B, V], valid until the next call.
+
+        kv: by name, [B, kv heads, capacity, D], written in place. tokens: [B, 1]. positions: held before it.
+        """
+        ...
+
+    def release(self) -> None:
+        """Lets go of the buffers of the last call."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    session: Member
+    token: int
+    error: BaseException | None = None
+    is_done: bool = False
+
+
+class Batch:
+    """The steps of one engine's sessions. Called from any thread."""
+
+    def __init__(self, run: Runs, *, context: int) -> None:
+        self._run = run
+        self._context = context
+        self._changed = threading.Condition()  # reentrant: a signal handler may interrupt the thread that has it
+        self._taken: set[str] = set()  # what one thread does at a time, while it does it: _KV, _PROMPT
+        self._is_feeding = False  # a prompt, now
+        self._waiting: list[_Step] = []
+        self._since = 0.0  # when the first of them came, or the last run ended
+        self._expected: set[Member] = set()  # took part in the last run
+        self._run_s = 0.0  # how long that took
+        self._ended = -math.inf  # when
+        self._usual_s = 0.0  # how long a run takes when no prompt is fed beside it, a moving average
+        self._runs = 0
+        self._runs_s = 0.0  # all of them
+        self._members: list[Member] = []  # by their slots
+        self._missed: dict[Member, int] = {}  # runs in a row
+        self._kv: dict[str, NDArray[np.floating]] = {}
+        self._capacity = 0
+
+    def step(self, session: Member, token: int) -> None:
+        """Appends a token, in one run with what other threads append meanwhile.
+
+        Raises Interrupted when the session was stopped, and what the run raises.
+        """
+        step = _Step(session, token)
+        with self._changed:
+            if not self._waiting:
+                self._since = time.perf_counter()
+            self._waiting.append(step)
+            self._changed.notify_all()
+            while not step.is_done and (_KV in self._taken or self._patience_s() > 0):
+                if session.is_stopping and step in self._waiting:
+                    self._waiting.remove(step)
+                    raise Interrupted
+                self._changed.wait(None if _KV in self._taken else self._patience_s())
+            together = [] if step.is_done else self._gathered(step)
+        if together:
+            self._lead(together)
+        if step.error is not None:
+            raise step.error
+
+    @contextmanager
+    def apart(self, session: Member, count: int) -> Generator[None, None, None]:
+        """Within the block, the session feeds so many tokens by itself: beside the steps of others when they are many.
+
+        One long feed at a time, so that those who wait for their next token share the cores with one only.
+        """
+        is_member = session in self._members  # it joins by its own steps only; runs of others may let it go
+        if count <= SHORT and not is_member:
+            yield
+            return
+        if is_member:
+            with self._taking(_KV, session):
+                if count > SHORT:
+                    self._let_go_of(session, room=count)
+                else:
+                    self._check_room(session, count)
+                    yield
+        if count > SHORT:
+            with self._taking(_PROMPT, session):
+                yield
+
+    def pieces(self, session: Member, count: int) -> Generator[int, None, None]:
+        """Lengths that so many tokens are best fed in: all at once when nobody else waits for a token.
+
+        Else small ones, with a pause after each that keeps the steps of others at _MOST_SLOWED of their usual time.
+        """
+        while count > 0:
+            size = min(_PIECE, count) if count > SHORT and self._others_step() else count
+            runs, runs_s = self._runs, self._runs_s
+            self._is_feeding = True
+            try:
+                yield size
+            finally:
+                self._is_feeding = False
+            count -= size
+            if count > 0:
+                self._rest(session, self._runs - runs, self._runs_s - runs_s)
+
+    def forget(self, session: Member) -> None:
+        """The session is closed: its slot goes to others."""
+        with self._taking(_KV):
+            self._expected.discard(session)
+            if session in self._members:
+                self._leave(session, is_kept=False)
+
+    def wake(self) -> None:
+        """Lets sessions see that they were stopped."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def _taking(self, what: str, session: Member | None = None) -> Generator[None, None, None]:
+        """Within the block no other thread does this. Raises Interrupted when the session is stopped before."""
+        with self._changed:
+            while what in self._taken:
+                if session is not None and session.is_stopping:
+                    raise Interrupted
+                self._changed.wait()
+            self._taken.add(what)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken.remove(what)
+                self._changed.notify_all()
+
+    def _others_step(self) -> bool:
+        """Whether somebody is in the middle of a reply."""
+        return _KV in self._taken or time.perf_counter() < self._ended + max(_LEAST_IDLE_S, 4 * self._run_s)
+
+    def _rest(self, session: Member, slowed: int, slowed_s: float) -> None:
+        """Waits while others make as many quick steps as make up for the slowed ones."""
+        if not slowed or not self._usual_s:
+            return
+        with self._changed:
+            # the average of all of them is _MOST_SLOWED when quick ones take the usual time
+            quick = slowed * (slowed_s / slowed / self._usual_s - _MOST_SLOWED) / (_MOST_SLOWED - 1)
+            until = self._runs + quick
+            while self._runs < until and self._others_step():
+                if session.is_stopping:
+                    raise Interrupted
+                self._changed.wait(_LEAST_IDLE_S)
+
+    def _patience_s(self) -> float:
+        """How long the steps that came shall wait for those that are expected."""
+        if self._expected <= {step.session for step in self._waiting} or len(self._waiting) >= MOST:
+            return 0.0
+        return self._since + max(_LEAST_PATIENCE_S, _PATIENCE * self._run_s) - time.perf_counter()
+
+    def _gathered(self, step: _Step) -> list[_Step]:
+        """The steps of the next run, which the caller of `step` leads; the others go on waiting."""
+        self._taken.add(_KV)
+        others = [other for other in self._waiting if other is not step]
+        together, self._waiting = [step, *others[: MOST - 1]], others[MOST - 1 :]
+        self._since = time.perf_counter()
+        return together
+
+    def _lead(self, together: list[_Step]) -> None:
+        """Runs the steps, and tells those who wait for them."""
+        started = time.perf_counter()
+        try:
+            if len(together) == 1:
+                self._check_room(together[0].session, 1)
+                together[0].session.run_alone(together[0].token)
+                together[0].is_done = True
+            else:
+                self._run_together(together)
+            self._let_go({step.session for step in together})
+        except Exception as error:  # noqa: BLE001  # every thread that waits raises it
+            for step in together:
+                if not step.is_done:
+                    step.error, step.is_done = error, True
+        finally:
+            with self._changed:
+                # after a KeyboardInterrupt, which is of this thread alone, the others run again
+                self._waiting = [step for step in together[1:] if not step.is_done] + self._waiting
+                self._expected = {step.session for step in together}
+                self._ended = self._since = time.perf_counter()
+                self._run_s = self._ended - started
+                self._runs, self._runs_s = self._runs + 1, self._runs_s + self._run_s
+                if not self._is_feeding:
+                    self._usual_s = 0.9 * self._usual_s + 0.1 * self._run_s if self._usual_s else self._run_s
+                self._taken.remove(_KV)
+                self._changed.notify_all()
+
+    def _run_together(self, together: Sequence[_Step]) -> None:
+        tokens = {step.session: step.token for step in together}
+        for session in tokens:
+            if len(self._members) == MOST and session not in self._members:
+                away = [member for member in self._members if member not in tokens]
+                self._leave(max(away, key=lambda member: self._missed.get(member, 0)))
+            self._join(session)
+        for session in [other for other in self._members if other not in tokens and other.position >= self._capacity]:
+            self._leave(session)  # it has no room past its end
+        # what lies between takes part with any token: what it writes past the end of its sequence is written again
+        places = sorted(self._members.index(session) for session in tokens)
+        first, end = places[0], places[-1] + 1
+        rows = self._members[first:end]
+        logits = self._run(
+            {name: shared[first:end] for name, shared in self._kv.items()},
+            np.array([[tokens.get(session, 0)] for session in rows], np.int64),
+            [session.position for session in rows],
+        )
+        for step in together:
+            session = step.session
+            if session.is_stopping:
+                step.error = Interrupted()
+            else:
+                session.logits[...] = logits[rows.index(session)]
+                session.position += 1
+            step.is_done = True
+
+    def _join(self, session: Member) -> None:
+        """Moves a session's KV to a slot, and makes room for one more token of it."""
+        slots = len(next(iter(self._kv.values()))) if self._kv else 0
+        is_new = session not in self._members
+        if session.position >= self._capacity or (is_new and len(self._members) == slots):
+            needed = max(session.position + 1, min(session.position * 3 // 2, self._context), self._capacity)
+            capacity = min(-(-needed // _STEP) * _STEP, self._context)
+            self._resize(session, min(max(slots, 2 * len(self._members), 2), MOST), capacity)
+        if is_new:
+            self._move(session, len(self._members))
+            self._members.append(session)
+
+    def _resize(self, session: Member, slots: int, capacity: int) -> None:
+        """Larger buffers, one by one, so that only one is there twice."""
+        self._run.release()
+        self._capacity = capacity
+        for name, old in session.kv.items():
+            shared = np.zeros((slots, old.shape[1], capacity, old.shape[3]), old.dtype)
+            for slot, member in enumerate(self._members):
+                shared[slot, :, : member.position] = member.kv[name][0, :, : member.position]
+                member.hold({name: shared[slot : slot + 1]}, capacity)
+            self._kv[name] = shared
+
+    def _move(self, session: Member, slot: int) -> None:
+        """Copies what a session holds to a slot."""
+        held, kv = session.position, session.kv
+        for name, shared in self._kv.items():
+            shared[slot, :, :held] = kv[name][0, :, :held]
+        session.hold({name: shared[slot : slot + 1] for name, shared in self._kv.items()}, self._capacity)
+
+    def _check_room(self, session: Member, count: int) -> None:
+        """A session that outgrows the shared buffers by itself leaves them."""
+        if session.position + count > self._capacity:
+            self._let_go_of(session, room=count)
+
+    def _let_go_of(self, session: Member, *, room: int) -> None:
+        if session in self._members:
+            self._leave(session, room=room)
+
+    def _let_go(self, came: set[Member]) -> None:
+        """Gives sessions that stayed away buffers of their own; the last one too, when it is alone."""
+        for session in list(self._members):
+            self._missed[session] = 0 if session in came else self._missed.get(session, 0) + 1
+            if self._missed[session] > _MISSED:
+                self._leave(session)
+        if len(self._members) == 1:
+            self._leave(self._members[0])
+
+    def _leave(self, session: Member, *, room: int = 1, is_kept: bool = True) -> None:
+        """Gives a session buffers of its own, with room for more tokens, and its slot to the last one."""
+        held = session.position
+        capacity = min(-(-(held + room) // _STEP) * _STEP, self._context)
+        for name, shared in list(session.kv.items()) if is_kept else ():
+            own = np.zeros((1, shared.shape[1], capacity, shared.shape[3]), shared.dtype)
+            own[:, :, :held] = shared[:, :, :held]
+            session.hold({name: own}, capacity)
+        slot, last = self._members.index(session), self._members.pop()
+        self._missed.pop(session, None)
+        if last is not session:
+            self._members[slot] = last
+            self._move(last, slot)
+        if not self._members:
+            self._run.release()
+            self._kv, self._capacity = {}, 0

@@ -1,0 +1,34 @@
+"""ONNX Runtime as a module, imported the way that this library wants it, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Set
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
+import onnxruntime as ort
+
+if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it was removed beside another
+    raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it anew")
+
+_PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
+
+
+def left_to_the_cpu(session: ort.InferenceSession, operators: Set[str]) -> list[str]:
+    """Which of these operators run on ONNX Runtime's CPU provider; the session has to record its assignments."""
+    return sorted(
+        {
+            node.op_type
+            for part in session.get_provider_graph_assignment_info()
+            if part.ep_name == "CPUExecutionProvider"
+            for node in part.get_nodes()
+            if node.op_type in operators
+        }
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in a line, without the place in ONNX Runtime's sources that it may begin with."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _PLACE.sub("", lines[0])

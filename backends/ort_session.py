@@ -1,0 +1,252 @@
+"""Sequences in ONNX Runtime whose KV lies in the memory of the host, alone or several in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Interrupted,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.ort_runtime import first_line, ort
+from embedllm.errors import DeviceError
+from embedllm.rows import Row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.backends.base import KeyValues
+    from embedllm.backends.ort import OrtEngine
+    from embedllm.types import F32
+
+_STEP = 256  # tokens; capacities are multiples of it
+_GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
+
+
+class OrtSession:
+    """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
+
+    def __init__(self, engine: OrtEngine, capacity: int) -> None:
+        self.position = 0
+        self.capacity = 0
+        self.is_stopping = False
+        self._context = engine.package.context
+        self._vocabulary = engine.package.decoder.vocabulary
+        self._session: ort.InferenceSession | None = engine.session
+        self._binding: ort.IOBinding | None = engine.session.io_binding()
+        self._batch = engine.batch
+        self._run_options = ort.RunOptions()
+        self._first: ort.OrtValue | None = None  # the value of logits_from
+        self._only_last = engine.only_last
+        shapes = [(a.kv_heads, a.head_dim) for a in (layer.attention for layer in engine.package.decoder.layers)]
+        self.kv: dict[str, NDArray[np.floating]] = {
+            f"{index}.{part}": np.empty((1, heads, 0, size), engine.dtype)
+            for index, (heads, size) in enumerate(shapes)
+            for part in ("key", "value")
+        }
+        self._ones = np.ones((1, 0), np.int64)
+        self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
+        self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
+        self._reserve(max(capacity, 1))
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        self._check(tokens)
+        if len(tokens) == 1 and self._batch is not None:
+            self._batch.step(self, tokens[0])
+        else:
+            self._feed_apart(tokens)
+        return Row(self.logits[0, 0].astype(np.float32, copy=False))
+
+    def _feed_apart(self, tokens: Sequence[int]) -> None:
+        """By runs of its own: several, where the sessions of others are in the middle of replies."""
+        start = self.position
+        with self._apart(len(tokens)):
+            sizes = [len(tokens)] if self._batch is None else self._batch.pieces(self, len(tokens))
+            try:
+                for size in sizes:
+                    at = self.position - start
+                    self._feed(tokens[at : at + size])
+            except BaseException:
+                self.position = start
+                raise
+
+    def run_alone(self, token: int) -> None:
+        self._feed([token])
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._check(tokens)
+        if self._only_last:
+            return self._feed_each(tokens)
+        with self._apart(len(tokens)):
+            binding = self._prepare(tokens, logits_from=0)
+            # without a buffer of ours, which would be checked against the one position that the graph declares
+            binding.bind_output("logits")
+            self._run(binding, len(tokens))
+            return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+
+    def _feed_each(self, tokens: Sequence[int]) -> F32:
+        """As feed_all, where the graph gives one row at a time."""
+        start, rows = self.position, np.empty((len(tokens), self._vocabulary), np.float32)
+        try:
+            for row, token in zip(rows, tokens, strict=True):
+                self.feed([token])
+                row[:] = self.logits[0, 0]
+        except BaseException:
+            self.position = start
+            raise
+        return rows
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        with self._apart(1):
+            return [
+                (self.kv[f"{index}.key"][0, :, start:stop].copy(), self.kv[f"{index}.value"][0, :, start:stop].copy())
+                for index in range(len(self.kv) // 2)
+            ]
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        shapes = [(self.kv[f"{i}.key"].shape[1], self.kv[f"{i}.key"].shape[3]) for i in range(len(self.kv) // 2)]
+        end = self.position + check_state(state, shapes)
+        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        with self._apart(end - self.position):
+            self._reserve(end)
+            for index, pair in enumerate(state):
+                for part, values in zip(("key", "value"), pair, strict=True):
+                    self.kv[f"{index}.{part}"][0, :, self.position : end] = values
+            self.position = end
+
+    def interrupt(self, stop: bool = True) -> None:
+        self.is_stopping = stop
+        self._run_options.terminate = stop
+        if self._batch is not None:
+            self._batch.wake()
+
+    def close(self) -> None:
+        if self._batch is not None:
+            self._batch.forget(self)
+        self._binding = None
+        self._session = None  # the weights go with the last session that holds it
+        self.kv.clear()
+        self.capacity = self.position = 0
+
+    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+        self.kv.update(kv)
+        if self._binding is not None:
+            bind_kv(self._binding, kv)
+        if capacity != self.capacity:
+            self._ones = np.ones((1, capacity), np.int64)
+            self.capacity = capacity
+
+    def _apart(self, count: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._batch is None else self._batch.apart(self, count)
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+
+    def _feed(self, tokens: Sequence[int]) -> None:
+        """Appends tokens by a run of its own."""
+        binding = self._prepare(tokens, logits_from=-1)
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
+        self._run(binding, len(tokens))
+
+    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+        """Makes room for the tokens and binds the inputs."""
+        assert self._binding is not None  # checked
+        end = self.position + len(tokens)
+        self._reserve(end)
+        binding = self._binding
+        binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
+        binding.bind_cpu_input("attention_mask", self._ones[:, :end])
+        if not self._only_last:
+            # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
+            # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
+            self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
+            binding.bind_ortvalue_input("logits_from", self._first)
+        return binding
+
+    def _run(self, binding: ort.IOBinding, count: int) -> None:
+        assert self._session is not None  # as long as there is a binding
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            if self.is_stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self.position += count
+
+    def _reserve(self, tokens: int) -> None:
+        """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""
+        if tokens <= self.capacity:
+            return
+        wanted = max(tokens, int(self.capacity * _GROWTH))
+        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        for name, old in list(self.kv.items()):
+            _, heads, _, size = old.shape
+            new = np.zeros((1, heads, capacity, size), old.dtype)
+            new[:, :, : self.position] = old[:, :, : self.position]
+            self.hold({name: new}, capacity)
+
+
+class StepsTogether:
+    """Runs a step of several sequences."""
+
+    def __init__(self, engine: OrtEngine) -> None:
+        self._engine = engine
+        self._options = ort.RunOptions()
+        self._binding: ort.IOBinding | None = None
+        self._bound: list[int] = []  # where the buffers lie that it is bound to, and of how many sequences
+        self._logits = np.empty((0, 1, 0), np.float32)
+
+    def __call__(
+        self, kv: dict[str, NDArray[np.floating]], tokens: NDArray[np.int64], positions: Sequence[int]
+    ) -> NDArray[np.floating]:
+        binding = self._binding_of(kv, len(tokens))
+        mask = np.arange(max(positions) + 1) <= np.array(positions)[:, None]
+        binding.bind_cpu_input("input_ids", tokens)
+        binding.bind_cpu_input("attention_mask", mask.astype(np.int64))
+        first = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))  # kept until the run, as in _prepare
+        binding.bind_ortvalue_input("logits_from", first)
+        try:
+            self._engine.session.run_with_iobinding(binding, self._options)
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime failed at {list(positions)}: {first_line(error)}") from error
+        return self._logits
+
+    def release(self) -> None:
+        self._binding = None
+
+    def _binding_of(self, kv: dict[str, NDArray[np.floating]], count: int) -> ort.IOBinding:
+        bound = [count, *(array.ctypes.data for array in kv.values())]
+        if self._binding is None or bound != self._bound:
+            self._binding = self._engine.session.io_binding()
+            vocabulary = self._engine.package.decoder.vocabulary
+            self._logits = np.empty((count, 1, vocabulary), self._engine.dtype)
+            self._binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+            bind_kv(self._binding, kv)
+            self._bound = bound
+        return self._binding
+
+
+def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[np.floating]]) -> None:
+    """Past and present are the same buffers: a step appends in place."""
+    for name, array in kv.items():
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        binding.bind_ortvalue_output(f"present.{name}", value)

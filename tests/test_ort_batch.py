@@ -1,0 +1,258 @@
+"""Which steps run together, where their KV lies, and how each ends; a number tells the whole past of a sequence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embedllm.backends.base import Interrupted
+from embedllm.backends.ort_batch import MOST, Batch
+from embedllm.errors import DeviceError
+
+CONTEXT = 2048
+WAIT_S = 30  # a test that waits this long has failed
+
+
+def told(past: np.ndarray) -> float:
+    """A number that depends on every token of the past and its place."""
+    return float(past @ np.sin(np.arange(1, past.size + 1)))
+
+
+class Told:
+    """One sequence; its KV is the tokens themselves."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.position = self.capacity = 0
+        self.kv: dict[str, NDArray[np.floating]] = {name: np.zeros((1, 1, 0, 1)) for name in ("key", "value")}
+        self.logits: NDArray[np.floating] = np.zeros((1, 1, 1))
+        self.is_stopping = False
+        self.batch = batch
+        self.before: Callable[[], None] = lambda: None  # of a run by itself
+
+    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+        self.kv.update(kv)
+        self.capacity = capacity
+
+    def run_alone(self, token: int) -> None:
+        self.before()
+        if self.position == self.capacity:
+            capacity = self.capacity + 256
+            for name, old in list(self.kv.items()):
+                self.hold({name: np.concatenate([old, np.zeros((1, 1, 256, 1))], axis=2)}, capacity)
+        for array in self.kv.values():
+            array[0, 0, self.position, 0] = token
+        self.position += 1
+        self.logits[...] = told(self.kv["value"][0, 0, : self.position, 0])
+
+    def step(self, token: int) -> float:
+        self.batch.step(self, token)
+        return float(self.logits[0, 0, 0])
+
+    def close(self) -> None:
+        self.batch.forget(self)
+
+
+class Runs:
+    """What runs several, and how many they were each time."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def __call__(self, kv: dict[str, np.ndarray], tokens: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+        self.before()
+        self.counts.append(len(positions))
+        for row, position in enumerate(positions):
+            for array in kv.values():
+                array[row, 0, position, 0] = tokens[row, 0]
+        return np.array([[[told(kv["key"][row, 0, : at + 1, 0])]] for row, at in enumerate(positions)])
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+@pytest.fixture
+def batch(runs: Runs) -> Batch:
+    return Batch(runs, context=CONTEXT)
+
+
+def expected(tokens: Sequence[int]) -> list[float]:
+    return [told(np.array(tokens[: end + 1], float)) for end in range(len(tokens))]
+
+
+def together(batch: Batch, sequences: Sequence[Told], token: int) -> list[float | Exception]:
+    """A step of each, all of which come while another sequence's run is under way."""
+    first, begun, go = Told(batch), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(WAIT_S)
+
+    first.before = hold
+
+    def outcome(sequence: Told) -> float | Exception:
+        try:
+            return sequence.step(token)
+        except (DeviceError, Interrupted) as error:
+            return error
+
+    with ThreadPoolExecutor(len(sequences) + 1) as threads:
+        alone = threads.submit(first.step, 1)
+        assert begun.wait(WAIT_S)
+        outcomes = [threads.submit(outcome, sequence) for sequence in sequences]
+        while len(batch._waiting) < len(sequences):
+            pass
+        go.set()
+        alone.result(WAIT_S)
+        found = [one.result(WAIT_S) for one in outcomes]
+    first.close()
+    return found
+
+
+def test_one_sequence_keeps_buffers_of_its_own(batch: Batch, runs: Runs) -> None:
+    sequence = Told(batch)
+    tokens = list(range(1, 400))
+    assert [sequence.step(token) for token in tokens] == expected(tokens)
+    assert runs.counts == []
+
+
+def test_steps_that_wait_for_the_same_run_are_made_in_one(batch: Batch, runs: Runs) -> None:
+    sequences = [Told(batch) for _ in range(5)]
+    for at, sequence in enumerate(sequences):
+        for token in range(at * 60):
+            sequence.step(token)
+    found = together(batch, sequences, 9)
+    assert found == [told(np.array([*range(at * 60), 9], float)) for at in range(5)]
+    assert runs.counts == [5]
+    assert [sequence.position for sequence in sequences] == [1, 61, 121, 181, 241]
+
+
+def test_no_more_than_the_limit_run_together(batch: Batch, runs: Runs) -> None:
+    found = together(batch, [Told(batch) for _ in range(MOST + 3)], 4)
+    assert found == [told(np.array([4.0]))] * (MOST + 3)
+    assert max(runs.counts) <= MOST
+    assert sum(runs.counts) >= MOST + 3 - 1  # one may have run alone
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_threads_get_what_one_would(seed: int, batch: Batch, runs: Runs) -> None:
+    """Sequences of different lengths that begin, rest, go back, feed several at once and close as they like."""
+
+    def talk(random: Random) -> bool:
+        sequence, past = Told(batch), list[int]()
+        right = True
+        for _ in range(random.randrange(20, 120)):
+            act = random.random()
+            if act < 0.05 and past:
+                keep = random.randrange(len(past))
+                sequence.position = keep
+                del past[keep:]
+            elif act < 0.12:
+                more = [random.randrange(1, 50) for _ in range(random.choice([2, 5, 300]))][: CONTEXT - 1 - len(past)]
+                with batch.apart(sequence, len(more)):
+                    for size in batch.pieces(sequence, len(more)):
+                        for token in more[:size]:
+                            sequence.run_alone(token)
+                        past += more[:size]
+                        more = more[size:]
+            elif act < 0.15:
+                threading.Event().wait(0.005)
+            elif len(past) < CONTEXT - 1:
+                past.append(random.randrange(1, 50))
+                right = right and sequence.step(past[-1]) == told(np.array(past, float))
+        sequence.close()
+        return right
+
+    random = Random(seed)
+    seeds = [random.random() for _ in range(24)]
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda one: talk(Random(one)), seeds))
+    assert max(runs.counts) > 1
+
+
+def test_a_sequence_that_stays_away_gets_its_buffers_back(batch: Batch) -> None:
+    pair = [Told(batch) for _ in range(2)]
+    together(batch, pair, 3)
+    assert pair[0].kv["key"].base is pair[1].kv["key"].base is not None
+    for token in range(6):
+        pair[0].step(token)
+    assert pair[0].kv["key"].base is None
+    assert pair[1].kv["key"].base is None
+    assert pair[1].step(5) == told(np.array([3.0, 5.0]))
+
+
+def test_an_error_of_a_run_is_raised_by_each_of_its_steps(batch: Batch, runs: Runs) -> None:
+    sequences = [Told(batch) for _ in range(3)]
+
+    def fail() -> None:
+        raise DeviceError("out of memory")
+
+    runs.before = fail
+    found = together(batch, sequences, 3)
+    assert [str(error) for error in found] == ["out of memory"] * 3
+    runs.before = lambda: None
+    assert together(batch, sequences, 3) == [told(np.array([3.0]))] * 3
+
+
+def test_a_sequence_that_is_stopped_in_a_run_stands_where_it_stood(batch: Batch, runs: Runs) -> None:
+    stopped, other = Told(batch), Told(batch)
+    runs.before = lambda: setattr(stopped, "is_stopping", True)
+    found = together(batch, [stopped, other], 3)
+    assert isinstance(found[0], Interrupted)
+    assert found[1] == told(np.array([3.0]))
+    assert (stopped.position, other.position) == (0, 1)
+
+
+def test_a_sequence_that_waits_can_be_stopped(batch: Batch) -> None:
+    first, begun, go = Told(batch), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(WAIT_S)
+
+    first.before = hold
+    waiting = Told(batch)
+    with ThreadPoolExecutor(2) as threads:
+        alone = threads.submit(first.step, 1)
+        assert begun.wait(WAIT_S)
+        step = threads.submit(waiting.step, 2)
+        waiting.is_stopping = True
+        batch.wake()
+        with pytest.raises(Interrupted):
+            step.result(WAIT_S)
+        go.set()
+        assert alone.result(WAIT_S) == told(np.array([1.0]))
+    assert waiting.position == 0
+
+
+def test_a_full_sequence_does_not_take_part_without_a_token(batch: Batch, runs: Runs) -> None:
+    full, *others = (Told(batch) for _ in range(3))
+    for token in range(CONTEXT - 1):
+        full.step(token % 7)
+    together(batch, [full, *others], 5)
+    assert full.position == CONTEXT
+    found = together(batch, others, 6)
+    assert found == [told(np.array([5.0, 6.0]))] * 2
+    assert runs.counts == [3, 2]
+
+
+def test_long_prompts_take_turns_and_leave_the_shared_buffers(batch: Batch) -> None:
+    pair = [Told(batch) for _ in range(2)]
+    together(batch, pair, 3)
+    with batch.apart(pair[0], 500):
+        assert pair[0].kv["key"].base is None
+        assert pair[0].capacity >= 501
+        pair[1].is_stopping = True
+        with pytest.raises(Interrupted), batch.apart(pair[1], 500):
+            pass
