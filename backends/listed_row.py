@@ -93,6 +93,9 @@ class ListedRow:
     def mean(self, temperature: float) -> float:
         return self._whole().mean(temperature)
 
+    def deviation(self) -> float:
+        return self._whole().deviation()
+
     def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
         return self._whole().mass_nearer(token, centre, temperature=temperature)
 

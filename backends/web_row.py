@@ -45,6 +45,7 @@ class JsRow(Protocol):
     def logsumexp(self, temperature: float) -> float: ...
     def draw(self, temperature: float, uniform: float) -> int: ...
     def mean(self, temperature: float) -> float: ...
+    def deviation(self) -> float: ...
     def massNearer(self, token: int, centre: float, temperature: float) -> float: ...  # noqa: N802  # JavaScript's
 
 
@@ -102,6 +103,10 @@ class WebRow:
     def mean(self, temperature: float) -> float:
         self._alive()
         return call(self._row.mean, temperature)
+
+    def deviation(self) -> float:
+        self._alive()
+        return call(self._row.deviation)
 
     def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
         self._alive()

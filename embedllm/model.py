@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Unpack, cast
 
 from embedllm.async_stream import AsyncStream
@@ -11,6 +12,7 @@ from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import TemplateError
+from embedllm.forbidden import spelled
 from embedllm.options import PromptOptions
 from embedllm.package import Package
 from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
@@ -115,6 +117,7 @@ class Model:
         cancel: a switch that ends it from another thread.
         The options, by name:
         max_tokens: None takes the model's default, or what is left of the context.
+        min_tokens: before so many no stop token comes; a stop string or a grammar still ends the reply.
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
@@ -193,6 +196,7 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
+        min_tokens: int = 0,
         stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
@@ -207,8 +211,9 @@ class Model:
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         request = Request(
             prompt=self._tokens(prompt, template),
-            sampling=sampling or self.sampling,
+            sampling=spelled(sampling or self.sampling, partial(self.tokenizer.encode, special=False)),
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+            min_tokens=min_tokens,
             stop=stops,
             stop_tokens=frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens)
             | self._special_tokens(stops),

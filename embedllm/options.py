@@ -15,6 +15,7 @@ class ReplyOptions(TypedDict, total=False):
     """How long a reply may be, what ends it and what is told of it; Model.generate() says what each means."""
 
     max_tokens: int | None
+    min_tokens: int
     stop: str | Sequence[str] | None
     stop_tokens: Sequence[int] | None
     logprobs: int

@@ -23,6 +23,7 @@ class Request:
     prompt: Sequence[int]
     sampling: Sampling
     max_tokens: int | None  # None: what is left of the context
+    min_tokens: int = 0  # before which no stop token comes
     stop: tuple[str, ...]
     stop_tokens: frozenset[int]
     top_count: int  # of the most probable tokens to report for each step
@@ -58,6 +59,8 @@ class Runner:
             )
         if request.max_tokens is not None and request.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.max_tokens}; expected at least 1.")
+        if not 0 <= request.min_tokens <= (request.max_tokens or self._context):
+            raise ValueError(f"min_tokens is {request.min_tokens}; expected 0 to max_tokens.")
         if request.top_count < 0:
             raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
         StopStrings(request.stop)
@@ -108,7 +111,14 @@ class Runner:
         room = self._context - len(request.prompt)
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
         generation = Generation(
-            sampler=Sampler(request.sampling, request.prompt, constraint=request.constraint),
+            sampler=Sampler(
+                request.sampling,
+                request.prompt,
+                constraint=request.constraint,
+                stop_tokens=request.stop_tokens,
+                min_tokens=request.min_tokens,
+                decode=self._text.decode,
+            ),
             text=TextStream(self._text, special=request.special),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,

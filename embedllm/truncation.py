@@ -1,4 +1,4 @@
-"""Which tokens stay in the draw: top-p, min-p and typical sampling, over a short list of the best ones.
+"""Which tokens stay in the draw: top-p, min-p, typical, top-n-sigma and XTC, over a short list of the best ones.
 
 Standard library only. The list is often a small part of the vocabulary. Each step then tells from it alone what it
 keeps, exactly, or returns None where tokens outside the list could belong to it: look again with a longer list.
@@ -30,6 +30,12 @@ class Shortlist:
         """The whole list of its `count` best tokens."""
         weights = self.weights[:count]
         return Shortlist(self.tokens[:count], self.logits[:count], weights, sum(weights), True)
+
+    def without_first(self, count: int) -> Shortlist:
+        """The list less its `count` best tokens."""
+        left, total = self.weights[count:], self.total - sum(self.weights[:count])
+        return Shortlist(self.tokens[count:], self.logits[count:], left, sum(left) if self.is_whole else total,
+                         self.is_whole)  # fmt: skip
 
     def mean(self) -> float:
         """The expected logit over the listed tokens."""
@@ -72,11 +78,35 @@ def above_share(shortlist: Shortlist, share: float) -> Shortlist | None:
 
     Source: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
     """
-    weights = shortlist.weights
-    count = bisect_right(weights, -share * weights[0], key=neg)
-    if count == len(weights) and not shortlist.is_whole:
+    return _above(shortlist, share * shortlist.weights[0])
+
+
+def above_probability(shortlist: Shortlist, probability: float) -> Shortlist | None:
+    """The tokens that have at least this probability; at least one."""
+    return _above(shortlist, probability * shortlist.total)
+
+
+def within(shortlist: Shortlist, distance: float) -> Shortlist | None:
+    """Top-n-sigma: the tokens whose logits are at most `distance`, n standard deviations, below the best.
+
+    Source: Tang et al. 2024, "Top-n-sigma: Not All Logits Are You Need".
+    """
+    least = shortlist.logits[0] - distance
+    count = bisect_right(shortlist.logits, -least, key=neg)
+    is_shown = shortlist.is_whole or count < len(shortlist.logits)
+    return shortlist.first(count) if is_shown else None
+
+
+def top_choices(shortlist: Shortlist, threshold: float) -> int | None:
+    """XTC, "exclude top choices": how many of the best tokens to leave out.
+
+    Those with at least this probability, but for the last of them; none when fewer than two have it.
+    Source: P. E. Weidmann 2024, github.com/oobabooga/text-generation-webui pull request 6335.
+    """
+    count = bisect_right(shortlist.weights, -threshold * shortlist.total, key=neg)
+    if count == len(shortlist.weights) and not shortlist.is_whole:
         return None
-    return shortlist.first(count)
+    return max(0, count - 1)
 
 
 def typical(shortlist: Shortlist, mass: float, *, mean: float) -> Shortlist | None:
@@ -103,3 +133,10 @@ def typical(shortlist: Shortlist, mass: float, *, mean: float) -> Shortlist | No
         sum(kept_weights),
         True,
     )
+
+
+def _above(shortlist: Shortlist, least: float) -> Shortlist | None:
+    """The tokens with at least this weight, or the best one."""
+    count = bisect_right(shortlist.weights, -least, key=neg)
+    is_shown = shortlist.is_whole or count < len(shortlist.weights)
+    return shortlist.first(max(1, count)) if is_shown else None

@@ -85,6 +85,10 @@ class Logits(Protocol):
         """
         ...
 
+    def deviation(self) -> float:
+        """The standard deviation of the logits above -inf: sqrt(mean((logit - mean) ** 2))."""
+        ...
+
     def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
         """The probability of the tokens that go before `token` when those with logits nearest to `centre` go first.
 

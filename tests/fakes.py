@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from threading import Event
@@ -59,6 +60,9 @@ class FakeLogits:
 
     def mean(self, temperature: float) -> float:
         raise NotImplementedError
+
+    def deviation(self) -> float:
+        return statistics.pstdev(logit for logit in self.row if logit > -math.inf)
 
     def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
         raise NotImplementedError

@@ -45,6 +45,18 @@ HOMES = {
     "transformers": ("embedllm.export.openvino_tokenizer",),
 }
 
+SAMPLING = (
+    "draw",
+    "dry",
+    "forbidden",
+    "mirostat",
+    "penalties",
+    "processors",
+    "sampling",
+    "sampling_checks",
+    "truncation",
+)
+
 
 @dataclass(frozen=True)
 class Import:
@@ -208,9 +220,7 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
     rule = {
         "types",
         "errors",
-        "sampling",
-        "penalties",
-        "truncation",
+        *SAMPLING,
         "decode",
         "options",
         "sequences",
@@ -243,7 +253,7 @@ def level(module: str) -> int:
     name = "web" if name.startswith("web.") else name
     levels = [
         ("types", "errors", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
-        ("constraint", "penalties", "truncation", "sampling"),
+        ("constraint", *SAMPLING),
         (
             "tokenizer_config",
             "tool_schema",

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.draw import choose, truncated
 from embedllm.penalties import Penalties
 from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling, choose, logprob, top_logprobs, truncated
+from embedllm.sampling import Sampler, Sampling, logprob, top_logprobs
 
 if TYPE_CHECKING:
     from embedllm.types import F32, Logits
@@ -31,8 +32,10 @@ def picks(sampling: Sampling, logits: F32, count: int) -> list[int]:
 
 def kept(sampling: Sampling, row: Logits) -> dict[int, float]:
     """Each token that may be drawn, with its probability."""
-    shortlist = truncated(row, sampling, look=row.size)
-    assert shortlist is not None
+    pool = truncated(row, sampling, sampling.draw_steps, look=row.size)
+    assert pool is not None
+    shortlist = pool.best
+    assert shortlist.is_whole
     return {token: weight / shortlist.total for token, weight in zip(shortlist.tokens, shortlist.weights, strict=True)}
 
 
@@ -191,9 +194,10 @@ def test_a_short_look_shows_the_same_tokens_or_none(
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal(400) * spread).astype(np.float32)
     sampling = Sampling(top_k=top_k, typical_p=typical_p, top_p=top_p, min_p=min_p)
-    short = truncated(Row(logits), sampling, look=look)
+    short = truncated(Row(logits), sampling, sampling.draw_steps, look=look) if sampling.truncates else None
     if short is not None:
-        assert set(short.tokens) == set(kept(sampling, Row(logits)))
+        assert short.best.is_whole
+        assert set(short.best.tokens) == set(kept(sampling, Row(logits)))
 
 
 def test_a_draw_that_always_misses_still_gives_a_token_of_the_nucleus() -> None:

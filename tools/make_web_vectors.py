@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.draw import truncated
 from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling, truncated
+from embedllm.sampling import Sampler, Sampling
 from tools.web_text_vectors import generations, stops, streams
 
 if TYPE_CHECKING:
@@ -186,8 +187,8 @@ def _kept(sampling: Sampling, row: Row, look: int) -> int | None:
     """How many tokens truncation leaves; None when the list is too short to tell."""
     if sampling.is_greedy or not sampling.truncates:
         return None
-    kept = truncated(row, sampling, look=look)
-    return kept and len(kept.tokens)
+    pool = truncated(row, sampling, sampling.draw_steps, look=look)
+    return pool and len(pool.best.tokens)
 
 
 def written(parts: dict[str, object]) -> str:

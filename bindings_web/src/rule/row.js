@@ -150,6 +150,26 @@ export class Row {
   }
 
   /**
+   * The standard deviation of the logits above -Infinity.
+   *
+   * @returns {number}
+   */
+  deviation() {
+    const { best } = this.#highest();
+    let count = 0;
+    let sum = 0;
+    let squares = 0;
+    for (const logit of this.#row) {
+      if (logit === -Infinity) continue;
+      const below = logit - best; // from the best, near which the sums of large logits keep their digits
+      count++;
+      sum += below;
+      squares += below * below;
+    }
+    return Math.sqrt(Math.max(0, squares / count - (sum / count) ** 2));
+  }
+
+  /**
    * The probability of the tokens that go before `token` when those with logits nearest to `centre` go first.
    *
    * At the same distance the higher logit goes first, at the same logit the lower id. With centre=Infinity that is the

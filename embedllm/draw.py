@@ -1,0 +1,198 @@
+"""The draw of one step: temperature and truncations in their order, over as short a list of tokens as will do.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from embedllm.truncation import Shortlist, above_share, listed, nucleus, top_choices, typical, within
+from embedllm.types import Candidates, Logits
+
+if TYPE_CHECKING:
+    from embedllm.sampling import Sampling
+
+# vLLM's limit; below it the differences of two float32 logits over the temperature mean nothing.
+LEAST_TEMPERATURE = 1e-5
+
+# How many of the best tokens are looked at, in turn, until they are seen to hold all that the truncations keep.
+# 255 are enough for a peaked distribution, and what GPUs list; sorting 4096 costs what all the rest of a step does.
+FIRST_LOOK, SECOND_LOOK = 255, 4096
+
+# Draws from the whole vocabulary that may miss a large kept set. One that holds half the mass is missed by all of
+# them once in 65,000 steps, and then found by sorting.
+_TRIES = 16
+
+# Truncations whose set one sum over the row tells a token's place in, if it is large: see _draw_kept.
+_TESTABLE = {("typical_p",), ("top_p",), ("min_p",), ("top_p", "min_p")}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What is drawn from: a row at a temperature, and the list of its best tokens as far as they were looked at."""
+
+    row: Logits
+    temperature: float
+    best: Shortlist
+
+    def draw(self, uniform: float) -> int:
+        return self.best.draw(uniform) if self.best.is_whole else self.row.draw(self.temperature, uniform)
+
+
+def choose(logits: Logits, sampling: Sampling, *, uniform: Callable[[], float]) -> int:
+    """The next token, by temperature, truncations and the draw; of equally good ones, greedy takes the lowest id.
+
+    uniform: gives numbers in [0, 1), as many as are asked for.
+    """
+    if sampling.is_greedy:
+        return logits.top(1).tokens[0]
+    steps = sampling.draw_steps
+    if not steps or steps == ("temperature",):
+        temperature = temperature_of(logits, sampling)
+        return logits.draw(temperature, uniform()) if temperature else logits.top(1).tokens[0]
+    if "xtc" in steps and uniform() >= sampling.xtc_probability:
+        steps = tuple(step for step in steps if step != "xtc")
+    pool = truncated(logits, sampling, steps, look=FIRST_LOOK)
+    if pool is None:
+        token = _draw_kept(logits, sampling, steps, uniform=uniform)
+        if token is not None:
+            return token
+        pool = truncated(logits, sampling, steps, look=SECOND_LOOK)
+        pool = pool or truncated(logits, sampling, steps, look=logits.size)
+    assert pool is not None  # nothing is unlisted when the list has every token
+    return pool.draw(uniform())
+
+
+def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> Pool | None:
+    """What these steps leave, exactly; None when the `look` best do not show which.
+
+    look: not asked for when top_k comes first and says how many are enough.
+    """
+    pool: Pool | None = _begun(logits, sampling, steps, look=look)
+    for step in steps[1:] if steps[:1] == ("temperature",) else steps:
+        pool = _after(step, pool, sampling)
+        if pool is None:
+            return None
+    return pool
+
+
+def _after(step: str, pool: Pool, sampling: Sampling) -> Pool | None:
+    """What one step leaves; None when the list does not show it."""
+    if step == "temperature":
+        return _warmed(pool, sampling)
+    if step == "xtc":
+        return _without_top_choices(pool, sampling.xtc_threshold)
+    best = _cut(step, pool, sampling)
+    return best and replace(pool, best=best)
+
+
+def temperature_of(pool: Pool | Logits, sampling: Sampling) -> float:
+    """The temperature of this step; 0: the best token.
+
+    When it is dynamic, it goes from the least to the greatest with the entropy of what is left, as a share of the most
+    that so many tokens can have, to the power of the exponent.
+    Source: llama.cpp b10470, src/llama-sampling.cpp, temp_ext.
+    """
+    temperature, reach = sampling.temperature, sampling.dynamic_temperature
+    if reach:
+        least, most = max(0.0, temperature - reach), temperature + reach
+        temperature = least + (most - least) * _disorder(pool) ** sampling.dynamic_exponent
+    return temperature if temperature >= LEAST_TEMPERATURE else 0.0
+
+
+def _disorder(pool: Pool | Logits) -> float:
+    """The entropy at temperature 1, as a share of that of a uniform distribution over as many tokens."""
+    if isinstance(pool, Pool) and pool.best.is_whole:
+        total = pool.best.total
+        shares = [weight / total for weight in pool.best.weights]
+        return -sum(share * math.log(share) for share in shares) / math.log(len(shares)) if len(shares) > 1 else 0.0
+    row = pool.row if isinstance(pool, Pool) else pool
+    # rounding, of numbers far from 0, must not take it out of its range
+    entropy = row.logsumexp() - row.mean(1.0)
+    return min(max(entropy / math.log(row.size), 0.0), 1.0) if row.size > 1 else 0.0
+
+
+def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> Pool:
+    """The list that the steps begin with: at its temperature, when that comes first."""
+    temperature = 1.0
+    if steps[:1] == ("temperature",):
+        temperature, steps = temperature_of(logits, sampling), steps[1:]
+    is_top_k = steps[:1] == ("top_k",)
+    best = logits.top(sampling.top_k if is_top_k else look)
+    if not temperature:
+        return Pool(logits, 1.0, listed(best, 1.0).first(1))
+    is_all = is_top_k or look >= logits.size
+    logsumexp = None if is_all else logits.logsumexp(temperature)
+    return Pool(logits, temperature, listed(best, temperature, logsumexp=logsumexp))
+
+
+def _warmed(pool: Pool, sampling: Sampling) -> Pool:
+    """The same tokens at the temperature, which follows other steps."""
+    temperature = temperature_of(pool, sampling)
+    if not temperature:
+        return replace(pool, best=pool.best.first(1))
+    logsumexp = None if pool.best.is_whole else pool.row.logsumexp(temperature)
+    best = listed(Candidates(pool.best.tokens, pool.best.logits), temperature, logsumexp=logsumexp)
+    return Pool(pool.row, temperature, best)
+
+
+def _without_top_choices(pool: Pool, threshold: float) -> Pool | None:
+    """What XTC leaves; out of the row, too, when the list is not whole."""
+    count = top_choices(pool.best, threshold)
+    if not count:
+        return None if count is None else pool
+    row = pool.row
+    if not pool.best.is_whole:
+        row = row.penalized(
+            array("q", pool.best.tokens[:count]),
+            biases=array("f", [-math.inf]) * count,
+            divisors=array("f", [1.0]) * count,
+            subtracted=array("f", bytes(4 * count)),
+        )
+    return Pool(row, pool.temperature, pool.best.without_first(count))
+
+
+def _cut(step: str, pool: Pool, sampling: Sampling) -> Shortlist | None:
+    """What one truncation leaves; None when the list does not show it."""
+    best = pool.best
+    if step == "top_k":
+        is_enough = best.is_whole or len(best.tokens) >= sampling.top_k
+        return best.first(sampling.top_k) if is_enough else None
+    if step == "top_n_sigma":
+        return within(best, sampling.top_n_sigma * pool.row.deviation())
+    if step == "typical_p":
+        mean = best.mean() if best.is_whole else pool.row.mean(pool.temperature)
+        return typical(best, sampling.typical_p, mean=mean)
+    return nucleus(best, sampling.top_p) if step == "top_p" else above_share(best, sampling.min_p)
+
+
+def _draw_kept(
+    logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, uniform: Callable[[], float]
+) -> int | None:
+    """A token from a large kept set, found by drawing from all until one is in it; None if there was none.
+
+    Whether a token is in the set is one sum, however large the set; that of a flat distribution has 100,000 tokens.
+    Not for typical_p with another truncation, say, where membership depends on sums over the typical set alone.
+    """
+    is_warm = steps[:1] == ("temperature",)
+    if (steps[1:] if is_warm else steps) not in _TESTABLE:
+        return None
+    temperature = temperature_of(logits, sampling) if is_warm else 1.0
+    is_typical = "typical_p" in steps
+    mass = sampling.typical_p if is_typical else sampling.top_p
+    centre = logits.mean(temperature) if is_typical else math.inf
+    least = -math.inf
+    if sampling.min_p > 0:
+        least = logits.top(1).logits[0] + temperature * math.log(sampling.min_p)
+    for _ in range(_TRIES):
+        token = logits.draw(temperature, uniform())
+        if logits.values([token])[0] >= least and (
+            mass == 1 or logits.mass_nearer(token, centre, temperature=temperature) < mass
+        ):
+            return token
+    return None
