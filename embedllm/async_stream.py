@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Interrupted, Interruptible
-from embedllm.decode import Cancel, Chunk, Generation, arun
+from embedllm.decode import Cancel, Chunk, Generation
+from embedllm.loop import Feed, Proposer, arun
 from embedllm.sequences import HeldSequence
 from embedllm.types import Logits
 
@@ -25,9 +26,9 @@ class AsyncStream:
 
     def __init__(
         self,
-        running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation]],
+        running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]],
         cancel: Cancel,
-        feed: Callable[[HeldSequence, Sequence[int]], Awaitable[Logits]],
+        feed: Callable[[Feed], Awaitable[Sequence[Logits]]],
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
         self._running = running
@@ -43,10 +44,9 @@ class AsyncStream:
 
     async def __anext__(self) -> Chunk:
         if self._chunks is None:
-            used, pieces, generation = self._held.enter_context(self._running)
+            used, pieces, generation, proposer = self._held.enter_context(self._running)
             self._note = self._held.enter_context(self._noting)
-            feed = self._feed  # not self in the closure: in a circle it would not end when it is dropped
-            self._chunks = arun(generation, lambda piece: feed(used, piece), pieces, self._cancel)
+            self._chunks = arun(generation, used, pieces, self._cancel, proposer, feed=self._feed)
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
@@ -73,9 +73,13 @@ class Feeder:
         self._worker: Executor | None = None  # more would only compete for the same cores
         self._lock = threading.Lock()
 
-    def feed(self, sequence: HeldSequence, piece: Sequence[int]) -> Awaitable[Logits]:
-        awaited = sequence.awaited
-        return self._feed_in_worker(sequence, piece) if awaited is None else sequence.afeed(awaited, piece)
+    async def feed(self, asked: Feed) -> Sequence[Logits]:
+        """Does what the loop asks for."""
+        sequence = asked.sequence
+        assert isinstance(sequence, HeldSequence)
+        if sequence.awaited is not None and not asked.is_all:
+            return (await sequence.afeed(sequence.awaited, asked.tokens),)
+        return await self._feed_in_worker(sequence, asked)
 
     def close(self) -> None:
         """Ends the thread after the feed that is running."""
@@ -85,7 +89,7 @@ class Feeder:
         if worker is not None:
             worker.shutdown(wait=False)
 
-    async def _feed_in_worker(self, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
+    async def _feed_in_worker(self, sequence: HeldSequence, asked: Feed) -> Sequence[Logits]:
         with self._lock:
             if sequence.is_ended or self._is_closed:
                 raise Interrupted
@@ -94,15 +98,15 @@ class Feeder:
 
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedllm")
             worker = self._worker
-        return await _in_thread(worker, sequence, piece)
+        return await _in_thread(worker, sequence, asked)
 
 
-async def _in_thread(worker: Executor, sequence: HeldSequence, piece: Sequence[int]) -> Logits:
-    """feed() in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
+async def _in_thread(worker: Executor, sequence: HeldSequence, asked: Feed) -> Sequence[Logits]:
+    """A feed in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
     # no task: a closing event loop would cancel that too, and the feed would go on unseen
-    feeding = asyncio.get_running_loop().run_in_executor(worker, sequence.feed, piece)
+    feeding = asyncio.get_running_loop().run_in_executor(worker, asked)
     try:
         return await asyncio.shield(feeding)
     except asyncio.CancelledError:

@@ -1,18 +1,17 @@
-"""The decoder: which token next and when to stop, as a rule that does no I/O; and the two loops that feed it.
+"""The decoder: which token next and when to stop, as a rule that does no I/O.
 
-`Generation.accept(logits)` decides. `run` and `arun` fetch logits for it, from a session or from anything that is
-awaited, so the same rule serves threads, asyncio and the browser. Standard library only.
+`Generation.accept(logits)` decides; loop.py fetches logits for it. So the same rule serves threads, asyncio and the
+browser. Standard library only.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from embedllm.backends.base import Interrupted
 from embedllm.sampling import Picked, Sampler, top_logprobs
 from embedllm.text import StopStrings, TextStream
 from embedllm.types import Logits
@@ -32,6 +31,13 @@ class Statistics:
     tokens: int = 0  # generated, the stop token among them
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
+    accepted_tokens: int = 0  # of these: what the rule chose, too
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that was accepted; 0 when there was none."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @property
     def prefill_tokens_s(self) -> float:
@@ -103,10 +109,20 @@ class Generation:
     limit_reason: str  # what reaching it is called: "length" or "context"
     top_count: int  # of the most probable tokens to report
     statistics: Statistics
+    drafted_tokens: int = field(default=0, init=False)  # fed on suspicion; counted by who feeds
+    _accepted_tokens: int = field(default=0, init=False)
     _spent_s: float = field(default=0.0, init=False)  # seconds that are not in the statistics yet
 
-    def accept(self, logits: Logits) -> Chunk:
-        """Decides one step; the last one has a finish_reason, and must not be followed by another."""
+    @property
+    def spent_s(self) -> float:
+        """Seconds so far, of the prompt and of all that was decided."""
+        return self.statistics.prefill_s + self.statistics.decode_s + self._spent_s
+
+    def accept(self, logits: Logits, proposed: int | None = None) -> Chunk:
+        """Decides one step; the last one has a finish_reason, and must not be followed by another.
+
+        proposed: the token that was fed already in the hope that it would be chosen; it has no part in the choice.
+        """
         with self.clocked():
             top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
             picked = self.sampler.pick(logits)
@@ -117,6 +133,7 @@ class Generation:
             is_last = is_stop or is_whole or self.stops.matched is not None or self.statistics.tokens + 1 >= self.limit
             if is_last and self.stops.matched is None:
                 text += self._rest()
+        self._accepted_tokens += picked.token == proposed
         self._count(1)
         reason, by = self._finish(is_stop, is_whole, picked.token, is_last)
         return Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
@@ -143,6 +160,8 @@ class Generation:
             tokens=so_far.tokens + tokens,
             prefill_s=so_far.prefill_s if is_decode else so_far.prefill_s + spent_s,
             decode_s=so_far.decode_s + spent_s if is_decode else so_far.decode_s,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def cancelled(self) -> Chunk:
@@ -164,63 +183,3 @@ class Generation:
         """What was held back; a stop string may still be found in it."""
         held = self.stops.push(self.text.flush())
         return held + self.stops.flush()
-
-
-def run(
-    generation: Generation,
-    feed: Callable[[Sequence[int]], Logits],
-    pieces: Sequence[Sequence[int]],
-    cancel: Cancel,
-) -> Iterator[Chunk]:
-    """Drives a generation over a session's `feed`.
-
-    pieces: the prompt, cut into what is fed at once.
-    """
-    try:
-        logits = None
-        for piece in pieces:
-            _check(cancel)
-            with generation.clocked():
-                logits = feed(piece)
-        assert logits is not None, "a prompt has at least one token"
-        while True:
-            chunk = generation.accept(logits)
-            yield chunk
-            if chunk.finish_reason is not None or chunk.token is None:
-                return
-            _check(cancel)
-            with generation.clocked():
-                logits = feed([chunk.token])
-    except Interrupted:
-        yield generation.cancelled()
-
-
-async def arun(
-    generation: Generation,
-    feed: Callable[[Sequence[int]], Awaitable[Logits]],
-    pieces: Sequence[Sequence[int]],
-    cancel: Cancel,
-) -> AsyncGenerator[Chunk, None]:
-    """As `run`, over a `feed` that is awaited."""
-    try:
-        logits = None
-        for piece in pieces:
-            _check(cancel)
-            with generation.clocked():
-                logits = await feed(piece)
-        assert logits is not None, "a prompt has at least one token"
-        while True:
-            chunk = generation.accept(logits)
-            yield chunk
-            if chunk.finish_reason is not None or chunk.token is None:
-                return
-            _check(cancel)
-            with generation.clocked():
-                logits = await feed([chunk.token])
-    except Interrupted:
-        yield generation.cancelled()
-
-
-def _check(cancel: Cancel) -> None:
-    if cancel.cancelled:
-        raise Interrupted

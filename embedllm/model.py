@@ -13,7 +13,7 @@ from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import TemplateError
 from embedllm.forbidden import spelled
-from embedllm.options import PromptOptions
+from embedllm.options import PromptOptions, Speculate
 from embedllm.package import Package
 from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
 from embedllm.runner import Request, Runner
@@ -58,14 +58,19 @@ class Model:
         tokenizer: ModelCodec,
         defaults: Defaults,
         template: ChatTemplate | None = None,  # None: the folder's own
+        draft: Model | None = None,
+        owns_draft: bool = False,
     ) -> None:
+        """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
         self.tokenizer = tokenizer
         self.sampling = defaults.sampling
         self.context = engine.context  # the most tokens that prompt and reply can have together
-        self.runner = Runner(engine, self.tokenizer)
+        self.runner = Runner(engine, self.tokenizer, draft=None if draft is None else draft.runner)
         self._max_tokens = defaults.max_tokens
         self._template = template
+
+        self._own_draft = draft if owns_draft else None
 
     @property
     def name(self) -> str:
@@ -121,6 +126,10 @@ class Model:
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
+        speculate: what guesses the next tokens, so that several are computed at once: "lookup" (the text so far),
+        "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
+        that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
+        steps of several tokens round otherwise (docs/numerics.md).
         tools, variables, documents, continue_final_message: for the chat template; see prompt().
         special: write special tokens, such as the marks of a tool call, into the text.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off.
@@ -200,6 +209,7 @@ class Model:
         stop: str | Sequence[str] | None = (),
         stop_tokens: Sequence[int] | None = None,
         logprobs: int = 0,
+        speculate: Speculate | None = "auto",
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
         documents: Sequence[Mapping[str, JSON]] | None = None,
@@ -219,6 +229,7 @@ class Model:
             | self._special_tokens(stops),
             top_count=logprobs,
             special=special,
+            speculate=speculate or "off",
         )
         self.runner.check(request)
         return request
@@ -233,6 +244,8 @@ class Model:
         Twice is fine.
         """
         self.runner.close()
+        if self._own_draft is not None:
+            self._own_draft.close()
 
     def __enter__(self) -> Model:
         return self

@@ -17,6 +17,7 @@ from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
 from embedllm.settings import read_defaults
 from embedllm.text import Tokenizer
+from embedllm.vocabulary import check_draft
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -37,6 +38,7 @@ def load(
     exact: bool = False,
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
+    draft: str | os.PathLike[str] | Model | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
@@ -50,14 +52,16 @@ def load(
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     openvino: choices for OpenVINO's devices, the NPU among them.
+    draft: a much smaller model with the same vocabulary, which guesses for this one (speculate= of Model.generate()): a
+    folder, opened on the same device, or a Model, which stays yours to close.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact and openvino are refused, and the call needs JSPI, which aload() does not
-    (docs/web.md).
+    In a browser: path is an address, exact, openvino and draft are refused, and the call needs JSPI, which aload() does
+    not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
-        _check_for_browser(exact=exact, openvino=openvino)
+        _check_for_browser(exact=exact, openvino=openvino, draft=draft)
         from embedllm import web
 
         return web.load(
@@ -78,9 +82,20 @@ def load(
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     search = select.Search(registry.Found(package, exact=exact).named, wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine = _open_first(package, search, threads=threads, exact=exact, openvino=openvino)
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
-    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template)
+    drafter = draft
+    if drafter is not None and not isinstance(drafter, Model):
+        drafter = load(drafter, device=device, threads=threads, exact=exact, openvino=openvino)
+    try:
+        if drafter is not None:
+            check_draft(package, tokenizer, drafter)
+        engine = _open_first(package, search, threads=threads, exact=exact, openvino=openvino)
+    except BaseException:
+        if drafter is not None and drafter is not draft:
+            drafter.close()
+        raise
+    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
+                 owns_draft=drafter is not draft)  # fmt: skip
 
 
 async def aload(
@@ -91,12 +106,13 @@ async def aload(
     exact: bool = False,
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
+    draft: str | os.PathLike[str] | Model | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
-        _check_for_browser(exact=exact, openvino=openvino)
+        _check_for_browser(exact=exact, openvino=openvino, draft=draft)
         from embedllm import web
 
         return await web.aload(
@@ -110,7 +126,8 @@ async def aload(
     import asyncio  # a third of the import time of the whole package
 
     def loaded() -> Model:
-        return load(path, device=device, threads=threads, exact=exact, chat_template=chat_template, openvino=openvino)
+        return load(path, device=device, threads=threads, exact=exact, chat_template=chat_template, openvino=openvino,
+                    draft=draft)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -131,9 +148,9 @@ def in_browser() -> bool:
     return sys.platform == "emscripten"
 
 
-def _check_for_browser(*, exact: bool, openvino: OpenVINOOptions | None) -> None:
+def _check_for_browser(*, exact: bool, openvino: OpenVINOOptions | None, draft: object) -> None:
     """Raises ValueError for an option that a browser does not have."""
-    given = {"exact": exact, "openvino": openvino}
+    given = {"exact": exact, "openvino": openvino, "draft": draft}
     if odd := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 

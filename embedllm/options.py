@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from embedllm.chat import Tool
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
+
+
+Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -19,6 +22,7 @@ class ReplyOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     stop_tokens: Sequence[int] | None
     logprobs: int
+    speculate: Speculate | None
 
 
 class PromptOptions(ReplyOptions, total=False):

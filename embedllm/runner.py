@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import get_args
 
 from embedllm.async_stream import AsyncStream, Feeder
-from embedllm.backends.base import Engine
+from embedllm.backends.base import Engine, FeedsAll
 from embedllm.constraint import Constraint
-from embedllm.decode import Cancel, Chunk, Generation, Statistics, run
+from embedllm.decode import Cancel, Chunk, Generation, Statistics
 from embedllm.errors import ContextFull
+from embedllm.loop import Proposer, run
+from embedllm.options import Speculate
 from embedllm.sampling import Sampler, Sampling
 from embedllm.sequences import HeldSequence, Sequences
+from embedllm.speculation import Draft, Speculation
+from embedllm.speculation_costs import Costs
 from embedllm.text import StopStrings, TextCodec, TextStream
+
+_MEASURED = frozenset({"cpu", "openvino"})  # devices where speculation was seen to pay (docs/performance.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +36,20 @@ class Request:
     top_count: int  # of the most probable tokens to report for each step
     special: bool = False  # special tokens are part of the text
     constraint: Constraint | None = None  # of this one reply
+    speculate: Speculate = "auto"
 
 
 class Runner:
     """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
 
-    def __init__(self, engine: Engine, text: TextCodec) -> None:
+    def __init__(self, engine: Engine, text: TextCodec, *, draft: Runner | None = None) -> None:
+        """draft: of a smaller model with the same vocabulary."""
         self.sequences = Sequences(engine)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
+        self.draft = draft
+        self._costs = Costs()
         self._feeder = Feeder()
 
     @property
@@ -63,14 +74,18 @@ class Runner:
             raise ValueError(f"min_tokens is {request.min_tokens}; expected 0 to max_tokens.")
         if request.top_count < 0:
             raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
+        if request.speculate not in (modes := get_args(Speculate)):
+            raise ValueError(f"speculate is {request.speculate!r}; expected {', '.join(map(repr, modes))} or None.")
+        if request.speculate == "draft" and self.draft is None:
+            raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
         StopStrings(request.stop)
 
     def stream(
         self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
     ) -> Generator[Chunk, None, None]:
         """Runs a request on the given sequence, or on one from the pool."""
-        with self._running(request, cancel, sequence) as (used, pieces, generation):
-            yield from run(generation, used.feed, pieces, cancel)
+        with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
+            yield from run(generation, used, pieces, cancel, proposer)
 
     def astream(
         self,
@@ -84,12 +99,49 @@ class Runner:
 
         noting: entered at the start, gives what is told of each chunk, and learns how it ended.
         """
-        return AsyncStream(self._running(request, cancel, sequence), cancel, self._feeder.feed, noting)
+        return AsyncStream(self._decoding(request, cancel, sequence), cancel, self._feeder.feed, noting)
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits; a request that runs ends as cancelled at its next step."""
         self._feeder.close()
         self.sequences.close()
+
+    @contextmanager
+    def drafting(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
+        """Within the block, a sequence of this model guesses what another one says."""
+        used = self.sequences.take(len(prompt), None) or self.sequences.new(len(prompt), is_running=True)
+        try:
+            with used.interruptible(cancel):
+                yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
+        finally:
+            self.sequences.give_back(used, to_pool=True)
+
+    @contextmanager
+    def _decoding(
+        self, request: Request, cancel: Cancel, sequence: HeldSequence | None
+    ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]]:
+        """As _running, and what guesses for the request."""
+        with ExitStack() as held:
+            used, pieces, generation = held.enter_context(self._running(request, cancel, sequence))
+            proposer = None
+            if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
+                draft = None
+                if self.draft is not None and request.speculate != "lookup":
+                    draft = held.enter_context(self.draft.drafting(request.prompt, cancel))
+                looks_up = request.speculate != "draft"
+                proposer = Speculation(request.prompt, self._costs, draft=draft, looks_up=looks_up)
+            yield used, pieces, generation, proposer
+
+    def _speculates(self, request: Request) -> bool:
+        """Whether guesses are wanted.
+
+        How many tokens a step has depends on the clock, and rounds otherwise: so what can be repeated, by a seed or
+        without chance, is only speculated on when that was asked for.
+        """
+        if request.speculate != "auto" or self.draft is not None:
+            return request.speculate != "off"
+        is_repeatable = request.sampling.is_greedy or request.sampling.seed is not None
+        return not is_repeatable and self.engine.device.name in _MEASURED
 
     @contextmanager
     def _running(

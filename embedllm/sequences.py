@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakSet
 
-from embedllm.backends.base import Engine, FeedsAsync, Interrupted, Interruptible, Session
+from embedllm.backends.base import Engine, FeedsAll, FeedsAsync, Interrupted, Interruptible, Session
 from embedllm.decode import Cancel
 from embedllm.types import Logits
 
@@ -30,6 +30,23 @@ class HeldSequence:
         logits = self.session.feed(tokens)
         self.tokens += tokens
         return logits
+
+    def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
+        """As feed, in a session that FeedsAll; the logits after each token."""
+        from embedllm.rows import Row  # numpy
+
+        if self.is_ended:
+            raise Interrupted
+        assert isinstance(self.session, FeedsAll)
+        rows = self.session.feed_all(tokens)
+        self.tokens += tokens
+        return [Row(row) for row in rows]  # views
+
+    def rewind_by(self, count: int) -> None:
+        """Forgets the last tokens."""
+        if not self.is_ended:
+            self.session.rewind(len(self.tokens) - count)
+            del self.tokens[len(self.tokens) - count :]
 
     async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
         if self.is_ended:

@@ -1,20 +1,16 @@
-"""The rule on fake logits, and the two loops on fake feeds: no runtime."""
+"""The rule on fake logits: no runtime. The loop that feeds it: tests/test_loop.py."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm import decode
-from embedllm.backends.base import Interrupted
-from embedllm.decode import Cancel, Chunk, Generation, Statistics, arun, run
+from embedllm.decode import Cancel, Chunk, Generation, Statistics
 from embedllm.model import Completion, collect
 from embedllm.sampling import Picked, Sampler, Sampling
 from embedllm.text import StopStrings, TextStream
@@ -160,36 +156,6 @@ def test_any_reply_gives_its_text_up_to_the_first_stop(
 # --- what a chunk tells
 
 
-def test_statistics_of_every_chunk_count_and_clock_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-
-    def passes(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(decode, "time", SimpleNamespace(perf_counter=lambda: now))
-    reply = iter(b"abc")
-
-    def feed(tokens: Sequence[int]) -> FakeLogits:
-        passes(1.0 if tokens in PIECES else 0.5 * len(tokens))
-        return peaked(0 if tokens == PIECES[0] else next(reply))
-
-    chunks: list[Chunk] = []
-    for chunk in run(rule(limit=3), feed, PIECES, Cancel()):
-        chunks.append(chunk)
-        passes(60.0)  # a consumer who takes his time
-    known = {"prompt_tokens": 3, "cached_tokens": 1, "prefill_s": 2.0}
-    assert [chunk.statistics for chunk in chunks] == [
-        Statistics(tokens=1, decode_s=0.0, **known),
-        Statistics(tokens=2, decode_s=0.5, **known),
-        Statistics(tokens=3, decode_s=1.0, **known),
-    ]
-    assert chunks[-1].statistics.prefill_tokens_s == 1.0  # (3 - 1) / 2.0
-    assert chunks[-1].statistics.decode_tokens_s == pytest.approx(2 / 1.0)
-    assert chunks[0].statistics.decode_tokens_s == 0.0
-    assert Statistics(prompt_tokens=3, cached_tokens=1).prefill_tokens_s == 0.0
-
-
 def test_logprobs_are_those_of_the_model_whatever_the_sampler_did() -> None:
     halves = FakeLogits([math.log(p) for p in (0.5, 0.25, 0.125, 0.125)])
     chunk = rule(top_count=3, sampling=Sampling(temperature=0, logit_bias={2: 5})).accept(halves)
@@ -229,94 +195,6 @@ def test_collect_joins_chunks_to_a_completion() -> None:
         statistics=statistics,
     )  # fmt: skip
     assert collect([first, last]).message == {"role": "assistant", "content": "ab"}
-
-
-# --- the loops
-
-
-class Feed:
-    """Feeds for both loops that note what they get; the reply comes token by token."""
-
-    def __init__(self, reply: Sequence[int | Exception]) -> None:
-        self.fed: list[list[int]] = []
-        self._reply = iter(reply)
-
-    def __call__(self, tokens: Sequence[int]) -> FakeLogits:
-        self.fed.append(list(tokens))
-        if tokens in PIECES[:-1]:
-            return peaked(0)  # nobody asks for the logits in the middle of a prompt
-        token = next(self._reply)
-        if isinstance(token, Exception):
-            raise token
-        return peaked(token)
-
-    async def asynchronous(self, tokens: Sequence[int]) -> FakeLogits:
-        await asyncio.sleep(0)
-        return self(tokens)
-
-
-def run_both(make: Callable[[], Generation], reply: Sequence[int | Exception], cancel: Cancel) -> list[Chunk]:
-    """The chunks of run(), after a check that arun() gives and feeds the same."""
-
-    async def collected(feed: Feed) -> list[Chunk]:
-        return [chunk async for chunk in arun(make(), feed.asynchronous, PIECES, cancel)]
-
-    one, two = Feed(reply), Feed(reply)
-    chunks = list(run(make(), one, PIECES, cancel))
-    others = asyncio.run(collected(two))
-    assert one.fed == two.fed
-    assert [(c.text, c.token, c.finish_reason) for c in chunks] == [(c.text, c.token, c.finish_reason) for c in others]
-    return chunks
-
-
-def test_both_loops_feed_the_prompt_in_pieces_then_every_token_but_the_last() -> None:
-    feed = Feed([*b"abc", END])
-    chunks = list(run(rule(), feed, PIECES, Cancel()))
-    assert feed.fed == [*PIECES, [ord("a")], [ord("b")], [ord("c")]]
-    assert texts(chunks) == ["a", "b", "c", ""]
-    assert texts(run_both(rule, [*b"abc", END], Cancel())) == texts(chunks)
-    assert texts(run_both(lambda: rule(limit=1), b"abc", Cancel())) == ["a"]
-
-
-def test_a_switch_that_is_off_before_the_start_feeds_nothing() -> None:
-    cancel = Cancel()
-    cancel.cancel()
-    feed = Feed(b"abc")
-    (only,) = run(rule(), feed, PIECES, cancel)
-    assert feed.fed == []
-    assert (only.text, only.token, only.finish_reason, only.statistics.tokens) == ("", None, "cancelled", 0)
-    assert len(run_both(rule, b"abc", cancel)) == 1
-
-
-def test_cancelling_between_two_chunks_ends_after_the_first() -> None:
-    cancel, feed = Cancel(), Feed(b"abc")
-    chunks = run(rule(), feed, PIECES, cancel)
-    assert next(chunks).text == "a"
-    cancel.cancel()
-    assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [("", "cancelled")]
-    assert feed.fed == list(PIECES)
-
-
-def test_cancelling_after_the_last_chunk_changes_nothing() -> None:
-    cancel = Cancel()
-    chunks = run(rule(limit=1), Feed(b"abc"), PIECES, cancel)
-    assert next(chunks).finish_reason == "length"
-    cancel.cancel()
-    assert list(chunks) == []
-
-
-def test_an_interrupted_feed_ends_the_stream_with_the_text_so_far() -> None:
-    chunks = run_both(rule, [ord("a"), 0xE6, Interrupted()], Cancel())
-    assert texts(chunks) == ["a", "", "\ufffd"]
-    assert chunks[-1].finish_reason == "cancelled"
-    assert [chunk.finish_reason for chunk in run_both(rule, [Interrupted()], Cancel())] == ["cancelled"]
-
-
-def test_another_error_of_a_feed_comes_through() -> None:
-    chunks = run(rule(), Feed([ord("a"), OSError("gone")]), PIECES, Cancel())
-    assert next(chunks).text == "a"
-    with pytest.raises(OSError, match="gone"):
-        next(chunks)
 
 
 # --- Cancel

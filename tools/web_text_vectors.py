@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from embedllm.decode import Cancel, Chunk, Generation, Statistics, run
+from embedllm.decode import Cancel, Chunk, Generation, Statistics
+from embedllm.loop import run
 from embedllm.rows import Row
 from embedllm.sampling import Sampler, Sampling
 from embedllm.text import StopStrings, TextCodec, TextStream
@@ -142,16 +143,25 @@ def _chunks(make_row: MakeRow, case: Case) -> list[list[object]]:
         statistics=Statistics(prompt_tokens=3, cached_tokens=0),
     )
 
-    def feed(tokens: Sequence[int]) -> Row:
-        step = next(steps)
-        row = make_row("normal", VOCABULARY, 500 + step)
-        row[case.script[step % len(case.script)]] += 9
-        return Row(row)
+    class Scripted:
+        """A sequence that is fed one token at a time."""
+
+        def feed(self, tokens: Sequence[int]) -> Row:
+            step = next(steps)
+            row = make_row("normal", VOCABULARY, 500 + step)
+            row[case.script[step % len(case.script)]] += 9
+            return Row(row)
+
+        def feed_all(self, tokens: Sequence[int]) -> Sequence[Row]:
+            raise NotImplementedError
+
+        def rewind_by(self, count: int) -> None:
+            raise NotImplementedError
 
     if case.cancel_after == 0:
         cancel.cancel()
     chunks: list[Chunk] = []
-    for chunk in run(generation, feed, [[1, 2], [3]], cancel):
+    for chunk in run(generation, Scripted(), [[1, 2], [3]], cancel):
         chunks.append(chunk)
         if len(chunks) == case.cancel_after:
             cancel.cancel()
