@@ -75,19 +75,19 @@ def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, loo
     """
     pool: Pool | None = _begun(logits, sampling, steps, look=look)
     for step in steps[1:] if steps[:1] == ("temperature",) else steps:
-        pool = _after(step, pool, sampling)
+        pool = _after(step, pool, sampling, logits)
         if pool is None:
             return None
     return pool
 
 
-def _after(step: str, pool: Pool, sampling: Sampling) -> Pool | None:
+def _after(step: str, pool: Pool, sampling: Sampling, logits: Logits) -> Pool | None:
     """What one step leaves; None when the list does not show it."""
     if step == "temperature":
         return _warmed(pool, sampling)
     if step == "xtc":
         return _without_top_choices(pool, sampling.xtc_threshold)
-    best = _cut(step, pool, sampling)
+    best = _cut(step, pool, sampling, logits)
     return best and replace(pool, best=best)
 
 
@@ -157,14 +157,14 @@ def _without_top_choices(pool: Pool, threshold: float) -> Pool | None:
     return Pool(row, pool.temperature, pool.best.without_first(count))
 
 
-def _cut(step: str, pool: Pool, sampling: Sampling) -> Shortlist | None:
+def _cut(step: str, pool: Pool, sampling: Sampling, logits: Logits) -> Shortlist | None:
     """What one truncation leaves; None when the list does not show it."""
     best = pool.best
     if step == "top_k":
         is_enough = best.is_whole or len(best.tokens) >= sampling.top_k
         return best.first(sampling.top_k) if is_enough else None
     if step == "top_n_sigma":
-        return within(best, sampling.top_n_sigma * pool.row.deviation())
+        return within(best, sampling.top_n_sigma * logits.deviation())
     if step == "typical_p":
         mean = best.mean() if best.is_whole else pool.row.mean(pool.temperature)
         return typical(best, sampling.typical_p, mean=mean)

@@ -130,8 +130,8 @@ class Row:
     def deviation(self) -> float:
         """The standard deviation of the logits above -inf."""
         self._highest()  # says what is wrong with a row of which there is none
-        deviation = float(self._row.std(dtype=np.float64))
-        return deviation if np.isfinite(deviation) else float(self._row[self._row > -np.inf].std(dtype=np.float64))
+        row = self._row if self._row.min() > -np.inf else self._row[self._row > -np.inf]
+        return float(row.std(dtype=np.float64))
 
     def mass_nearer(self, token: int, centre: float, *, temperature: float) -> float:
         """The probability of the tokens that go before `token` when those with logits nearest to `centre` go first.

@@ -133,6 +133,7 @@ def _row(shape: str, size: int) -> dict[str, object]:
         "top": [[count, list(row.top(count).tokens[-shown:])] for count in (1, 2, 7, 255, 4096, size)],
         "logsumexp": [[heat, row.logsumexp(heat)] for heat in (0.1, 0.7, 1.0, 5.0)],
         "mean": [[heat, row.mean(heat)] for heat in (0.1, 0.7, 1.0, 5.0)],
+        "deviation": row.deviation(),
         "draws": [[heat, u, row.draw(heat, u)] for heat in (0.5, 1.0) for u in (0.0, 0.015625, 0.34375, 0.7, 0.999)],
         "nearer": [
             [token, centre, row.mass_nearer(token, math.inf if centre is None else centre, temperature=0.9)]

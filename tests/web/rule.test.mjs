@@ -32,7 +32,7 @@ test("random numbers are CPython's", () => {
   assert.throws(() => new Random(2 ** 53), /has to be a BigInt/);
 });
 
-for (const { shape, size, top, logsumexp, mean, draws, nearer } of golden.rows) {
+for (const { shape, size, top, logsumexp, mean, deviation, draws, nearer } of golden.rows) {
   test(`a ${shape} row of ${size} answers as Python's`, () => {
     const row = new Row(makeRow(shape, size, size));
     for (const [count, tokens] of top) {
@@ -42,6 +42,7 @@ for (const { shape, size, top, logsumexp, mean, draws, nearer } of golden.rows) 
     }
     for (const [temperature, expected] of logsumexp) close(row.logsumexp(temperature), expected, "logsumexp");
     for (const [temperature, expected] of mean) close(row.mean(temperature), expected, "mean");
+    close(row.deviation(), deviation, "deviation");
     for (const [temperature, uniform, token] of draws) {
       assert.equal(row.draw(temperature, uniform), token, `draw(${temperature}, ${uniform})`);
     }
