@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from embedllm.types import Logits
@@ -37,5 +38,12 @@ class Constraint(Protocol):
         """Takes the token that is now part of the reply, a stop token too.
 
         Raises ValueError for a token that `allowed` forbids.
+        """
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that have to come next, the first one first; none where there is a choice, or it is not known.
+
+        They may be fed together, each told to `note`, without asking `allowed`.
         """
         ...

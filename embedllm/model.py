@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
 from embedllm.chat import ChatTemplate, Message, Tool
+from embedllm.constraint import Constraint
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import TemplateError
 from embedllm.forbidden import spelled
@@ -19,6 +20,7 @@ from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, t
 from embedllm.runner import Request, Runner
 from embedllm.sampling import Picked, Sampling
 from embedllm.settings import Defaults
+from embedllm.structured import Grammars, ResponseFormat, grammar_source
 from embedllm.text import ModelCodec
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Model:
         tokenizer: ModelCodec,
         defaults: Defaults,
         template: ChatTemplate | None = None,  # None: the folder's own
+        grammars: Grammars | None = None,  # None: no response_format
         draft: Model | None = None,
         owns_draft: bool = False,
     ) -> None:
@@ -69,6 +72,7 @@ class Model:
         self.runner = Runner(engine, self.tokenizer, draft=None if draft is None else draft.runner)
         self._max_tokens = defaults.max_tokens
         self._template = template
+        self._grammars = grammars
 
         self._own_draft = draft if owns_draft else None
 
@@ -126,13 +130,17 @@ class Model:
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
+        response_format: what the reply shall be: OpenAI's object, or a pydantic class, a compiled regex, a list of
+        texts to choose from, a grammar (docs/guide-python.md#structured-output). The text fulfils it when finish_reason
+        is "stop" and no stop string ended it.
         speculate: what guesses the next tokens, so that several are computed at once: "lookup" (the text so far),
         "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
         that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
         steps of several tokens round otherwise (docs/numerics.md).
         tools, variables, documents, continue_final_message: for the chat template; see prompt().
         special: write special tokens, such as the marks of a tool call, into the text.
-        Raises ContextFull when the prompt leaves no room for a token; nothing is cut off.
+        Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. ValueError for a
+        response_format that cannot be followed exactly.
         """
         return collect(self.stream(prompt, sampling, cancel=cancel, **options))
 
@@ -215,18 +223,20 @@ class Model:
         documents: Sequence[Mapping[str, JSON]] | None = None,
         continue_final_message: bool = False,
         special: bool = False,
+        response_format: ResponseFormat | None = None,
     ) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
         template = ForTemplate(tools, variables, documents, continue_final_message)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        ends = frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens) | self._special_tokens(stops)
         request = Request(
             prompt=self._tokens(prompt, template),
             sampling=spelled(sampling or self.sampling, partial(self.tokenizer.encode, special=False)),
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
             min_tokens=min_tokens,
             stop=stops,
-            stop_tokens=frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens)
-            | self._special_tokens(stops),
+            stop_tokens=ends,
+            constraint=self._constraint(response_format, ends),
             top_count=logprobs,
             special=special,
             speculate=speculate or "off",
@@ -261,6 +271,14 @@ class Model:
         if self._template is None:
             self._template = ChatTemplate.open(self.package.folder)
         return self._template
+
+    def _constraint(self, response_format: ResponseFormat | None, stop_tokens: frozenset[int]) -> Constraint | None:
+        source = grammar_source(response_format)
+        if source is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("response_format is not followed here yet; in a browser, EmbedLLM of JavaScript does.")
+        return self._grammars.constraint(source, stop_tokens)
 
     def _special_tokens(self, stops: Sequence[str]) -> set[int]:
         """The special tokens among the stop strings: their text never comes."""

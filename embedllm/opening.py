@@ -73,6 +73,7 @@ def load(
             urls=urls,
         )
     from embedllm.backends import registry, select
+    from embedllm.structured_grammars import TokenGrammars  # not in a browser, which has JavaScript's
 
     if not 0 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
@@ -95,7 +96,7 @@ def load(
             drafter.close()
         raise
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
-                 owns_draft=drafter is not draft)  # fmt: skip
+                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer))  # fmt: skip
 
 
 async def aload(

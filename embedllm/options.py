@@ -9,6 +9,7 @@ from embedllm.chat import Tool
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
+    from embedllm.structured import ResponseFormat
 
 
 Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
@@ -22,6 +23,7 @@ class ReplyOptions(TypedDict, total=False):
     stop: str | Sequence[str] | None
     stop_tokens: Sequence[int] | None
     logprobs: int
+    response_format: ResponseFormat | None
     speculate: Speculate | None
 
 

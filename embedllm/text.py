@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.errors import PackageError
+from embedllm.token_bytes import token_bytes
 from embedllm.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
@@ -119,6 +121,13 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         return self._engine.token_to_id(text)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token by its id, for grammars; see embedllm/token_bytes.py."""
+        decoder: tokenizers.decoders.Decoder | None = self._engine.decoder
+        added = {token: entry.content for token, entry in self._engine.get_added_tokens_decoder().items()}
+        described = None if decoder is None else json.loads(decoder.__getstate__())
+        return token_bytes(self._engine.get_vocab(with_added_tokens=True), added, described)
 
 
 def check_text(text: str) -> None:

@@ -32,6 +32,7 @@ HOMES = {
     "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
     "psutil": ("embedllm.backends.split",),
     "pyodide": ("embedllm.backends.javascript",),
+    "llguidance": ("embedllm.structured_grammars",),
     "numpy": ("embedllm.rows", "embedllm.backends.", "embedllm.export."),
     "onnx": (
         "embedllm.export.",
@@ -56,6 +57,8 @@ SAMPLING = (
     "sampling_checks",
     "truncation",
 )
+
+STRUCTURED = ("structured", "structured_schema", "structured_lark")
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,8 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "types",
         "errors",
         *SAMPLING,
+        *STRUCTURED,
+        "token_bytes",
         "decode",
         "loop",
         "lookup",
@@ -258,7 +263,7 @@ def level(module: str) -> int:
     name = "web" if name.startswith("web.") else name
     levels = [
         ("types", "errors", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
-        ("constraint", *SAMPLING),
+        ("constraint", *STRUCTURED, "token_bytes", *SAMPLING),
         (
             "tokenizer_config",
             "tool_schema",
@@ -270,6 +275,7 @@ def level(module: str) -> int:
             "package",
             "rows",
             "prompt",
+            "structured_grammars",
         ),
         ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
         ("loop", "lookup", "speculation", "speculation_costs"),
