@@ -90,14 +90,15 @@ class Batch:
         self._changed = threading.Condition()  # reentrant: a signal handler may interrupt the thread that has it
         self._taken: set[str] = set()  # what one thread does at a time, while it does it: _KV, _PROMPT
         self._is_feeding = False  # a prompt, now
+        self._fed = -math.inf  # when the last piece of one was
         self._waiting: list[_Step] = []
         self._since = 0.0  # when the first of them came, or the last run ended
         self._expected: set[Member] = set()  # took part in the last run
         self._run_s = 0.0  # how long that took
         self._ended = -math.inf  # when
-        self._usual_s = 0.0  # how long a run takes when no prompt is fed beside it, a moving average
-        self._runs = 0
-        self._runs_s = 0.0  # all of them
+        self._usual_s = 0.0  # from run to run when no prompt is fed beside them, a moving average
+        self._steps = 0  # runs one after the other
+        self._steps_s = 0.0  # all of them took
         self._members: list[Member] = []  # by their slots
         self._missed: dict[Member, int] = {}  # runs in a row
         self._kv: dict[str, NDArray[np.floating]] = {}
@@ -153,15 +154,15 @@ class Batch:
         """
         while count > 0:
             size = min(_PIECE, count) if count > SHORT and self._others_step() else count
-            runs, runs_s = self._runs, self._runs_s
+            steps, steps_s = self._steps, self._steps_s
             self._is_feeding = True
             try:
                 yield size
             finally:
-                self._is_feeding = False
+                self._is_feeding, self._fed = False, time.perf_counter()
             count -= size
             if count > 0:
-                self._rest(session, self._runs - runs, self._runs_s - runs_s)
+                self._rest(session, self._steps - steps, self._steps_s - steps_s)
 
     def forget(self, session: Member) -> None:
         """The session is closed: its slot goes to others."""
@@ -195,6 +196,16 @@ class Batch:
         """Whether somebody is in the middle of a reply."""
         return _KV in self._taken or time.perf_counter() < self._ended + max(_LEAST_IDLE_S, 4 * self._run_s)
 
+    def _count(self, ended: float) -> None:
+        """Notes the time from run to run: it is how long those wait who take part in each."""
+        before, between_s = self._ended, ended - self._ended
+        self._ended = self._since = ended
+        if between_s > _LEAST_IDLE_S + self._run_s:
+            return  # nobody waited
+        self._steps, self._steps_s = self._steps + 1, self._steps_s + between_s
+        if not self._is_feeding and before > self._fed:
+            self._usual_s += (between_s - self._usual_s) * (0.1 if self._usual_s else 1.0)
+
     def _rest(self, session: Member, slowed: int, slowed_s: float) -> None:
         """Waits while others make as many quick steps as make up for the slowed ones."""
         if not slowed or not self._usual_s:
@@ -202,8 +213,8 @@ class Batch:
         with self._changed:
             # the average of all of them is _MOST_SLOWED when quick ones take the usual time
             quick = slowed * (slowed_s / slowed / self._usual_s - _MOST_SLOWED) / (_MOST_SLOWED - 1)
-            until = self._runs + quick
-            while self._runs < until and self._others_step():
+            until = self._steps + quick
+            while self._steps < until and self._others_step():
                 if session.is_stopping:
                     raise Interrupted
                 self._changed.wait(_LEAST_IDLE_S)
@@ -242,11 +253,9 @@ class Batch:
                 # after a KeyboardInterrupt, which is of this thread alone, the others run again
                 self._waiting = [step for step in together[1:] if not step.is_done] + self._waiting
                 self._expected = {step.session for step in together}
-                self._ended = self._since = time.perf_counter()
-                self._run_s = self._ended - started
-                self._runs, self._runs_s = self._runs + 1, self._runs_s + self._run_s
-                if not self._is_feeding:
-                    self._usual_s = 0.9 * self._usual_s + 0.1 * self._run_s if self._usual_s else self._run_s
+                ended = time.perf_counter()
+                self._run_s = ended - started
+                self._count(ended)
                 self._taken.remove(_KV)
                 self._changed.notify_all()
 
