@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
+from embedllm.beam_runner import BEAMLESS
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.constraint import Constraint
 from embedllm.decode import Cancel, Chunk, Statistics
@@ -143,6 +144,58 @@ class Model:
         response_format that cannot be followed exactly.
         """
         return collect(self.stream(prompt, sampling, cancel=cancel, **options))
+
+    def generate_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """So many continuations of one prompt, which is computed once; see generate().
+
+        Those after the first have the seeds that follow on the given one.
+        """
+        if n < 1:
+            raise ValueError(f"n is {n}; expected 1 or more.")
+        used, cancel = sampling or self.sampling, cancel or Cancel()
+        seeds = [None if used.seed is None else used.seed + place for place in range(n)]
+        return [self.generate(prompt, replace(used, seed=seed), cancel=cancel, **options) for seed in seeds]
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        beams: int,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """The most probable continuations of a prompt that following so many at once finds, best first.
+
+        length_penalty: a reply's score is its log probability over its length to this power.
+        early_stopping: True ends it when so many replies are found, False when none that runs scores higher as it is,
+        "never" when none can at any length. options: as of generate(), but for those that choose or cut single tokens.
+        """
+        if idle := [name for name in options if name in BEAMLESS]:
+            raise ValueError(f"beam_search has no '{idle[0]}'; leave it out, or use generate.")
+        request = self.request(prompt, Sampling(), **options)
+        return [
+            Completion(
+                text=self.tokenizer.decode(told.text_tokens, special=request.special),
+                tokens=told.tokens,
+                logprobs=told.logprobs,
+                top_logprobs=(),
+                finish_reason=told.finish_reason,
+                stopped_by=told.stopped_by,
+                statistics=told.statistics,
+            )
+            for told in self.runner.beam_search(request, cancel or Cancel(), beams=beams, length_penalty=length_penalty,
+                                                early_stopping=early_stopping)
+        ]  # fmt: skip
 
     def chat(
         self,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from embedllm.async_stream import AsyncStream, Feeder
 from embedllm.backends.base import Engine, FeedsAll
+from embedllm.beam_runner import BeamRunner, Reply
+from embedllm.beam_search import BeamSearch
 from embedllm.constraint import Constraint
 from embedllm.decode import Cancel, Chunk, Generation, Statistics
 from embedllm.errors import ContextFull
@@ -100,6 +102,23 @@ class Runner:
         noting: entered at the start, gives what is told of each chunk, and learns how it ended.
         """
         return AsyncStream(self._decoding(request, cancel, sequence), cancel, self._feeder.feed, noting)
+
+    def beam_search(
+        self,
+        request: Request,
+        cancel: Cancel,
+        *,
+        beams: int,
+        length_penalty: float,
+        early_stopping: bool | Literal["never"],
+    ) -> list[Reply]:
+        """The best replies that following so many at once finds; see BeamSearch."""
+        room = self._context - len(request.prompt)
+        limit = min(room, request.max_tokens or room)
+        search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
+                            stop_tokens=request.stop_tokens, limit=limit)  # fmt: skip
+        limit_reason = "length" if request.max_tokens is not None and request.max_tokens <= room else "context"
+        return BeamRunner(search, self.sequences, request.prompt, cancel).run(limit_reason)
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits; a request that runs ends as cancelled at its next step."""

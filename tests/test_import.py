@@ -224,6 +224,8 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "types",
         "errors",
         *SAMPLING,
+        "beam_search",
+        "beam_runner",
         *STRUCTURED,
         "token_bytes",
         "decode",
@@ -263,7 +265,7 @@ def level(module: str) -> int:
     name = "web" if name.startswith("web.") else name
     levels = [
         ("types", "errors", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
-        ("constraint", *STRUCTURED, "token_bytes", *SAMPLING),
+        ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
         (
             "tokenizer_config",
             "tool_schema",
@@ -283,6 +285,7 @@ def level(module: str) -> int:
         (
             "sequences",
             "vocabulary",
+            "beam_runner",
             "async_stream",
             "runner",
             "model",

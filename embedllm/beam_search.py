@@ -1,0 +1,91 @@
+"""Beam search: the most probable replies, of several that are followed at once; as a rule that does no I/O.
+
+Standard library only.
+Source: transformers 5.23, generation/utils.py, _beam_search without sampling; the same candidates, scores and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from embedllm.types import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A reply so far, the natural log probability of each of its tokens, and their sum."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    total: float = 0.0
+    parent: int = 0  # which of the beams before it prolongs
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A reply that is at its end, and its score: the sum over its length to the power of the penalty."""
+
+    beam: Beam
+    score: float
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearch:
+    """The beams of one search. `accept` takes the logits after each of `running`, in their order.
+
+    Raises ValueError for options out of their range.
+    """
+
+    beams: int  # how many are followed, and found at most
+    length_penalty: float = 1.0  # above 0 longer replies score higher, below 0 shorter ones
+    early_stopping: bool | Literal["never"] = False  # True: as soon as so many are found; "never": only when sure
+    stop_tokens: Collection[int]
+    limit: int  # tokens of a reply
+    running: list[Beam] = field(default_factory=lambda: [Beam()])
+    found: list[Found] = field(default_factory=list[Found])  # best first
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beams, int) or self.beams < 1:
+            raise ValueError(f"beams is {self.beams!r}; expected a whole number, 1 or more")
+        if not -100 <= self.length_penalty <= 100:
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; expected -100 to 100, 0 = off")
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(f"early_stopping is {self.early_stopping!r}; expected True, False or 'never'")
+
+    def accept(self, rows: Sequence[Logits]) -> None:
+        """One token more: the best beams run on, those that ended are found."""
+        # so many that enough go on when all the others end
+        count = max(2, 1 + len(self.stop_tokens)) * self.beams
+        nexts = [beam for place, row in enumerate(rows) for beam in _prolonged(self.running[place], place, row, count)]
+        nexts.sort(key=lambda beam: -beam.total)
+        del nexts[count:]
+        length = len(nexts[0].tokens)
+        is_last = length >= self.limit
+        self.running = [beam for beam in nexts if not (is_last or self._ends(beam))][: self.beams]
+        ended = [beam for beam in nexts[: self.beams] if is_last or self._ends(beam)]
+        self.found += [Found(beam, beam.total / length**self.length_penalty) for beam in ended]
+        self.found.sort(key=lambda found: -found.score)
+        del self.found[self.beams :]
+        is_full = len(self.found) == self.beams
+        self.is_done = not self.running or (is_full and (self.early_stopping is True or not self._can_improve(length)))
+
+    def _ends(self, beam: Beam) -> bool:
+        return beam.tokens[-1] in self.stop_tokens
+
+    def _can_improve(self, length: int) -> bool:
+        """Whether the best of those that run may still score higher than the worst that was found."""
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            length = self.limit
+        return self.running[0].total / length**self.length_penalty > self.found[-1].score
+
+
+def _prolonged(beam: Beam, place: int, row: Logits, count: int) -> list[Beam]:
+    """The most probable continuations of a beam by one token."""
+    best, logsumexp = row.top(count), row.logsumexp()
+    return [
+        Beam((*beam.tokens, token), (*beam.logprobs, logit - logsumexp), beam.total + logit - logsumexp, place)
+        for token, logit in zip(best.tokens, best.logits, strict=True)
+    ]
