@@ -1,6 +1,6 @@
 """Grammars by llguidance: the vocabulary made ready once for a model, each source compiled once, a mask for every step.
 
-Neither is done before the first request that wants it: at 152,000 tokens the vocabulary takes some 0.5 s
+Neither is done before the first request that wants it: at 152,000 tokens the vocabulary takes a second
 (docs/performance.md#structured-output).
 """
 

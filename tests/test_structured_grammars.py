@@ -118,7 +118,8 @@ def test_random_schemas_give_valid_replies(kind: str, schema: Schema, seed: int)
     try:
         text, last = reply(as_format(schema), seed=seed, kind=kind)
     except ValueError as error:
-        if not re.search(r"Unsatisfiable|no finite value", str(error)):
+        # the last: llguidance 1.6 on a range without an integer
+        if not re.search(r"Unsatisfiable|no finite value|Failed to generate regex for integer range", str(error)):
             raise
         assume(False)
         return

@@ -28,7 +28,7 @@ from embedllm.constraint import Constraint
 from embedllm.rows import Row
 from embedllm.sampling import Sampler, Sampling
 from embedllm.structured import ResponseFormat, grammar_source
-from embedllm.structured_grammars import TokenGrammars
+from embedllm.structured_grammars import GrammarConstraint, TokenGrammars
 from embedllm.text import Tokenizer
 from embedllm.token_bytes import _BYTE_OF
 
@@ -105,6 +105,18 @@ def choices_s(tokens: list[int], constraint: Constraint | None) -> list[float]:
     return times
 
 
+def masks_s(tokens: list[int], constraint: Constraint) -> list[float]:
+    """Seconds of each mask alone, without applying it."""
+    assert isinstance(constraint, GrammarConstraint)
+    times: list[float] = []
+    for token in tokens:
+        start = time.perf_counter()
+        constraint._others()
+        times.append(time.perf_counter() - start)
+        constraint.note(token)
+    return times
+
+
 def steps_s(llm: embedllm.Model, tokens: list[int], constraint: Constraint | None) -> list[float]:
     """Seconds of each step of a model that is made to say these tokens."""
     sampler = Sampler(GREEDY, constraint=constraint)
@@ -148,6 +160,9 @@ def main() -> None:
             f"{name}: compiled in {compiled * 1e3:.1f} ms; {len(tokens)} tokens; a token costs "
             f"{statistics.mean(extra):.0f} us more (median {statistics.median(extra):.0f}, most {max(extra):.0f})"
         )
+        rounds = [masks_s(tokens, grammars.constraint(source, stops)) for _ in range(options.rounds)]
+        masks = [min(times) * 1e6 for times in zip(*rounds, strict=True)]
+        print(f"    the mask alone {statistics.mean(masks):.0f} us (most {max(masks):.0f})")
         if llm is not None:
             plain, held = _least((steps_s(llm, tokens, None), steps_s(llm, tokens, one)) for one in constraints[1::2])
             ratio = statistics.mean(held) / statistics.mean(plain)
