@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embedllm.truncation import Shortlist, above_share, listed, nucleus, top_choices, typical, within
@@ -73,51 +73,52 @@ def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, loo
 
     look: not asked for when top_k comes first and says how many are enough.
     """
-    pool: Pool | None = _begun(logits, sampling, steps, look=look)
+    row, temperature, best = _begun(logits, sampling, steps, look=look)
     for step in steps[1:] if steps[:1] == ("temperature",) else steps:
-        pool = _after(step, pool, sampling, logits)
-        if pool is None:
-            return None
-    return pool
+        if step == "temperature":
+            temperature, best = _warmed(row, best, sampling)
+        elif step == "xtc":
+            count = top_choices(best, sampling.xtc_threshold)
+            if count is None:
+                return None
+            row = row if best.is_whole or not count else _without(row, best.tokens[:count])
+            best = best.without_first(count)
+        else:
+            left = _cut(step, best, sampling, row=row, temperature=temperature, logits=logits)
+            if left is None:
+                return None
+            best = left
+    return Pool(row, temperature, best)
 
 
-def _after(step: str, pool: Pool, sampling: Sampling, logits: Logits) -> Pool | None:
-    """What one step leaves; None when the list does not show it."""
-    if step == "temperature":
-        return _warmed(pool, sampling)
-    if step == "xtc":
-        return _without_top_choices(pool, sampling.xtc_threshold)
-    best = _cut(step, pool, sampling, logits)
-    return best and replace(pool, best=best)
-
-
-def temperature_of(pool: Pool | Logits, sampling: Sampling) -> float:
+def temperature_of(row: Logits, sampling: Sampling, best: Shortlist | None = None) -> float:
     """The temperature of this step; 0: the best token.
 
-    When it is dynamic, it goes from the least to the greatest with the entropy of what is left, as a share of the most
-    that so many tokens can have, to the power of the exponent.
+    best: what other steps left. When the temperature is dynamic, it goes from the least to the greatest with the
+    entropy of that, as a share of the most that so many tokens can have, to the power of the exponent.
     Source: llama.cpp b10470, src/llama-sampling.cpp, temp_ext.
     """
     temperature, reach = sampling.temperature, sampling.dynamic_temperature
     if reach:
         least, most = max(0.0, temperature - reach), temperature + reach
-        temperature = least + (most - least) * _disorder(pool) ** sampling.dynamic_exponent
+        share = _disorder_of_all(row) if best is None or not best.is_whole else _disorder(best)
+        temperature = least + (most - least) * share**sampling.dynamic_exponent
     return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
-def _disorder(pool: Pool | Logits) -> float:
-    """The entropy at temperature 1, as a share of that of a uniform distribution over as many tokens."""
-    if isinstance(pool, Pool) and pool.best.is_whole:
-        total = pool.best.total
-        shares = [weight / total for weight in pool.best.weights]
-        return -sum(share * math.log(share) for share in shares) / math.log(len(shares)) if len(shares) > 1 else 0.0
-    row = pool.row if isinstance(pool, Pool) else pool
+def _disorder(best: Shortlist) -> float:
+    """The entropy of a whole list, as a share of that of a uniform distribution over as many tokens."""
+    shares = [weight / best.total for weight in best.weights]
+    return -sum(share * math.log(share) for share in shares) / math.log(len(shares)) if len(shares) > 1 else 0.0
+
+
+def _disorder_of_all(row: Logits) -> float:
+    """As _disorder, at temperature 1, over the whole vocabulary."""
     # rounding, of numbers far from 0, must not take it out of its range
-    entropy = row.logsumexp() - row.mean(1.0)
-    return min(max(entropy / math.log(row.size), 0.0), 1.0) if row.size > 1 else 0.0
+    return min(max((row.logsumexp() - row.mean(1.0)) / math.log(row.size), 0.0), 1.0) if row.size > 1 else 0.0
 
 
-def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> Pool:
+def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> tuple[Logits, float, Shortlist]:
     """The list that the steps begin with: at its temperature, when that comes first."""
     temperature = 1.0
     if steps[:1] == ("temperature",):
@@ -125,50 +126,49 @@ def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: 
     is_top_k = steps[:1] == ("top_k",)
     best = logits.top(sampling.top_k if is_top_k else look)
     if not temperature:
-        return Pool(logits, 1.0, listed(best, 1.0).first(1))
+        return logits, 1.0, listed(best, 1.0).first(1)
     is_all = is_top_k or look >= logits.size
-    logsumexp = None if is_all else logits.logsumexp(temperature)
-    return Pool(logits, temperature, listed(best, temperature, logsumexp=logsumexp))
+    return logits, temperature, listed(best, temperature, logsumexp=None if is_all else logits.logsumexp(temperature))
 
 
-def _warmed(pool: Pool, sampling: Sampling) -> Pool:
-    """The same tokens at the temperature, which follows other steps."""
-    temperature = temperature_of(pool, sampling)
+def _warmed(row: Logits, best: Shortlist, sampling: Sampling) -> tuple[float, Shortlist]:
+    """The temperature, which follows other steps, and the same tokens at it."""
+    temperature = temperature_of(row, sampling, best)
     if not temperature:
-        return replace(pool, best=pool.best.first(1))
-    logsumexp = None if pool.best.is_whole else pool.row.logsumexp(temperature)
-    best = listed(Candidates(pool.best.tokens, pool.best.logits), temperature, logsumexp=logsumexp)
-    return Pool(pool.row, temperature, best)
+        return 1.0, best.first(1)
+    logsumexp = None if best.is_whole else row.logsumexp(temperature)
+    return temperature, listed(Candidates(best.tokens, best.logits), temperature, logsumexp=logsumexp)
 
 
-def _without_top_choices(pool: Pool, threshold: float) -> Pool | None:
-    """What XTC leaves; out of the row, too, when the list is not whole."""
-    count = top_choices(pool.best, threshold)
-    if not count:
-        return None if count is None else pool
-    row = pool.row
-    if not pool.best.is_whole:
-        row = row.penalized(
-            array("q", pool.best.tokens[:count]),
-            biases=array("f", [-math.inf]) * count,
-            divisors=array("f", [1.0]) * count,
-            subtracted=array("f", bytes(4 * count)),
-        )
-    return Pool(row, pool.temperature, pool.best.without_first(count))
+def _without(row: Logits, tokens: Sequence[int]) -> Logits:
+    """The row with -inf for these tokens."""
+    count = len(tokens)
+    return row.penalized(
+        array("q", tokens),
+        biases=array("f", [-math.inf]) * count,
+        divisors=array("f", [1.0]) * count,
+        subtracted=array("f", bytes(4 * count)),
+    )
 
 
-def _cut(step: str, pool: Pool, sampling: Sampling, logits: Logits) -> Shortlist | None:
-    """What one truncation leaves; None when the list does not show it."""
-    best = pool.best
+def _cut(
+    step: str, best: Shortlist, sampling: Sampling, *, row: Logits, temperature: float, logits: Logits
+) -> Shortlist | None:
+    """What one truncation leaves; None when the list does not show it.
+
+    row, temperature: what the list is of. logits: what the steps began with.
+    """
     if step == "top_k":
-        is_enough = best.is_whole or len(best.tokens) >= sampling.top_k
-        return best.first(sampling.top_k) if is_enough else None
+        if best.is_whole and len(best.tokens) <= sampling.top_k:
+            return best
+        return best.first(sampling.top_k) if best.is_whole or len(best.tokens) >= sampling.top_k else None
+    if step == "top_p":
+        return nucleus(best, sampling.top_p)
+    if step == "min_p":
+        return above_share(best, sampling.min_p)
     if step == "top_n_sigma":
         return within(best, sampling.top_n_sigma * logits.deviation())
-    if step == "typical_p":
-        mean = best.mean() if best.is_whole else pool.row.mean(pool.temperature)
-        return typical(best, sampling.typical_p, mean=mean)
-    return nucleus(best, sampling.top_p) if step == "top_p" else above_share(best, sampling.min_p)
+    return typical(best, sampling.typical_p, mean=best.mean() if best.is_whole else row.mean(temperature))
 
 
 def _draw_kept(

@@ -24,7 +24,7 @@ Log probabilities are those of the model: the log softmax of the logits as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
@@ -73,6 +73,8 @@ class Sampling:
     processors: Sequence[Processor] = ()  # functions that change the logits, in turn
     order: Sequence[str] = sampling_checks.ORDER  # of the steps; those that are off may be left out
     seed: int | None = None  # same seed, same logits: same tokens; None = different ones each time
+    # what is on of "temperature" and the truncations, in order; kept, since every step asks
+    draw_steps: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         sampling_checks.check_ranges({name: getattr(self, name) for name in sampling_checks.NUMBERS})
@@ -83,6 +85,8 @@ class Sampling:
         object.__setattr__(self, "processors", sampling_checks.functions(self.processors))
         on = [step for step, is_on in _IS_ON.items() if is_on(self)]
         object.__setattr__(self, "order", sampling_checks.steps(self.order, on=on))
+        drawn = tuple(step for step in self.order if step in on and step not in sampling_checks.CHANGES)
+        object.__setattr__(self, "draw_steps", drawn)
         if self.mirostat and self.truncates:
             raise ValueError("mirostat takes the place of the truncations; leave top_k, top_p and the like out")
 
@@ -90,11 +94,6 @@ class Sampling:
     def truncates(self) -> bool:
         """Whether some tokens are left out of the draw."""
         return any(step != "temperature" for step in self.draw_steps)
-
-    @property
-    def draw_steps(self) -> tuple[str, ...]:
-        """What is on of "temperature" and the truncations, in order."""
-        return tuple([step for step in self.order if step not in sampling_checks.CHANGES and _IS_ON[step](self)])
 
     @property
     def is_greedy(self) -> bool:

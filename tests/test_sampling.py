@@ -148,7 +148,7 @@ def options(sampling: Sampling) -> str:
     return " ".join(
         f"{each.name}={getattr(sampling, each.name)}"
         for each in fields(sampling)
-        if getattr(sampling, each.name) not in (each.default, ())
+        if each.init and getattr(sampling, each.name) not in (each.default, ())
     )
 
 
