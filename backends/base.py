@@ -171,6 +171,16 @@ class Interruptible(Protocol):
         ...
 
 
+@runtime_checkable
+class FeedsTogether(Protocol):
+    """An engine that makes one run of what several threads feed to its sessions."""
+
+    @property
+    def parallel(self) -> int:
+        """How many sessions are best fed at once."""
+        ...
+
+
 class Engine(Protocol):
     """A loaded model on one device; opens sessions that share its weights."""
 

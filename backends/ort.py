@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
-from embedllm.backends.ort_batch import Batch
+from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort_session import OrtSession, StepsTogether
 from embedllm.backends.threads import compute_threads
@@ -127,6 +127,11 @@ class OrtEngine:
 
     def open(self, capacity: int = 0) -> OrtSession:
         return OrtSession(self, capacity)
+
+    @property
+    def parallel(self) -> int:
+        """How many sessions are best fed at once; their steps are one run."""
+        return 1 if self.batch is None else MOST
 
     @property
     def dtype(self) -> np.dtype[np.floating]:

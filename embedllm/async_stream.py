@@ -68,9 +68,11 @@ class AsyncStream:
 class Feeder:
     """Feeds a sequence without blocking the event loop: by itself where it can, else in a worker thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        """threads: more than the device feeds at once would only compete for the same cores."""
         self._is_closed = False
-        self._worker: Executor | None = None  # more would only compete for the same cores
+        self._threads = threads
+        self._worker: Executor | None = None
         self._lock = threading.Lock()
 
     async def feed(self, asked: Feed) -> Sequence[Logits]:
@@ -96,7 +98,7 @@ class Feeder:
             if self._worker is None:
                 from concurrent.futures import ThreadPoolExecutor  # only asynchronous callers need it
 
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="embedllm")
+                self._worker = ThreadPoolExecutor(self._threads, thread_name_prefix="embedllm")
             worker = self._worker
         return await _in_thread(worker, sequence, asked)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from embedllm.async_stream import AsyncStream, Feeder
-from embedllm.backends.base import Engine, FeedsAll
+from embedllm.backends.base import Engine, FeedsAll, FeedsTogether
 from embedllm.beam_runner import BeamRunner, Reply
 from embedllm.beam_search import BeamSearch
 from embedllm.constraint import Constraint
@@ -52,7 +52,8 @@ class Runner:
         self._remedy = engine.remedy
         self.draft = draft
         self._costs = Costs()
-        self._feeder = Feeder()
+        self.parallel = engine.parallel if isinstance(engine, FeedsTogether) else 1  # requests that best run at once
+        self._feeder = Feeder(self.parallel)
 
     @property
     def engine(self) -> Engine:

@@ -1,0 +1,100 @@
+"""Several requests at once: what each would get alone, in order; errors and cancelling end all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import embedllm
+from embedllm.batch import run_batch
+from embedllm.decode import Cancel
+from embedllm.errors import DeviceError
+from embedllm.runner import Request
+from embedllm.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
+WAIT_S = 30  # a test that waits this long has failed
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_package: Callable[..., Path]) -> Iterator[embedllm.Model]:
+    with embedllm.load(tiny_package("llama"), device="cpu") as model:
+        yield model
+
+
+def requests(count: int) -> list[Request]:
+    return [
+        Request(prompt=[at], sampling=GREEDY, max_tokens=1, stop=(), stop_tokens=frozenset(), top_count=0)
+        for at in range(count)
+    ]
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(llm: embedllm.Model) -> None:
+    expected = [llm.generate(prompt, GREEDY, max_tokens=40, stop_tokens=[]) for prompt in PROMPTS]
+    found = llm.generate_batch(PROMPTS, GREEDY, max_tokens=40, stop_tokens=[])
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert [one.logprobs for one in found] == [one.logprobs for one in expected]
+
+
+def test_tasks_of_an_event_loop_run_together_too(llm: embedllm.Model) -> None:
+    async def all_of_them() -> list[embedllm.Completion]:
+        return await asyncio.gather(
+            *(llm.agenerate(prompt, GREEDY, max_tokens=40, stop_tokens=[]) for prompt in PROMPTS)
+        )
+
+    expected = [llm.generate(prompt, GREEDY, max_tokens=40, stop_tokens=[]).tokens for prompt in PROMPTS]
+    assert [one.tokens for one in asyncio.run(all_of_them())] == expected
+
+
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: embedllm.Model) -> None:
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        llm.generate_batch([[1], []])
+    with pytest.raises(ValueError, match="a list of prompts, found one text"):
+        llm.generate_batch("abc")
+    assert llm.generate_batch([]) == []
+
+
+def test_as_many_run_at_once_as_the_device_takes() -> None:
+    meeting = threading.Barrier(3)
+
+    def run(request: Request, cancel: Cancel) -> int:
+        meeting.wait(WAIT_S)  # breaks when fewer than three are under way
+        return request.prompt[0]
+
+    assert run_batch(requests(6), run, Cancel(), parallel=3) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_an_error_ends_the_others(parallel: int) -> None:
+    ended: list[bool] = []
+
+    def run(request: Request, cancel: Cancel) -> int:
+        if request.prompt[0] == 2:
+            raise DeviceError("out of memory")
+        stop = threading.Event()
+        with cancel.watching(lambda stopped: stop.set() if stopped else None):
+            if parallel > 1:
+                ended.append(stop.wait(WAIT_S))
+        return 0
+
+    with pytest.raises(DeviceError, match="out of memory"):
+        run_batch(requests(8), run, Cancel(), parallel=parallel)
+    assert all(ended)
+
+
+def test_cancelling_ends_all_and_leaves_the_switch_to_its_owner(llm: embedllm.Model) -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    found = llm.generate_batch(PROMPTS[:3], GREEDY, stop_tokens=[], cancel=cancel)
+    assert [one.finish_reason for one in found] == ["cancelled"] * 3
+    again = llm.generate_batch(PROMPTS[:3], GREEDY, max_tokens=2, stop_tokens=[])
+    assert [len(one.tokens) for one in again] == [2, 2, 2]
+    failing = Cancel()
+    with pytest.raises(ValueError, match="at least 1"):
+        llm.generate_batch(PROMPTS[:2], GREEDY, max_tokens=0, cancel=failing)
+    assert not failing.cancelled
