@@ -60,6 +60,18 @@ SAMPLING = (
 
 STRUCTURED = ("structured", "structured_schema", "structured_lark")
 
+TOOLS = (
+    "reasoning",
+    "tool_arguments",
+    "tool_calls",
+    "tool_calls_bodies",
+    "tool_calls_formats",
+    "tool_calls_gemma",
+    "tool_calls_harmony",
+    "tool_calls_reader",
+    "tool_calls_reply",
+)
+
 
 @dataclass(frozen=True)
 class Import:
@@ -227,6 +239,7 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "beam_search",
         "beam_runner",
         *STRUCTURED,
+        *TOOLS,
         "token_bytes",
         "decode",
         "loop",
@@ -270,6 +283,7 @@ def level(module: str) -> int:
         (
             "tokenizer_config",
             "tool_schema",
+            *TOOLS,
             "tensorfile",
             "text",
             "chat",
@@ -292,7 +306,7 @@ def level(module: str) -> int:
             "runner",
             "model",
             "conversation",
-            "options",
+                "options",
             "device_list",
             "opening",
             "embedllm",
