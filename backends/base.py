@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from embedllm.types import F32
 
+    Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
     # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
-    KeyValues: TypeAlias = list[tuple[NDArray[np.floating], NDArray[np.floating]]]
+    KeyValues: TypeAlias = list[tuple[NDArray[Cached], NDArray[Cached]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,18 @@ def check_span(start: int, stop: int, held: int) -> None:
         raise ValueError(f"there are no tokens {start} to {stop}; the session holds {held}.")
 
 
-def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]]) -> int:
+def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: str = "") -> int:
     """How many tokens a state has. ValueError when it is not of this model.
 
-    shapes: by layer, kv heads and head size.
+    shapes: by layer, kv heads and head size. dtype: of a quantized KV, by NumPy's name; empty: floats of any size.
     """
+    kinds = {array.dtype.name if array.dtype.kind != "f" else "" for pair in state for array in pair}
+    if kinds != {dtype}:
+        named = {"": "floats"}
+        raise ValueError(
+            f"this state holds {' and '.join(sorted(named.get(kind, kind) for kind in kinds)) or 'nothing'}, and this "
+            f"session {named.get(dtype, dtype)}. Load both models with the same kv, or feed the tokens again."
+        )
     counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
     found = [{(array.shape[0], array.shape[-1]) for array in pair} for pair in state]
     if len(counts) != 1 or found != [{shape} for shape in shapes]:

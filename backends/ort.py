@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +22,20 @@ from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
 from embedllm.package import Graph, Package
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.backends.base import Cached
+
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
+_PAST = "past_key_values."
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 _log = logging.getLogger("embedllm")
 
@@ -135,8 +148,16 @@ class OrtEngine:
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """Of KV and logits."""
+        """Of the logits."""
         return np.dtype(np.float16 if self.half else np.float32)
+
+    def empty_kv(self) -> dict[str, NDArray[Cached]]:
+        """KV of no token, by name, [1, kv heads, 0, D] in the type that the graph keeps it in."""
+        return {
+            given.name.removeprefix(_PAST): np.empty((1, given.shape[1], 0, given.shape[3]), _TYPES[given.type])
+            for given in self.session.get_inputs()
+            if given.name.startswith(_PAST)
+        }
 
     def close(self) -> None:
         self._session = None

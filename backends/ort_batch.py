@@ -26,6 +26,8 @@ from embedllm.backends.base import Interrupted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from embedllm.backends.base import Cached
+
 MOST = 16  # sequences in one run
 SHORT = 16  # tokens that a member feeds at once without leaving the shared buffers: a guess of what comes next, say
 _MISSED = 3  # runs after which a session that took no part gets buffers of its own again
@@ -43,11 +45,11 @@ class Member(Protocol):
 
     position: int
     capacity: int
-    kv: dict[str, NDArray[np.floating]]  # by name, [1, kv heads, capacity, D]
+    kv: dict[str, NDArray[Cached]]  # by name, [1, kv heads, capacity, D]
     logits: NDArray[np.floating]  # [1, 1, V], of the last step
     is_stopping: bool
 
-    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
         """Reads and writes these from now on, which may be some of them."""
         ...
 
@@ -60,7 +62,7 @@ class Runs(Protocol):
     """What runs a step of several sequences: ONNX Runtime, or a fake of it."""
 
     def __call__(
-        self, kv: dict[str, NDArray[np.floating]], tokens: NDArray[np.int64], positions: Sequence[int]
+        self, kv: dict[str, NDArray[Cached]], tokens: NDArray[np.int64], positions: Sequence[int]
     ) -> NDArray[np.floating]:
         """Appends one token to each sequence; logits [B, V], valid until the next call.
 
@@ -101,7 +103,7 @@ class Batch:
         self._steps_s = 0.0  # all of them took
         self._members: list[Member] = []  # by their slots
         self._missed: dict[Member, int] = {}  # runs in a row
-        self._kv: dict[str, NDArray[np.floating]] = {}
+        self._kv: dict[str, NDArray[Cached]] = {}
         self._capacity = 0
 
     def step(self, session: Member, token: int) -> None:

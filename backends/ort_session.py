@@ -24,7 +24,7 @@ from embedllm.rows import Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.backends.base import KeyValues
+    from embedllm.backends.base import Cached, KeyValues
     from embedllm.backends.ort import OrtEngine
     from embedllm.types import F32
 
@@ -47,12 +47,7 @@ class OrtSession:
         self._run_options = ort.RunOptions()
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
-        shapes = [(a.kv_heads, a.head_dim) for a in (layer.attention for layer in engine.package.decoder.layers)]
-        self.kv: dict[str, NDArray[np.floating]] = {
-            f"{index}.{part}": np.empty((1, heads, 0, size), engine.dtype)
-            for index, (heads, size) in enumerate(shapes)
-            for part in ("key", "value")
-        }
+        self.kv = engine.empty_kv()
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
         self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
@@ -121,7 +116,8 @@ class OrtSession:
         if self._binding is None:
             raise ValueError("this session was closed")
         shapes = [(self.kv[f"{i}.key"].shape[1], self.kv[f"{i}.key"].shape[3]) for i in range(len(self.kv) // 2)]
-        end = self.position + check_state(state, shapes)
+        held = self.kv["0.key"].dtype
+        end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
         with self._apart(end - self.position):
             self._reserve(end)
@@ -144,7 +140,7 @@ class OrtSession:
         self.kv.clear()
         self.capacity = self.position = 0
 
-    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
         self.kv.update(kv)
         if self._binding is not None:
             bind_kv(self._binding, kv)
@@ -215,7 +211,7 @@ class StepsTogether:
         self._logits = np.empty((0, 1, 0), np.float32)
 
     def __call__(
-        self, kv: dict[str, NDArray[np.floating]], tokens: NDArray[np.int64], positions: Sequence[int]
+        self, kv: dict[str, NDArray[Cached]], tokens: NDArray[np.int64], positions: Sequence[int]
     ) -> NDArray[np.floating]:
         binding = self._binding_of(kv, len(tokens))
         mask = np.arange(max(positions) + 1) <= np.array(positions)[:, None]
@@ -232,7 +228,7 @@ class StepsTogether:
     def release(self) -> None:
         self._binding = None
 
-    def _binding_of(self, kv: dict[str, NDArray[np.floating]], count: int) -> ort.IOBinding:
+    def _binding_of(self, kv: dict[str, NDArray[Cached]], count: int) -> ort.IOBinding:
         bound = [count, *(array.ctypes.data for array in kv.values())]
         if self._binding is None or bound != self._bound:
             self._binding = self._engine.session.io_binding()
@@ -244,7 +240,7 @@ class StepsTogether:
         return self._binding
 
 
-def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[np.floating]]) -> None:
+def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[Cached]]) -> None:
     """Past and present are the same buffers: a step appends in place."""
     for name, array in kv.items():
         value = ort.OrtValue.ortvalue_from_numpy(array)

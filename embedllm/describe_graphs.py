@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.export.dialects import DIRECTML, OPENVINO, WASM
+from embedllm.export.dialects import DIRECTML, KV_SCALES, OPENVINO, WASM
 from embedllm.export.floats import FLOATS, float_spans
 from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, Graph, Package
@@ -142,7 +142,7 @@ def check_model(
     problems: list[str] = []
     for tensor in _tensors(model):
         if not tensor.external_data:
-            if tensor.ByteSize() > _LARGEST_CONSTANT:
+            if tensor.ByteSize() > _LARGEST_CONSTANT and not tensor.name.endswith(KV_SCALES):
                 problems.append(f"'{tensor.name}' is stored in the graph itself: {tensor.ByteSize():,} bytes")
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}

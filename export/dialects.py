@@ -31,6 +31,7 @@ class Dialect:
     odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
     # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
     splits_qkv: bool = False
+    kv_bits: int = 0  # of a cached key or value, whose scales come from export/calibrate.py; 0: as the activations
     float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:
@@ -96,8 +97,13 @@ DIRECTML = replace(
 )
 # for a browser's processor: docs/format.md#weightsfloat32
 WASM = replace(FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True)
+# for the CPU; CUDA's attention takes such a cache with float16 activations only
+INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8)
+INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4)
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
+CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
+KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]

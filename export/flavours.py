@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import onnx_graph, openvino_graph
+from embedllm.export.calibrate import kv_scales
 from embedllm.export.decoder import Decoder
-from embedllm.export.dialects import DIALECTS, OPENVINO
+from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
 from embedllm.export.progress import write_json
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, Placed
 from embedllm.package import MANIFEST, Graph, Package, open_package
 from embedllm.tensorfile import TensorFile, read_header
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _OPENVINO = Graph(file=openvino_graph.FILE, dialect=OPENVINO, activations="float32")
 _GRAPHS = (*(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in DIALECTS), _OPENVINO)
-NAMES = tuple(graph.dialect for graph in _GRAPHS)
+_CALIBRATED = tuple(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in CALIBRATED)
+NAMES = tuple(graph.dialect for graph in _GRAPHS)  # of an export
+ALL_NAMES = (*NAMES, *(graph.dialect for graph in _CALIBRATED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +53,39 @@ def build(flavour: str, model: Model) -> bytes:
     """The file of one flavour; the same bytes for the same model."""
     if flavour == OPENVINO:
         return openvino_graph.build(model.decoder, model.layout, model.packing).encode()
-    dialect = next(dialect for dialect in DIALECTS if dialect.name == flavour)
+    return _onnx(next(dialect for dialect in DIALECTS if dialect.name == flavour), model)
+
+
+def _onnx(
+    dialect: Dialect, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
+) -> bytes:
     if model.exact:
         dialect = dataclasses.replace(dialect, accuracy_level=0)
-    graph = onnx_graph.build(model.decoder, model.layout, model.packing, dialect)
+    graph = onnx_graph.build(model.decoder, model.layout, model.packing, dialect, scales)
     return graph.SerializeToString(deterministic=True)
 
 
-def write_flavour(folder: Path, flavour: str) -> Graph:
+def _calibrated(dialect: Dialect, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
+    """A graph with numbers that running the model gives."""
+    return _onnx(dialect, model, kv_scales(package, _onnx(FLOAT32, model), dialect.kv_bits, tokens))
+
+
+def write_flavour(folder: Path, flavour: str, *, tokens: Sequence[int] = ()) -> Graph:
     """Adds a graph to a package folder, or writes it anew; gives its entry in the manifest.
 
     The old graph may be missing or damaged, and so may others. At any moment the manifest tells the truth: it forgets
-    the old graph before that is replaced by another, and lists the new one when it is there. Raises PackageError for
-    a folder that is no package, ExportError for a flavour that there is none of, or that this model cannot have.
+    the old graph before that is replaced by another, and lists the new one when it is there.
+    tokens: of a text that is like what the model will read, for flavours with a quantized KV; others ignore them.
+    Raises PackageError for a folder that is no package, ExportError for a flavour that there is none of, or that this
+    model cannot have.
     """
-    if flavour not in NAMES:
-        raise ExportError(f"there is no flavour '{flavour}'; expected one of: {', '.join(NAMES)}.")
+    if flavour not in ALL_NAMES:
+        raise ExportError(f"there is no flavour '{flavour}'; expected one of: {', '.join(ALL_NAMES)}.")
     package = open_package(folder, whole=False)
     if lack := _lack(flavour, package.decoder):
         raise ExportError(f"'{package.name}' cannot have the flavour '{flavour}': {lack}.")
-    graph = next(graph for graph in (*package.listed, *_GRAPHS) if graph.dialect == flavour)
-    data = _made(package, flavour)
+    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.dialect == flavour)
+    data = _made(package, flavour, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
     if before is None or dataclasses.asdict(before) != entry:
@@ -89,10 +109,10 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 def _lack(flavour: str, decoder: Decoder) -> str:
     """Why a model cannot have a flavour; empty when it can."""
-    return next((dialect.lack(decoder) for dialect in DIALECTS if dialect.name == flavour), "")
+    return next((dialect.lack(decoder) for dialect in (*DIALECTS, *CALIBRATED) if dialect.name == flavour), "")
 
 
-def _made(package: Package, flavour: str) -> bytes:
+def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
     """The graph, from what is in the folder."""
     header = read_header(package.weights)
     placed = {name: Placed(Entry(name, t.dtype, t.shape), t.offset) for name, t in header.tensors.items()}
@@ -106,6 +126,8 @@ def _made(package: Package, flavour: str) -> bytes:
     if flavour == OPENVINO:
         _check_constants(package, header, model)
     try:
+        if dialect := next((dialect for dialect in CALIBRATED if dialect.name == flavour), None):
+            return _calibrated(dialect, model, package, tokens)
         return build(flavour, model)
     except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
@@ -142,7 +164,7 @@ def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) ->
     files = {name: dataclasses.asdict(found) for name, found in package.files.items() if name != graph.file}
     if entry is not None:
         graphs[graph.dialect], files[graph.file] = graph, entry
-    places = {name: place for place, name in enumerate(NAMES)}
+    places = {name: place for place, name in enumerate(ALL_NAMES)}
     ordered = sorted(graphs.values(), key=lambda g: places.get(g.dialect, len(places)))
     manifest["graphs"] = [dataclasses.asdict(g) for g in ordered]
     manifest["files"] = dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))

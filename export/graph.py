@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -12,6 +13,9 @@ from embedllm.export.decoder import Linear
 from embedllm.export.floats import FLOATS, joined
 from embedllm.export.weights import Layout
 from embedllm.package import WEIGHTS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MICROSOFT = "com.microsoft"
 FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -41,7 +45,7 @@ class Graph:
         outputs: Sequence[str],
         name: str,
         domain: str = "",
-        **attributes: float | Sequence[int],
+        **attributes: float | str | Sequence[int],
     ) -> None:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
@@ -49,7 +53,7 @@ class Graph:
         self._nodes.append(helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes))
 
     def op(
-        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | Sequence[int]
+        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | str | Sequence[int]
     ) -> str:
         """A node of one output, named in the present scope; gives the output."""
         name = self.named(name)
@@ -72,6 +76,11 @@ class Graph:
         """One number in the type of the activations."""
         name = f"constant.number.{value:g}"
         self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
+        return name
+
+    def floats(self, values: NDArray[np.float32], name: str) -> str:
+        """Numbers that are stored in the graph itself."""
+        self._initializers[name] = numpy_helper.from_array(values, name)
         return name
 
     def has(self, name: str) -> bool:

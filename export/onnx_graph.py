@@ -12,26 +12,37 @@ the first of them, an input with the default -1, the last position; or `logits_a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from embedllm.export.decoder import Attention, Decoder, Mlp, Norm
-from embedllm.export.dialects import Dialect
+from embedllm.export.dialects import KV_SCALES, Dialect
 from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx_products import Products
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import Layout
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _TO_END = int(np.iinfo(np.int64).max)
 
 
-def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], dialect: Dialect) -> onnx.ModelProto:
+def build(
+    decoder: Decoder,
+    layout: Layout,
+    packing: Mapping[str, Packing],
+    dialect: Dialect,
+    kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = (),
+) -> onnx.ModelProto:
     """The graph of a whole model.
 
-    packing: by the name of the matrix.
+    packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
+    [kv heads, D]; for a dialect with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
     Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
     logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value.
     A dialect whose lengths do not come from the mask has, in place of attention_mask and logits_from: position_ids
@@ -40,15 +51,22 @@ def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], dial
     """
     offsets = {name: placed.offset for name, placed in layout.placed.items()}
     floats = float_spans(decoder, offsets) if dialect.float_matrices else {}
-    return _Emitter(Graph(layout, dialect.activations, floats), packing, dialect).model(decoder)
+    return _Emitter(Graph(layout, dialect.activations, floats), packing, dialect, kv_scales).model(decoder)
 
 
 class _Emitter:
     """Writes the parts of a decoder into a graph, in the operators of one dialect."""
 
-    def __init__(self, graph: Graph, packing: Mapping[str, Packing], dialect: Dialect) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        packing: Mapping[str, Packing],
+        dialect: Dialect,
+        kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+    ) -> None:
         self.graph = graph
         self.dialect = dialect
+        self.kv_scales = kv_scales
         self.products = Products(graph, packing, dialect)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
@@ -93,7 +111,7 @@ class _Emitter:
         """
         graph = self.graph
         inside = ["", ""]
-        attributes: dict[str, float] = {}
+        scales, attributes = self.kv_quantization(index)
         if self.dialect.whole_attention:
             inputs = self.side_by_side(attention, normed)
             lengths = [*lengths, *tables]
@@ -109,7 +127,7 @@ class _Emitter:
         output = graph.named("context")
         graph.node(
             "GroupQueryAttention",
-            [*inputs, *past, *lengths, "", "", "", "", "", *inside],
+            [*inputs, *past, *lengths, "", "", "", *scales, *inside],
             [output, *present],
             graph.named("attention"),
             MICROSOFT,
@@ -118,6 +136,16 @@ class _Emitter:
             **attributes,
         )
         return output
+
+    def kv_quantization(self, index: int) -> tuple[list[str], dict[str, float | str]]:
+        """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
+        if not self.dialect.kv_bits:
+            return ["", ""], {}
+        names = [self.graph.named(name) for name in KV_SCALES]
+        for name, scale in zip(names, self.kv_scales[index], strict=True):
+            self.graph.floats(scale[None, :, None], name)  # [1, kv heads, 1, D]
+        kinds = {f"{part}_quant_type": "PER_CHANNEL" for part in ("k", "v")}
+        return names, {**kinds, "kv_cache_bit_width": self.dialect.kv_bits}
 
     def side_by_side(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
@@ -198,6 +226,7 @@ _KV_PREFIXES = ("past_key_values", "present")
 def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
     kind, integer = FLOAT_TYPES[dialect.activations], TensorProto.INT64
+    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(dialect.kv_bits, (kind, 1))
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]
     if dialect.lengths_from_mask:
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
@@ -215,8 +244,8 @@ def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueIn
     outputs = [_info("logits", kind, ["batch", wanted, decoder.vocabulary])]
     for index, layer in enumerate(decoder.layers):
         for infos, prefix, length in zip((inputs, outputs), _KV_PREFIXES, (before, "capacity"), strict=True):
-            shape = ["batch", layer.attention.kv_heads, length, layer.attention.head_dim]
-            infos += [_info(f"{prefix}.{index}.{part}", kind, shape) for part in ("key", "value")]
+            shape = ["batch", layer.attention.kv_heads, length, layer.attention.head_dim // per_element]
+            infos += [_info(f"{prefix}.{index}.{part}", held, shape) for part in ("key", "value")]
     return [*inputs, *asked], outputs
 
 

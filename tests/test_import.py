@@ -352,7 +352,7 @@ def test_backends_import_little() -> None:
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 
 
-def test_only_verify_brings_a_backend_into_the_exporter() -> None:
+def test_only_what_runs_the_model_brings_a_backend_into_the_exporter() -> None:
     users = {
         found.of
         for found in imports()
@@ -360,4 +360,4 @@ def test_only_verify_brings_a_backend_into_the_exporter() -> None:
         and found.name.startswith("embedllm.backends")
         and found.name != "embedllm.backends.threads"  # counts cores; no backend
     }
-    assert users == {"embedllm.export.verify"}
+    assert users == {"embedllm.export.calibrate", "embedllm.export.verify"}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from embedllm.backends.base import Interrupted
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import Cached
 
 CONTEXT = 2048
 WAIT_S = 30  # a test that waits this long has failed
@@ -29,13 +33,13 @@ class Told:
 
     def __init__(self, batch: Batch) -> None:
         self.position = self.capacity = 0
-        self.kv: dict[str, NDArray[np.floating]] = {name: np.zeros((1, 1, 0, 1)) for name in ("key", "value")}
+        self.kv: dict[str, NDArray[Cached]] = {name: np.zeros((1, 1, 0, 1)) for name in ("key", "value")}
         self.logits: NDArray[np.floating] = np.zeros((1, 1, 1))
         self.is_stopping = False
         self.batch = batch
         self.before: Callable[[], None] = lambda: None  # of a run by itself
 
-    def hold(self, kv: dict[str, NDArray[np.floating]], capacity: int) -> None:
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
         self.kv.update(kv)
         self.capacity = capacity
 
