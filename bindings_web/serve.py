@@ -147,6 +147,7 @@ class Server:
             continue_final_message=asked.continue_final_message,
             special=asked.special,
         )
+        request = replace(request, reader=None, kept=frozenset())  # the page is given the reply as it is written
         if make_matcher is not None:
             matcher = call(make_matcher, whole_numbers(sorted(request.stop_tokens)))
             request = replace(request, constraint=WebConstraint(matcher))

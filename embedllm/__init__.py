@@ -29,6 +29,8 @@ from embedllm.model import Completion, Model
 from embedllm.opening import adevices, aload, devices, load
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Picked, Sampling
+from embedllm.tool_calls import ToolCall
+from embedllm.tool_loop import ToolOutcome, ToolReply, arun_tools, run_tools
 
 __version__ = "0.1.0"
 
@@ -52,9 +54,14 @@ __all__ = [
     "Statistics",
     "TemplateError",
     "Tool",
+    "ToolCall",
+    "ToolOutcome",
+    "ToolReply",
     "UnsupportedModel",
     "adevices",
     "aload",
+    "arun_tools",
     "devices",
     "load",
+    "run_tools",
 ]

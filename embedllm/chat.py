@@ -93,7 +93,7 @@ class ChatTemplate:
                 **self.tokens,
                 **_variables(variables or {}),
                 "messages": chat,
-                "tools": None if tools is None else [_tool(tool, place) for place, tool in enumerate(tools)],
+                "tools": None if tools is None else list(tool_schemas(tools)),
                 "documents": None if documents is None else _documents(documents),
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
             }
@@ -177,7 +177,12 @@ def _up_to_mark(prompt: str, final_text: str) -> str:
     return kept if prompt.startswith(_MARK, end) else kept.rstrip()
 
 
-def _tool(tool: Tool, place: int) -> JSON:
+def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, JSON]]:
+    """The JSON schemas of tools, in plain types. Raises ValueError for what is none."""
+    return [_tool(tool, place) for place, tool in enumerate(tools)]
+
+
+def _tool(tool: Tool, place: int) -> dict[str, JSON]:
     if isinstance(tool, Mapping):
         return _plain_mapping(tool, f"tools[{place}]")
     if inspect.isfunction(tool) or inspect.ismethod(tool):

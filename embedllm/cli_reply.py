@@ -21,7 +21,7 @@ _PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\n\t"} | dict.fr
 def show(chunks: Iterable[Chunk]) -> Completion:
     """Writes each piece of text as soon as it is there, then the end of the line; the whole reply.
 
-    A terminal gets no control characters; a file or a pipe gets the text as it is.
+    Reasoning goes to stderr. A terminal gets no control characters; a file or a pipe gets the text as it is.
     """
     pictures = _PICTURES if sys.stdout.isatty() else {}
     kept: list[Chunk] = []
@@ -29,6 +29,9 @@ def show(chunks: Iterable[Chunk]) -> Completion:
     try:
         for chunk in chunks:
             kept.append(chunk)
+            if chunk.reasoning:
+                sys.stderr.write(chunk.reasoning.translate(_PICTURES))
+                sys.stderr.flush()
             if chunk.text:
                 last = chunk.text
                 sys.stdout.write(chunk.text.translate(pictures))  # click.echo would take escapes out of a file's text

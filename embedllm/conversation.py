@@ -23,7 +23,7 @@ class Conversation:
     """Messages and the KV cache of what they became; made by Model.conversation().
 
     messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
-    cache is computed again. One turn at a time.
+    cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Conversation:
     ) -> None:
         self.model = model
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._tools = tools
+        self.tools = tools
         self._variables = variables
         self._sequence: HeldSequence | None = None
 
@@ -101,7 +101,7 @@ class Conversation:
         """The message that is said, and what the model shall run."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
         messages = [*self.messages, said]
-        return said, self.model.request(messages, sampling, tools=self._tools, variables=self._variables, **options)
+        return said, self.model.request(messages, sampling, tools=self.tools, variables=self._variables, **options)
 
     def _held(self, request: Request) -> HeldSequence:
         if self._sequence is None:
@@ -117,13 +117,17 @@ class Conversation:
     @contextmanager
     def _turn(self, said: Message) -> Iterator[Callable[[Chunk], None]]:
         """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
-        reply = ""
+        chunks: list[Chunk] = []
         is_said = False
 
         def note(chunk: Chunk) -> None:
-            nonlocal reply, is_said
-            reply += chunk.text
-            is_said = bool(reply) or chunk.finish_reason not in (None, "cancelled")
+            nonlocal is_said
+            chunks.append(chunk)
+            is_said = (
+                is_said
+                or bool(chunk.text or chunk.reasoning or chunk.tool_calls)
+                or chunk.finish_reason not in (None, "cancelled")
+            )
 
         try:
             yield note
@@ -132,7 +136,7 @@ class Conversation:
             raise
         finally:
             if is_said:
-                self.messages += [said, {"role": "assistant", "content": reply}]
+                self.messages += [said, collect(chunks).message]
 
     def close(self) -> None:
         """Frees the KV cache; the history stays, and the next turn computes it again."""

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from embedllm.sampling import Picked, Sampler, top_logprobs
 from embedllm.text import StopStrings, TextStream
+from embedllm.tool_calls import ReplyReader, ToolCall
 from embedllm.types import Logits
 
 
@@ -61,6 +62,8 @@ class Chunk:
     finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
     stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
     statistics: Statistics
+    reasoning: str = ""  # what the model thinks, apart from the answer
+    tool_calls: tuple[ToolCall, ...] = ()  # that are whole with this step
 
 
 class Cancel:
@@ -109,6 +112,7 @@ class Generation:
     limit_reason: str  # what reaching it is called: "length" or "context"
     top_count: int  # of the most probable tokens to report
     statistics: Statistics
+    reader: ReplyReader | None = None  # where a reply is more than text
     drafted_tokens: int = field(default=0, init=False)  # fed on suspicion; counted by who feeds
     _accepted_tokens: int = field(default=0, init=False)
     _spent_s: float = field(default=0.0, init=False)  # seconds that are not in the statistics yet
@@ -136,8 +140,9 @@ class Generation:
         self._accepted_tokens += picked.token == proposed
         self._count(1)
         reason, by = self._finish(is_stop, is_whole, picked.token, is_last)
-        return Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
-                     stopped_by=by, statistics=self.statistics)  # fmt: skip
+        chunk = Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
+                      stopped_by=by, statistics=self.statistics)  # fmt: skip
+        return chunk if self.reader is None else _parted(chunk, self.reader)
 
     @contextmanager
     def clocked(self) -> Iterator[None]:
@@ -168,7 +173,8 @@ class Generation:
         """The last chunk of a generation that was ended from outside."""
         text = self._rest()
         self._count(0)
-        return Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
+        chunk = Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
+        return chunk if self.reader is None else _parted(chunk, self.reader)
 
     def _finish(self, is_stop: bool, is_whole: bool, token: int, is_last: bool) -> tuple[str | None, str | int | None]:
         if self.stops.matched is not None:
@@ -183,3 +189,11 @@ class Generation:
         """What was held back; a stop string may still be found in it."""
         held = self.stops.push(self.text.flush())
         return held + self.stops.flush()
+
+
+def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
+    """The chunk with its text as what it is."""
+    parts = reader.push(chunk.text, chunk.finish_reason)
+    if parts.text == chunk.text and not parts.reasoning and not parts.tool_calls:
+        return chunk
+    return replace(chunk, text=parts.text, reasoning=parts.reasoning, tool_calls=parts.tool_calls)

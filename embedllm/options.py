@@ -25,6 +25,7 @@ class ReplyOptions(TypedDict, total=False):
     logprobs: int
     response_format: ResponseFormat | None
     speculate: Speculate | None
+    tool_choice: str
 
 
 class PromptOptions(ReplyOptions, total=False):

@@ -21,6 +21,7 @@ from embedllm.sequences import HeldSequence, Sequences
 from embedllm.speculation import Draft, Speculation
 from embedllm.speculation_costs import Costs
 from embedllm.text import StopStrings, TextCodec, TextStream
+from embedllm.tool_calls import ReplyReader
 
 _MEASURED = frozenset({"cpu", "openvino"})  # devices where speculation was seen to pay (docs/performance.md)
 
@@ -37,6 +38,8 @@ class Request:
     stop_tokens: frozenset[int]
     top_count: int  # of the most probable tokens to report for each step
     special: bool = False  # special tokens are part of the text
+    kept: frozenset[int] = frozenset()  # special tokens that are, for the reader
+    reader: ReplyReader | None = None  # of this one reply, where it is more than text
     constraint: Constraint | None = None  # of this one reply
     speculate: Speculate = "auto"
 
@@ -191,12 +194,13 @@ class Runner:
                 min_tokens=request.min_tokens,
                 decode=self._text.decode,
             ),
-            text=TextStream(self._text, special=request.special),
+            text=TextStream(self._text, special=request.special, kept=request.kept),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
             limit=min(room, wanted),
             limit_reason="context" if wanted > room else "length",
             top_count=request.top_count,
+            reader=request.reader,
             statistics=Statistics(prompt_tokens=len(request.prompt), cached_tokens=held),
         )
         return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation

@@ -180,16 +180,18 @@ class TextStream:
     would turn all of the run into replacement characters.
     """
 
-    def __init__(self, tokenizer: TextCodec, *, special: bool = False) -> None:
+    def __init__(self, tokenizer: TextCodec, *, special: bool = False, kept: frozenset[int] = frozenset()) -> None:
+        """special: with all special tokens. kept: with these."""
         self._tokenizer = tokenizer
-        self._special = special
+        self._dropped = frozenset() if special else tokenizer.special_tokens - kept
+        self._special = special or bool(kept)
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
         self._given = 0  # characters of the window's text that were given out
 
     def push(self, token: int) -> str:
         """Take one token; the text that is certain now, often empty."""
         spelling = self._tokenizer.token_text(token)
-        if spelling is None or (token in self._tokenizer.special_tokens and not self._special):
+        if spelling is None or token in self._dropped:
             return ""  # it leaves no trace in decode() either: the text around it joins
         self._window.append(token)
         if _BYTE_TOKEN.fullmatch(spelling):

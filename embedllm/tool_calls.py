@@ -102,12 +102,12 @@ def for_template(
     either what was said or what was thought beside a call, and get both as what was thought.
     """
     shown: list[Mapping[str, JSON]] = []
-    results = [message for message in messages if message.get("role") == "tool"] if one_call else []
+    results = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "tool"]
     moved: list[Mapping[str, JSON]] = []
     for message in messages:
-        calls = message.get("tool_calls")
         if any(message is other for other in moved):
             continue
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         if not isinstance(calls, list) or not calls:
             shown.append(message)
             continue

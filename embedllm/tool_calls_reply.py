@@ -42,7 +42,7 @@ def reply_reader(
     return thinking or calling
 
 
-def marks(written: ToolFormat, templates: Iterable[str], *, has_tools: bool) -> tuple[str, ...]:
-    """The marks that the reader looks for, special tokens or not."""
+def reply_marks(written: ToolFormat, templates: Iterable[str], *, has_tools: bool) -> tuple[str, ...]:
+    """The marks that the reader looks for; those of them that are special tokens have to be part of the text."""
     calls = written.marks if has_tools or written.has_channels else ()
     return (*calls, *(think_tags(templates) or ()))

@@ -203,9 +203,10 @@ class Worker:
         text, last = "", None
         for last in llm.stream(params.prompt, sampling, max_tokens=params.max_tokens, stop=params.stop,
                                variables=params.variables, cancel=cancel):  # fmt: skip
-            if last.text:
+            if last.text or last.reasoning:
                 text += last.text
-                self._send({"method": "chunk", "params": {"id": call.id, "text": last.text}})
+                thought = {"reasoning": last.reasoning} if last.reasoning else {}
+                self._send({"method": "chunk", "params": {"id": call.id, "text": last.text, **thought}})
         return _result(text, last, llm.device.name)
 
     def _close_model(self) -> None:

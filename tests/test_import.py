@@ -70,6 +70,7 @@ TOOLS = (
     "tool_calls_harmony",
     "tool_calls_reader",
     "tool_calls_reply",
+    "tool_choice",
 )
 
 
@@ -240,6 +241,7 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "beam_runner",
         *STRUCTURED,
         *TOOLS,
+        "tool_loop",
         "token_bytes",
         "decode",
         "loop",
@@ -306,7 +308,8 @@ def level(module: str) -> int:
             "runner",
             "model",
             "conversation",
-                "options",
+            "tool_loop",
+            "options",
             "device_list",
             "opening",
             "embedllm",

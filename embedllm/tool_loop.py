@@ -1,0 +1,201 @@
+"""The loop of a model and its tools: calls are checked, allowed, run, and told to the model, until it answers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
+
+from embedllm.chat import Message, Tool, tool_schemas
+from embedllm.model import Completion, Model
+from embedllm.options import PromptOptions, ReplyOptions
+from embedllm.sampling import Sampling
+from embedllm.tool_arguments import check_arguments
+from embedllm.tool_calls import ToolCall, result_message, tool_parameters
+
+if TYPE_CHECKING:
+    from embedllm.chat import JSON
+    from embedllm.decode import Cancel
+
+MOST_ROUNDS = 8
+
+_Step: TypeAlias = "Callable[[], object]"  # what the rule wants done; its result, or what it raised, is sent back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """A call, and what the model was told of it."""
+
+    call: ToolCall
+    ran: bool  # to its end; otherwise `result` says what was wrong
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReply:
+    """The end of such a loop."""
+
+    completion: Completion  # the last one; it has tool calls when the rounds were used up, and these were not run
+    messages: tuple[Message, ...]  # what to append to the conversation
+    outcomes: tuple[ToolOutcome, ...]
+
+    @property
+    def text(self) -> str:
+        return self.completion.text
+
+
+def run_tools(
+    model: Model,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    sampling: Sampling | None = None,
+    *,
+    functions: Mapping[str, Callable[..., object]] | None = None,
+    max_rounds: int = MOST_ROUNDS,
+    on_call: Callable[[ToolOutcome], object] | None = None,
+    confirm: Callable[[ToolCall], bool] | None = None,
+    cancel: Cancel | None = None,
+    variables: Mapping[str, JSON] | None = None,
+    **options: Unpack[ReplyOptions],
+) -> ToolReply:
+    """The model's answer to a conversation, with the tools that it called on the way.
+
+    tools: functions, or JSON schemas whose functions `functions` has by name. max_rounds: replies with calls that are
+    run; those of one more are not. on_call: told of each call. confirm: asked before a tool runs; without it all run.
+    A call that cannot be read, of no tool, with wrong arguments or refused, and a tool that raises, are told to the
+    model as the result. options: as of Model.generate(); tool_choice goes for the first reply.
+    Raises ValueError for a tool without a function, and for one that has to be awaited: arun_tools takes those.
+    """
+    known = _functions(tools, functions)
+    if awaited := [name for name, function in known.items() if inspect.iscoroutinefunction(function)]:
+        raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
+
+    def reply(said: Sequence[Message], choice: str) -> Completion:
+        now: PromptOptions = {**options, "tools": tools, "variables": variables, "tool_choice": choice}
+        return model.chat(said, sampling, cancel=cancel, **now)
+
+    steps = _rounds(messages, tools, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                done = step()
+            except Exception as error:  # noqa: BLE001 # the rule says which of them the model is told
+                step = steps.throw(error)
+            else:
+                step = steps.send(done)
+    except StopIteration as end:
+        return end.value
+
+
+async def arun_tools(
+    model: Model,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    sampling: Sampling | None = None,
+    *,
+    functions: Mapping[str, Callable[..., object]] | None = None,
+    max_rounds: int = MOST_ROUNDS,
+    on_call: Callable[[ToolOutcome], object] | None = None,
+    confirm: Callable[[ToolCall], bool | Awaitable[bool]] | None = None,
+    cancel: Cancel | None = None,
+    variables: Mapping[str, JSON] | None = None,
+    **options: Unpack[ReplyOptions],
+) -> ToolReply:
+    """As run_tools(), without blocking the event loop while the model computes.
+
+    Tools and `confirm` may be coroutine functions; others run in the event loop's thread.
+    """
+
+    def reply(said: Sequence[Message], choice: str) -> Awaitable[Completion]:
+        now: PromptOptions = {**options, "tools": tools, "variables": variables, "tool_choice": choice}
+        return model.agenerate(said, sampling, cancel=cancel, **now)
+
+    known = _functions(tools, functions)
+    steps = _rounds(messages, tools, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                done = step()
+                if inspect.isawaitable(done):
+                    done = await done
+            except Exception as error:  # noqa: BLE001 # the rule says which of them the model is told
+                step = steps.throw(error)
+            else:
+                step = steps.send(done)
+    except StopIteration as end:
+        return end.value
+
+
+def _functions(
+    tools: Sequence[Tool], functions: Mapping[str, Callable[..., object]] | None
+) -> dict[str, Callable[..., object]]:
+    """What runs each tool."""
+    found = dict(functions or {})
+    for name, tool in zip(tool_parameters(tool_schemas(tools)), tools, strict=True):
+        if not isinstance(tool, Mapping):
+            found[name] = tool
+        elif name not in found:
+            raise ValueError(
+                f"the tool '{name}' is a schema without a function; give it by functions={{'{name}': ...}}."
+            )
+    return found
+
+
+def _rounds(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    functions: Mapping[str, Callable[..., object]],
+    reply: Callable[[Sequence[Message], str], object],
+    choice: str,
+    max_rounds: int,
+    on_call: Callable[[ToolOutcome], object] | None,
+    confirm: Callable[[ToolCall], object] | None,
+) -> Generator[_Step, object, ToolReply]:
+    """The rule of the loop: it says what is to be done, and is given the result, or thrown what that raised."""
+    if max_rounds < 1:
+        raise ValueError(f"max_rounds is {max_rounds}; expected 1 or more.")
+    parameters = tool_parameters(tool_schemas(tools))
+    said: list[Message] = []
+    outcomes: list[ToolOutcome] = []
+    for count in range(max_rounds + 1):
+        now = choice if count == 0 else ("none" if choice == "none" else "auto")
+        completion = cast("Completion", (yield lambda now=now: reply([*messages, *said], now)))
+        said.append(completion.message)
+        if not completion.tool_calls or completion.finish_reason == "cancelled" or count == max_rounds:
+            break
+        for call in completion.tool_calls:
+            ran, result = yield from _run(call, functions, parameters, confirm)
+            outcome = ToolOutcome(call=call, ran=ran, result=result)
+            outcomes.append(outcome)
+            said.append(result_message(call, result))
+            if on_call is not None:
+                yield lambda outcome=outcome: on_call(outcome)
+    return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes))  # pyright: ignore[reportPossiblyUnboundVariable] # there is at least one round
+
+
+def _run(
+    call: ToolCall,
+    functions: Mapping[str, Callable[..., object]],
+    parameters: Mapping[str, Mapping[str, object]],
+    confirm: Callable[[ToolCall], object] | None,
+) -> Generator[_Step, object, tuple[bool, str]]:
+    """Whether a call ran, and its result or what was wrong."""
+    if call.problem:
+        return False, f"error: {call.problem}"
+    if call.name not in parameters:
+        return False, f"error: there is no tool '{call.name}'; there are {', '.join(parameters)}."
+    try:
+        check_arguments(call.arguments, cast("Mapping[str, JSON]", parameters[call.name]))
+    except ValueError as error:
+        return False, f"error: {error}"
+    if confirm is not None and not (yield lambda: confirm(call)):
+        return False, "error: the user declined the call."
+    try:
+        value = yield lambda: functions[call.name](**call.arguments)
+        return True, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except Exception as error:  # noqa: BLE001 # a tool is the application's: whatever it raises is for the model to know of
+        return False, f"error: {type(error).__name__}: {error}"

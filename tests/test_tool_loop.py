@@ -1,0 +1,244 @@
+"""Tools over a model that says what the test wrote: requests, streams, conversations, the loop, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from embedllm import Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm.backends.base import Engine
+from embedllm.chat import ChatTemplate
+from embedllm.package import Package
+from embedllm.sampling import Sampling
+from embedllm.settings import Defaults
+from embedllm.tool_schema import tool_schema
+from tests.fakes import END, Bytes, FakeEngine
+
+TEMPLATE = (Path(__file__).parent / "templates" / "qwen3.jinja").read_text(encoding="utf-8")
+ASK: list[Message] = [{"role": "user", "content": "?"}]
+
+
+class Codec(Bytes):
+    """Bytes, and what a Model asks besides."""
+
+    named = {"eos_token": "<end>"}  # noqa: RUF012
+
+    def token_id(self, text: str) -> int | None:
+        return END if text == "<end>" else None
+
+
+class Folder:
+    """What is used of a package."""
+
+    name = "scripted"
+    stop_tokens = frozenset({END})
+
+
+def scripted(*replies: str, template: str = TEMPLATE) -> tuple[Model, list[str]]:
+    """A model that gives these replies in turn, and the prompts that it was given."""
+    prompts: list[str] = []
+    left = list(replies)
+    now = b""
+    place = 0
+
+    def next_token(tokens: Sequence[int]) -> int:
+        nonlocal now, place
+        if place == 0:
+            prompts.append(bytes(token for token in tokens if token != END).decode())
+            now = left.pop(0).encode()
+        place += 1
+        if place > len(now):
+            place = 0
+            return END
+        return now[place - 1]
+
+    engine = FakeEngine(next_token, context=100_000, chunk=100_000)
+    defaults = Defaults(sampling=Sampling(temperature=0.0), max_tokens=None)
+    model = Model(cast("Package", Folder()), cast("Engine", engine), tokenizer=Codec(), defaults=defaults,
+                  template=ChatTemplate(template))  # fmt: skip
+    return model, prompts
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one
+        b: the other
+    """
+    return a + b
+
+
+async def fetch(name: str) -> str:
+    """Fetch something.
+
+    Args:
+        name: what
+    """
+    await asyncio.sleep(0)
+    return f"<{name}>"
+
+
+def fail() -> str:
+    """Fail."""
+    raise OSError("the disk is on fire")
+
+
+def said(outcome: ToolReply) -> list[str]:
+    return [str(message["content"]) for message in outcome.messages if message["role"] == "tool"]
+
+
+# --- one reply
+
+
+def test_a_reply_is_parted_into_reasoning_answer_and_calls() -> None:
+    model, _ = scripted("<think>\nAdd.\n</think>\n\nI add. " + call("add", '{"a": 1}'))
+    reply = model.chat(ASK, tools=[add])
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("I add.", "Add.", "stop")
+    (found,) = reply.tool_calls
+    assert (found.name, found.arguments, found.problem, str(found)) == ("add", {"a": 1}, "", "add(a=1)")
+    again = model.prompt([*ASK, reply.message], tools=[add])
+    assert (
+        '<think>\nAdd.\n</think>\n\nI add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in again
+    )
+
+
+def test_a_stream_gives_each_part_as_soon_as_it_is_certain() -> None:
+    model, _ = scripted("<think>Hm</think>Yes " + call("add", '{"a": 1}'))
+    chunks = list(model.stream(ASK, tools=[add]))
+    assert "".join(chunk.reasoning for chunk in chunks) == "Hm"
+    assert "".join(chunk.text for chunk in chunks) == "Yes"
+    assert sum(len(chunk.tool_calls) for chunk in chunks[:-1]) == 1  # before the stop token
+    assert len(chunks) == len("<think>Hm</think>Yes " + call("add", '{"a": 1}')) + 1
+
+
+def test_calls_are_looked_for_when_there_are_tools_and_never_in_a_raw_reply() -> None:
+    text = "<think>Hm</think>" + call("add", "{}")
+    for options, expected in (({}, call("add", "{}")), ({"tools": [add], "tool_choice": "none"}, call("add", "{}")),
+                              ({"tools": [add], "special": True}, text + "<end>")):  # fmt: skip
+        model, prompts = scripted(text)
+        reply = model.chat(ASK, **cast("Any", options))
+        assert reply.tool_calls == ()
+        assert reply.text in (expected, expected.removesuffix("<end>"))
+        assert ("# Tools" in prompts[0]) == ("special" in options)
+    model, _ = scripted(text)
+    assert model.generate("a plain prompt").text == text
+
+
+def test_a_model_that_does_not_think_streams_as_before() -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model, _ = scripted("<think>1</think>", template=plain)
+    assert model.request(ASK).reader is None
+    assert [chunk.text for chunk in model.stream(ASK)] == [*"<think>1</think>", ""]
+
+
+def test_a_conversation_keeps_calls_and_takes_their_results() -> None:
+    model, prompts = scripted(call("add", '{"a": 2}'), "It is 3.")
+    with model.conversation(tools=[add]) as chat:
+        reply = chat.say("2 + 1?")
+        result: Message = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "3"}
+        assert chat.say(result).text == "It is 3."
+        assert chat.messages[1] == reply.message
+    assert "<tool_response>\n3\n</tool_response>" in prompts[1]
+
+
+@pytest.mark.parametrize("choice", ["required", "add", "sub"])
+def test_a_choice_that_cannot_be_followed_is_refused(choice: str) -> None:
+    model, _ = scripted("x")
+    with pytest.raises(ValueError, match=r"tool_choice|response_format"):
+        model.chat(ASK, tools=[add] if choice == "sub" else None, tool_choice=choice)
+    with pytest.raises(ValueError, match="cannot both"):
+        model.chat(ASK, tools=[add], tool_choice="add", response_format={"type": "json_object"})
+
+
+# --- the loop
+
+
+def test_a_call_runs_and_the_model_goes_on_with_its_result() -> None:
+    model, prompts = scripted(call("add", '{"a": 1, "b": 2}') + "\n" + call("add", '{"a": 5}'), "3 and 6.")
+    heard: list[ToolOutcome] = []
+    reply = run_tools(model, ASK, [add], on_call=heard.append)
+    assert reply.text == "3 and 6."
+    assert [outcome.result for outcome in reply.outcomes] == said(reply) == ["3", "6"]
+    assert heard == list(reply.outcomes)
+    assert all(outcome.ran for outcome in heard)
+    assert [message["role"] for message in reply.messages] == ["assistant", "tool", "tool", "assistant"]
+    assert "<tool_response>\n3\n</tool_response>\n<tool_response>\n6\n</tool_response>" in prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (call("sub", "{}"), "there is no tool 'sub'; there are add, fail"),
+        (call("add", '{"a": "1"}'), "the argument 'a' is \"1\", expected integer"),
+        (call("add", '{"b": 1}'), "the argument 'a' is missing"),
+        (call("add", '{"a": 1, "c": 1}'), "there is no argument 'c'; expected a, b"),
+        (call("add", '{"a": 1, "a": 2}'), "'a' is there twice"),
+        (call("fail", "{}"), "OSError: the disk is on fire"),
+    ],
+)
+def test_what_went_wrong_is_told_to_the_model(reply: str, told: str) -> None:
+    model, _ = scripted(reply, "Sorry.")
+    done = run_tools(model, ASK, [add, fail])
+    assert told in said(done)[0]
+    assert not done.outcomes[0].ran
+    assert done.text == "Sorry."
+
+
+def test_a_declined_call_does_not_run() -> None:
+    model, _ = scripted(call("fail", "{}"), "Fine.")
+    asked: list[ToolCall] = []
+
+    def confirm(asking: ToolCall) -> bool:
+        asked.append(asking)
+        return False
+
+    assert said(run_tools(model, ASK, [fail], confirm=confirm)) == ["error: the user declined the call."]
+    assert [asking.name for asking in asked] == ["fail"]
+
+
+def test_rounds_are_limited_and_the_last_calls_left_to_the_caller() -> None:
+    model, _ = scripted(*[call("add", '{"a": 1}')] * 3)
+    reply = run_tools(model, ASK, [add], max_rounds=2)
+    assert (len(reply.outcomes), len(reply.completion.tool_calls)) == (2, 1)
+    with pytest.raises(ValueError, match="max_rounds is 0"):
+        run_tools(model, ASK, [add], max_rounds=0)
+
+
+def test_schemas_have_their_functions_given() -> None:
+    schema = tool_schema(add)
+    model, _ = scripted(call("add", '{"a": 1}'), "2.")
+    assert said(run_tools(model, ASK, [schema], functions={"add": lambda a, b=10: a + b})) == ["11"]
+    with pytest.raises(ValueError, match="without a function"):
+        run_tools(model, ASK, [schema])
+
+
+def test_tools_may_be_coroutines() -> None:
+    model, _ = scripted(call("fetch", '{"name": "x"}') + call("add", '{"a": 1}'), "Done.")
+
+    async def confirm(asking: ToolCall) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    reply = asyncio.run(arun_tools(model, ASK, [fetch, add], confirm=confirm))
+    assert said(reply) == ["<x>", "2"]
+    with pytest.raises(ValueError, match="use arun_tools"):
+        run_tools(model, ASK, [fetch])
+
+
+def test_an_error_of_the_model_or_the_callers_functions_is_raised() -> None:
+    model, _ = scripted(call("add", '{"a": 1}'))
+
+    def broken(outcome: ToolOutcome) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run_tools(model, ASK, [add], on_call=broken)
