@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from embedllm.backends.base import Device, Engine
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
-from embedllm.export.dialects import OPENVINO
+from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 
@@ -24,6 +24,7 @@ class Choices:
     threads: int = 0
     exact: bool = False
     openvino: OpenVINOOptions | None = None
+    kv: str | None = None  # of its driver's `kv`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Driver:
     open: Callable[[Choices], Engine]
     dialects: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
     exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
+    kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `dialects`, by the type of a quantized KV
     provider: Provider | None = None  # of ONNX Runtime
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
@@ -41,9 +43,16 @@ class Driver:
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
     lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
 
-    def graphs(self, package: Package, *, exact: bool = False, dialects: Sequence[str] = ()) -> list[Graph]:
-        """Those of a folder that it may run, best first; dialects: that may be used, all when there are none."""
-        allowed = [one for one in (self.exact if exact else self.dialects) if not dialects or one in dialects]
+    def wanted(self, *, exact: bool, kv: str | None, dialects: Sequence[str]) -> list[str]:
+        """Of the graphs that do what is asked, best first; dialects: that may be used, all when there are none."""
+        found = self.kv.get(kv, ()) if kv else self.exact if exact else self.dialects
+        return [one for one in found if not dialects or one in dialects]
+
+    def graphs(
+        self, package: Package, *, exact: bool = False, kv: str | None = None, dialects: Sequence[str] = ()
+    ) -> list[Graph]:
+        """Those of a folder."""
+        allowed = self.wanted(exact=exact, kv=kv, dialects=dialects)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
 
@@ -118,10 +127,17 @@ def _open_ov(choices: Choices) -> Engine:
         _graph(choices),
         choices.device,
         target_of(choices.device.name),
-        options=choices.openvino,
+        options=_with_kv(choices),
         threads=choices.threads,
         exact=choices.exact,
     )
+
+
+def _with_kv(choices: Choices) -> OpenVINOOptions | None:
+    """The options with the KV in OpenVINO's own 8-bit type, which is unsigned and needs no calibration."""
+    if choices.kv is None:
+        return choices.openvino
+    return replace(choices.openvino or OpenVINOOptions(), kv="u8")
 
 
 def _open_npu(choices: Choices) -> Engine:
@@ -153,12 +169,14 @@ _ENGINES = {
 }
 # by a provider's `engine` too, where there is anything to ask
 _LACKS = {"cpu": _cpu_lack}
+_QUANTIZED = {"cpu": {"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)}}
 _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(
         open=partial(_ENGINES[provider.engine], provider),
         dialects=provider.dialects,
         exact=provider.exact,
+        kv=_QUANTIZED.get(provider.engine, {}),
         provider=provider,
         probed=provider.probed,
         tested=provider.tested,
@@ -166,7 +184,9 @@ _DRIVERS = {
     )
     for provider in (*PROVIDERS, PLUGIN)
 } | {
-    "openvino": Driver(open=_open_ov, dialects=_OV, exact=_OV, tested="Linux x86-64, in every change"),
+    "openvino": Driver(
+        open=_open_ov, dialects=_OV, exact=_OV, kv={"int8": _OV}, tested="Linux x86-64, in every change"
+    ),
     "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
     # not probed: compiling takes minutes, and nobody gets it unasked
     "npu": Driver(

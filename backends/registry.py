@@ -28,10 +28,11 @@ _log = logging.getLogger("embedllm")
 class Found:
     """The devices of this machine for one folder, listed source by source when they are first asked for."""
 
-    def __init__(self, package: Package | None = None, *, exact: bool = False) -> None:
+    def __init__(self, package: Package | None = None, *, exact: bool = False, kv: str | None = None) -> None:
         """package: devices that it has no graph for, or that cannot do what is asked, are not available."""
         self._package = package
         self._exact = exact
+        self._kv = kv
         self._listed: dict[Source, list[Device]] = {}
 
     def everything(self) -> list[Device]:
@@ -43,7 +44,7 @@ class Found:
         if PAIR in name and not name.startswith(_PLUG_IN):
             halves = {half: self.named(half) for half in name.split(PAIR)}
             found = {device.name: device for devices in halves.values() for device in devices}
-            return [*found.values(), *([_pair(name, halves)] if name.count(PAIR) == 1 else [])]
+            return [*found.values(), *([self._checked(_pair(name, halves))] if name.count(PAIR) == 1 else [])]
         if name.startswith(_PLUG_IN):
             return [self._checked(device) for device in plug_in_devices(name)]
         sources = [source for source in SOURCES if source.has(name)]
@@ -63,7 +64,7 @@ class Found:
         """As available as the folder lets it be."""
         if self._package is None or not device.available:
             return device
-        lack = _lack(self._package, device, exact=self._exact)
+        lack = _lack(self._package, device, exact=self._exact, kv=self._kv)
         return replace(device, available=False, reason=lack[0], remedy=lack[1]) if lack else device
 
 
@@ -117,6 +118,7 @@ def open_engine(
     *,
     threads: int = 0,
     exact: bool = False,
+    kv: str | None = None,
     openvino: OpenVINOOptions | None = None,
     dialects: Mapping[str, Sequence[str]] | None = None,
 ) -> Engine:
@@ -130,14 +132,22 @@ def open_engine(
     if len(found) > 1:
         return _open_pair(package, device, found, threads=threads, exact=exact, openvino=openvino, dialects=dialects)
     allowed = (dialects or {}).get(device.name, ())
-    if lack := _lack(package, device, exact=exact, dialects=allowed):
+    if lack := _lack(package, device, exact=exact, kv=kv, dialects=allowed):
         raise cannot_run(device, *lack)
     driver = known_driver(device)
     refused: list[DeviceUnavailable] = []
-    for graph in driver.graphs(package, exact=exact, dialects=allowed) or [None]:
+    for graph in driver.graphs(package, exact=exact, kv=kv, dialects=allowed) or [None]:
         try:
             return driver.open(
-                Choices(package=package, device=device, graph=graph, threads=threads, exact=exact, openvino=openvino)
+                Choices(
+                    package=package,
+                    device=device,
+                    graph=graph,
+                    threads=threads,
+                    exact=exact,
+                    openvino=openvino,
+                    kv=kv,
+                )
             )
         except DeviceUnavailable as error:
             _log.info("the graph '%s' is not used: %s", graph.dialect if graph else "", error)
@@ -219,15 +229,21 @@ def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
     )
 
 
-def _lack(package: Package, device: Device, *, exact: bool, dialects: Sequence[str] = ()) -> tuple[str, str] | None:
+def _lack(
+    package: Package, device: Device, *, exact: bool, kv: str | None = None, dialects: Sequence[str] = ()
+) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
+    if len(_halves(device)) > 1:
+        return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)
+    if kv is not None and kv not in driver.kv:
+        return f"its KV cannot be kept as {kv} with this library", "use the device 'cpu', or load without kv"
     if driver.dialects and exact and not driver.exact:
         return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
     if lack := driver.lack(exact):
         return lack
-    if driver.dialects and not driver.graphs(package, exact=exact, dialects=dialects):
-        wanted = [one for one in (driver.exact if exact else driver.dialects) if not dialects or one in dialects]
+    if driver.dialects and not driver.graphs(package, exact=exact, kv=kv, dialects=dialects):
+        wanted = driver.wanted(exact=exact, kv=kv, dialects=dialects)
         named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
         if impossible := [lack for one in DIALECTS if one.name in wanted and (lack := one.lack(package.decoder))]:
             return f"there is no {named} graph of '{package.name}': {impossible[0]}", "use another device"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from embedllm.web import Progress
 
 _log = logging.getLogger("embedllm")
+_KV_TYPES = ("int8", "int4")
 _MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
 
@@ -36,6 +37,7 @@ def load(
     device: str | Sequence[str] | None = None,
     threads: int = 0,
     exact: bool = False,
+    kv: str | None = None,
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
@@ -51,17 +53,19 @@ def load(
     rightly (docs/devices.md#probes) and opens is taken.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
+    kv: "int8" keeps what was read in a quarter of the memory, "int4" in an eighth, and approximately; None as floats.
+    The CPU's take a graph that an export does not have: embedllm graph FOLDER --flavour int8-kv (docs/numerics.md).
     openvino: choices for OpenVINO's devices, the NPU among them.
     draft: a much smaller model with the same vocabulary, which guesses for this one (speculate= of Model.generate()): a
     folder, opened on the same device, or a Model, which stays yours to close.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact, openvino and draft are refused, and the call needs JSPI, which aload() does
-    not (docs/web.md).
+    In a browser: path is an address, exact, kv, openvino and draft are refused, and the call needs JSPI, which aload()
+    does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
-        _check_for_browser(exact=exact, openvino=openvino, draft=draft)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft)
         from embedllm import web
 
         return web.load(
@@ -81,7 +85,8 @@ def load(
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
-    search = select.Search(registry.Found(package, exact=exact).named, wish)
+    _check_kv(kv, exact=exact, openvino=openvino)
+    search = select.Search(registry.Found(package, exact=exact, kv=kv).named, wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     drafter = draft
@@ -90,7 +95,7 @@ def load(
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine = _open_first(package, search, threads=threads, exact=exact, openvino=openvino)
+        engine = _open_first(package, search, threads=threads, exact=exact, kv=kv, openvino=openvino)
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()
@@ -105,6 +110,7 @@ async def aload(
     device: str | Sequence[str] | None = None,
     threads: int = 0,
     exact: bool = False,
+    kv: str | None = None,
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
@@ -113,7 +119,7 @@ async def aload(
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
-        _check_for_browser(exact=exact, openvino=openvino, draft=draft)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft)
         from embedllm import web
 
         return await web.aload(
@@ -127,8 +133,8 @@ async def aload(
     import asyncio  # a third of the import time of the whole package
 
     def loaded() -> Model:
-        return load(path, device=device, threads=threads, exact=exact, chat_template=chat_template, openvino=openvino,
-                    draft=draft)  # fmt: skip
+        return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
+                    openvino=openvino, draft=draft)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -149,15 +155,31 @@ def in_browser() -> bool:
     return sys.platform == "emscripten"
 
 
-def _check_for_browser(*, exact: bool, openvino: OpenVINOOptions | None, draft: object) -> None:
+def _check_for_browser(*, exact: bool, kv: str | None, openvino: OpenVINOOptions | None, draft: object) -> None:
     """Raises ValueError for an option that a browser does not have."""
-    given = {"exact": exact, "openvino": openvino, "draft": draft}
+    given = {"exact": exact, "kv": kv, "openvino": openvino, "draft": draft}
     if odd := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 
 
+def _check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:
+    """Raises ValueError for a type that there is none of, or one that contradicts the other choices."""
+    if kv not in (None, *_KV_TYPES):
+        raise ValueError(f"kv is {kv!r}; expected None or one of {', '.join(_KV_TYPES)}.")
+    if kv is not None and exact:
+        raise ValueError(f"kv='{kv}' rounds what was read, and exact=True asks for no rounding; leave out one of them.")
+    if kv is not None and openvino is not None and openvino.kv is not None:
+        raise ValueError(f"kv='{kv}' and OpenVINOOptions(kv='{openvino.kv}') are both given; leave out one of them.")
+
+
 def _open_first(
-    package: Package, search: Search, *, threads: int, exact: bool, openvino: OpenVINOOptions | None
+    package: Package,
+    search: Search,
+    *,
+    threads: int,
+    exact: bool,
+    kv: str | None,
+    openvino: OpenVINOOptions | None,
 ) -> Engine:
     """An engine on the first device of a search that computes rightly and opens."""
     from embedllm.backends import registry
@@ -176,7 +198,7 @@ def _open_first(
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
             return registry.open_engine(
-                package, device, threads=threads, exact=exact, openvino=openvino, dialects=probed.dialects
+                package, device, threads=threads, exact=exact, kv=kv, openvino=openvino, dialects=probed.dialects
             )
         except DeviceError as error:
             failure = _unavailable(device, error)

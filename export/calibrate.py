@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from embedllm.backends.ort_session import OrtSession
 
 _SEED = 20261121
-# of what the model says by itself: as good as text, where random tokens are not: docs/numerics.md#a-quantized-kv
+# of what the model says by itself, which is closer to what it will read than random tokens (docs/numerics.md)
 _SEQUENCES, _LENGTH = 3, 384
 _PIECE = 512  # tokens of a text that are read at once
 # times what was seen: of int8, a number that is cut off costs more than coarser steps; of int4 the steps do
