@@ -54,6 +54,7 @@ class Scripted:
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, JSON]] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]:
         self.prompts.append(prompt)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+import embedllm
 from embedllm import Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.backends.base import Engine
 from embedllm.chat import ChatTemplate
@@ -242,3 +243,15 @@ def test_an_error_of_the_model_or_the_callers_functions_is_raised() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         run_tools(model, ASK, [add], on_call=broken)
+
+
+@pytest.mark.parametrize("choice", ["required", "add"])
+def test_the_demo_writes_the_call_that_it_must(choice: str) -> None:
+    with embedllm.load("demo") as model:
+        asked: list[Message] = [{"role": "user", "content": "Tell me a joke."}]
+        reply = model.chat(asked, Sampling(temperature=0.0), tools=[add, fail], tool_choice=choice, max_tokens=200)
+    (found,) = reply.tool_calls
+    assert (reply.text, found.problem, reply.finish_reason) == ("", "", "stop")
+    assert found.name in (["add", "fail"] if choice == "required" else ["add"])
+    if found.name == "add":
+        assert isinstance(found.arguments["a"], int)

@@ -1,7 +1,7 @@
 """Tool calls in the text of a reply, and whether their arguments are what the tool's schema asks for.
 
-The Hermes form, which Qwen and the demo write: <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Calls stay
-text in the library so far; this file is the one place that reads them.
+The Hermes form, which Qwen and the demo write: <tool_call>{"name": ..., "arguments": {...}}</tool_call>. The
+library is asked for the reply as it is written; this file is the one place here that reads calls.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class ChatModel(Protocol):
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, JSON]] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]: ...
 
@@ -104,7 +105,9 @@ def stream_reply(
 ) -> Generator[Text | Notice, None, Reply]:
     """The reply as it comes; at the end the whole of it. A reply that was stopped has no calls to run."""
     reply, reader = Reply(), CallReader()
-    for chunk in model.stream(messages, max_tokens=max_tokens, tools=tools or None, variables=VARIABLES, cancel=cancel):
+    for chunk in model.stream(
+        messages, max_tokens=max_tokens, tools=tools or None, variables=VARIABLES, special=True, cancel=cancel
+    ):  # as it is written: calls are read here
         reply.text += chunk.text
         reply.statistics, reply.finish_reason = chunk.statistics, chunk.finish_reason or ""
         piece = chunk.text
