@@ -19,8 +19,8 @@ from embedllm.types import Logits
 
 MOST = 31  # tokens guessed at once
 # What wrong guesses may lose of the time of a reply, in steps: so much at first, and so much a token. Together less
-# than 3 % from 20 tokens on. What right guesses have won may be lost again.
-_FIRST_STAKE, _STAKE = 0.3, 0.012
+# than 3 % from 25 tokens on. What right guesses have won may be lost again.
+_FIRST_STAKE, _STAKE = 0.5, 0.01
 _MARGIN = 1.03  # less of a gain is in the noise of the clock
 # Shares of right guesses before any was seen. By the length of the match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
 _MATCHES = (0.0, 0.0, 0.4, 0.5, 0.7, 0.8, 0.9)

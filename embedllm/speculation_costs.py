@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 _KEPT = 9  # clocked steps of one token, whose median counts
 _NEEDED = 3
-_ODD = 3.0  # times what was expected; a hiccup of the machine counts as so much
+_ODD = 1.5  # times what was expected, or one part: more is a hiccup of the machine, and counts as so much
 _PRIOR = ((2, 1.2), (16, 4.0))  # tokens and cost before anything was clocked: near what the CPU takes
 _FADING = 0.95  # of what was seen, with each new observation
 
@@ -23,8 +23,8 @@ class Costs:
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of one token
-        self.rewound = 0.0  # what the step after a rewind takes more
         self.draft = 0.1  # a step of the draft model
+        self._rewound = 0.0
         self._singles: deque[float] = deque(maxlen=_KEPT)
         self._drafts: deque[float] = deque(maxlen=_KEPT)
         self._seen = (0.0,) * 5
@@ -35,6 +35,11 @@ class Costs:
         """Whether enough was clocked to compare with."""
         return len(self._singles) >= _NEEDED
 
+    @property
+    def rewound(self) -> float:
+        """What the step after a rewind takes more."""
+        return max(0.0, self._rewound)  # the mean of a noise around nothing is below it as often as above
+
     def of(self, fed: int) -> float:
         """The cost of a step that feeds so many tokens."""
         base, slope = self._line
@@ -42,7 +47,7 @@ class Costs:
 
     def clipped(self, seconds: float, expected: float) -> float:
         """The cost that so many seconds are, without the machine's hiccups."""
-        return min(seconds / self.step_s, _ODD * expected)
+        return min(max(seconds / self.step_s, expected / _ODD), expected * _ODD)
 
     def note(self, fed: int, seconds: float, *, is_rewound: bool) -> None:
         """Takes a step; is_rewound: something was rewound before it."""
@@ -55,7 +60,7 @@ class Costs:
         expected = self.of(fed)
         if is_rewound:
             cost = self.clipped(seconds, expected + self.rewound)
-            self.rewound += 0.2 * (max(0.0, cost - expected) - self.rewound)
+            self._rewound += 0.1 * (cost - expected - self._rewound)
         else:
             cost = self.clipped(seconds, expected)
             self._seen = _added([_FADING * old for old in self._seen], fed, cost)

@@ -1,0 +1,120 @@
+"""Plain decoding, prompt lookup and a draft model, interleaved in one process.
+
+    embedllm export DEMO_CHECKPOINT /tmp/demo
+    embedllm export DRAFT_CHECKPOINT /tmp/draft
+    python tests/benchmarks/bench_speculation.py /tmp/demo --work copy --prompts VALIDATION.jsonl
+    python tests/benchmarks/bench_speculation.py /tmp/demo --work fresh --prompts CHAT.jsonl --draft /tmp/draft
+    python tests/benchmarks/bench_speculation.py /tmp/q06-g32 --work loop --rounds 2  
+
+--work: copy, passages of --prompts (JSON lines with "text") that stand there three times and are begun again; fresh,
+conversations of --prompts (with "messages"); loop, a prompt of random tokens after which greedy decoding soon repeats
+itself, as random weights do. Greedy; ratios of the
+decode times per prompt and round, median (least-most); how many replies have the same tokens as the plain ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import embedllm
+from embedllm import Completion, Model, Sampling
+
+Prompt = list[dict[str, str]] | list[int] | str
+
+
+def copies(options: argparse.Namespace, llm: Model) -> Iterator[Prompt]:
+    """Passages of --prompts that are to be written a fourth time: what a model does that copies a text."""
+    for line in options.prompts.read_text(encoding="utf-8").splitlines()[:: options.every]:
+        passage = llm.tokenizer.encode(json.loads(line)["text"].strip() + "\n\n", special=False)[: options.tokens]
+        if len(passage) == options.tokens:
+            yield [*passage * 3, *passage[:8]]
+
+
+def prompts(options: argparse.Namespace, llm: Model) -> list[Prompt]:
+    if options.work == "copy":
+        return list(copies(options, llm))
+    if options.work == "loop":
+        order = random.Random(0)
+        return [order.choices(range(100, 16000), k=64)]
+    kept: list[Prompt] = []
+    for line in options.prompts.read_text(encoding="utf-8").splitlines()[:: options.every]:
+        messages = json.loads(line)["messages"]
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if messages and len(llm.tokenizer.encode(llm.prompt(messages), special=False)) < llm.context // 2:
+            kept.append(messages)
+    return kept
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--work", choices=["copy", "fresh", "loop"], default="copy")
+    parser.add_argument("--prompts", type=Path, help="JSON lines with messages, for --work copy and fresh")
+    parser.add_argument("--every", type=int, default=20, help="of the prompts, every so manyeth")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    llm = embedllm.load(options.folder, device=options.device, exact=options.exact, draft=options.draft)
+    modes = ["lookup", *(["draft", "auto"] if options.draft else [])]
+    stop_tokens = () if options.work != "fresh" else None
+    asked = prompts(options, llm)
+
+    def reply(prompt: Prompt, speculate: str) -> Completion:
+        return llm.generate(prompt, Sampling(temperature=0), max_tokens=options.tokens, stop_tokens=stop_tokens,
+                            speculate=speculate)  # type: ignore[arg-type]  # fmt: skip
+
+    for prompt in asked[:2]:  # warm, and what a step costs learned
+        for mode in ("off", *modes):
+            reply(prompt, mode)
+    ratios: dict[str, list[float]] = {mode: [] for mode in modes}
+    totals = dict.fromkeys(("off", *modes), 0.0)
+    last: dict[str, list[Completion]] = {mode: [] for mode in modes}
+    same = dict.fromkeys(modes, 0)
+    for _ in range(options.rounds):
+        for prompt in asked:
+            reply(prompt, "off")  # so that what is cached is the same for all
+            plain = reply(prompt, "off")
+            totals["off"] += plain.statistics.decode_s
+            for mode in modes:
+                found = reply(prompt, mode)
+                each, base = (r.statistics.decode_s / max(1, r.statistics.tokens - 1) for r in (found, plain))
+                if found.statistics.tokens > 1:
+                    ratios[mode].append(base / each)
+                totals[mode] += found.statistics.decode_s * plain.statistics.tokens / found.statistics.tokens
+                same[mode] += found.tokens == plain.tokens
+                last[mode].append(found)
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, Python "
+          f"{platform.python_version()}, {llm.device.backend}, embedllm {embedllm.__version__}; {options.work}, "
+          f"{len(asked)} prompts, {options.rounds} rounds, up to {options.tokens} tokens")  # fmt: skip
+    for mode in modes:
+        replies = last[mode]
+        drafted, accepted = (
+            sum(getattr(r.statistics, name) for r in replies) for name in ("drafted_tokens", "accepted_tokens")
+        )
+        tokens = sum(r.statistics.tokens for r in replies)
+        print(
+            f"{mode:7s} x{spread(ratios[mode])}  all together x{totals['off'] / totals[mode]:.2f}  "
+            f"drafted {drafted}, accepted {accepted} ({accepted / max(1, drafted):.0%}) of {tokens} tokens  "
+            f"same reply {same[mode]} of {len(replies)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
