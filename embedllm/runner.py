@@ -19,7 +19,7 @@ from embedllm.options import Speculate
 from embedllm.sampling import Sampler, Sampling
 from embedllm.sequences import HeldSequence, Sequences
 from embedllm.speculation import Draft, Speculation
-from embedllm.speculation_costs import Costs
+from embedllm.speculation_costs import Experience
 from embedllm.text import StopStrings, TextCodec, TextStream
 from embedllm.tool_calls import ReplyReader
 
@@ -54,7 +54,7 @@ class Runner:
         self._context = engine.context
         self._remedy = engine.remedy
         self.draft = draft
-        self._costs = Costs()
+        self._experience = Experience()
         self.parallel = engine.parallel if isinstance(engine, FeedsTogether) else 1  # requests that best run at once
         self._feeder = Feeder(self.parallel)
 
@@ -152,7 +152,7 @@ class Runner:
                 if self.draft is not None and request.speculate != "lookup":
                     draft = held.enter_context(self.draft.drafting(request.prompt, cancel))
                 looks_up = request.speculate != "draft"
-                proposer = Speculation(request.prompt, self._costs, draft=draft, looks_up=looks_up)
+                proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up)
             yield used, pieces, generation, proposer
 
     def _speculates(self, request: Request) -> bool:

@@ -14,17 +14,15 @@ from typing import Protocol
 
 from embedllm.lookup import LONGEST, Lookup
 from embedllm.loop import Feed, Feedable, Feeding, Step
-from embedllm.speculation_costs import Acceptance, Costs
+from embedllm.speculation_costs import Experience
 from embedllm.types import Logits
 
 MOST = 31  # tokens guessed at once
-# What wrong guesses may lose of the time of a reply, in steps: so much at first, and so much a token. Together less
-# than 3 % from 25 tokens on. What right guesses have won may be lost again.
-_FIRST_STAKE, _STAKE = 0.5, 0.01
+# Wrong guesses may lose half a step at first, this part of one with each token, and what right guesses have won; but of
+# what earlier replies have won no more than _BROUGHT steps. So all replies of a model together lose less than 3 %.
+_STAKE, _BROUGHT = 0.01, 2.0
 _MARGIN = 1.03  # less of a gain is in the noise of the clock
-# Shares of right guesses before any was seen. By the length of the match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
-_MATCHES = (0.0, 0.0, 0.4, 0.5, 0.7, 0.8, 0.9)
-_CONFIDENCES = (0.1, 0.3, 0.5, 0.7, 0.9)  # by the draft model's own probability, in fifths
+_FIFTHS = 5
 
 
 class DraftSequence(Feedable, Protocol):
@@ -60,19 +58,17 @@ class Speculation:
     """Guesses for one reply. It learns how often they are right, and stakes only what wrong ones may lose."""
 
     def __init__(
-        self, prompt: Sequence[int], costs: Costs, *, draft: Draft | None = None, looks_up: bool = True
+        self, prompt: Sequence[int], experience: Experience, *, draft: Draft | None = None, looks_up: bool = True
     ) -> None:
-        """costs: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match."""
+        """experience: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match."""
         self._tokens: list[int] | None = list(prompt)  # until the lookup has them
-        self._costs = costs
+        self._experience = experience
+        self._costs = experience.costs
         self._draft = draft
         self._looks_up = looks_up
         self._lookup: Lookup | None = None
-        self._matches = Acceptance(_MATCHES)
-        self._confidences = Acceptance(_CONFIDENCES)
         self._guesses: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
-        self._average = Acceptance((0.6,))  # of the draft's guesses
-        self._balance = _FIRST_STAKE
+        self._balance = min(experience.balance, _BROUGHT)
         self._drafted = 0  # steps of the draft model since the last step
         self._free_s = 0.0  # of the time since then, what counts as no loss: reading the prompt
         self._is_rewound = False
@@ -80,7 +76,7 @@ class Speculation:
     def note(self, token: int) -> None:
         if self._lookup is not None:
             if self._lookup.length:  # learned without being fed, too
-                self._matches.note(_kind(self._lookup.length), is_right=self._lookup.following(1) == [token])
+                self._experience.matches.note(_kind(self._lookup.length), is_right=self._lookup.following(1) == [token])
             self._lookup.note(token)
         elif self._tokens is not None:
             self._tokens.append(token)
@@ -88,7 +84,7 @@ class Speculation:
             self._draft.tokens.append(token)
         if self._guesses:
             guess, kind = self._guesses.pop(0)
-            for seen, place in ((self._confidences, kind), (self._average, 0)):
+            for seen, place in ((self._experience.confidences, kind), (self._experience.drafts, 0)):
                 seen.note(place, is_right=guess == token)
             if guess != token:
                 self._guesses.clear()
@@ -113,6 +109,7 @@ class Speculation:
             if step.fed > 1 or self._drafted or self._is_rewound:
                 expected = costs.of(step.fed) + self._drafted * costs.draft + self._is_rewound * costs.rewound
                 self._balance += step.chosen - costs.clipped(step.total_s - self._free_s, expected)
+            self._experience.balance = self._balance
         self._is_rewound = step.chosen < step.fed
 
     def _looked_up(self, most: int) -> list[int]:
@@ -122,7 +119,7 @@ class Speculation:
         if not length:
             return []
         kinds = (_kind(length + place) for place in range(most))
-        count, _ = self._worth(self._matches.of(kind) for kind in kinds)
+        count, _ = self._worth(self._experience.matches.of(kind) for kind in kinds)
         return self._lookup.following(count)
 
     def _worth(self, shares: Iterable[float], *, each: float = 0.0) -> tuple[int, float]:
@@ -144,7 +141,7 @@ class Speculation:
 
     def _draft_guesses(self, draft: Draft, most: int) -> Feeding:
         most = min(most, draft.context - len(draft.tokens))
-        costs, average = self._costs, self._average.of(0)
+        costs, average = self._costs, self._experience.drafts.of(0)
         wanted, _ = self._worth((average for _ in range(most)), each=costs.draft)
         if not wanted:
             # once in a while, to learn whether it would pay by now
@@ -162,9 +159,9 @@ class Speculation:
             assert logits is not None  # there is a piece
             best = logits.top(1)
             share = math.exp(best.logits[0] - logits.logsumexp())
-            guess, kind = best.tokens[0], min(int(share * len(_CONFIDENCES)), len(_CONFIDENCES) - 1)
+            guess, kind = best.tokens[0], min(int(share * _FIFTHS), _FIFTHS - 1)
             self._guesses.append((guess, kind))
-            reach *= self._confidences.of(kind)
+            reach *= self._experience.confidences.of(kind)
             if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
                 break  # it costs more to feed than it will give
             found.append(guess)
@@ -172,11 +169,11 @@ class Speculation:
         return found
 
     def _clock(self, fed: int, seconds: float) -> None:
-        """Takes a feed of the draft model; those that read a prompt are no step."""
-        if fed > MOST + 1:
+        """Takes a feed of the draft model; those that read a prompt are no step, the first ones are to learn from."""
+        if fed > MOST + 1 or not self._costs.is_draft_known:
             self._free_s += seconds
-            return
-        self._drafted += 1
+        else:
+            self._drafted += 1
         if fed == 1:
             self._costs.note_draft(seconds)
 

@@ -1,25 +1,25 @@
-"""What speculation has learned: the cost of a step of several tokens, and how often guesses are right.
+"""What speculation has learned of an engine: the cost of a step of several tokens, and how often guesses are right.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 _KEPT = 9  # clocked steps of one token, whose median counts
 _NEEDED = 3
 _ODD = 1.5  # times what was expected, or one part: more is a hiccup of the machine, and counts as so much
-_PRIOR = ((2, 1.2), (16, 4.0))  # tokens and cost before anything was clocked: near what the CPU takes
-_FADING = 0.95  # of what was seen, with each new observation
+_RATE = 0.2  # how far an observation moves what is expected
+_FADING = 0.95  # of the guesses that were seen, with each new one
+_COUNTS = (2, 4, 8, 16, 32)  # tokens of the steps whose cost is kept; the others lie between
+_FIRST = (1.1, 1.4, 2.0, 3.5, 7.0)  # before anything was clocked: a little more than a CPU takes
 
 
 class Costs:
-    """What a step that feeds several tokens takes, in steps of one token; of an engine, learned from the clock.
-
-    The cost of several is a straight line through what was seen. May be used from several threads.
-    """
+    """What a step that feeds several tokens takes, in steps of one token; learned from the clock."""
 
     def __init__(self) -> None:
         self.step_s = 0.0  # of one token
@@ -27,8 +27,8 @@ class Costs:
         self._rewound = 0.0
         self._singles: deque[float] = deque(maxlen=_KEPT)
         self._drafts: deque[float] = deque(maxlen=_KEPT)
-        self._seen = (0.0,) * 5
-        self._line = _line_through(self._seen)
+        self._kept = list(_FIRST)
+        self._most = 0  # tokens of the largest step so far
 
     @property
     def is_known(self) -> bool:
@@ -36,14 +36,20 @@ class Costs:
         return len(self._singles) >= _NEEDED
 
     @property
+    def is_draft_known(self) -> bool:
+        return len(self._drafts) >= _NEEDED
+
+    @property
     def rewound(self) -> float:
         """What the step after a rewind takes more."""
         return max(0.0, self._rewound)  # the mean of a noise around nothing is below it as often as above
 
     def of(self, fed: int) -> float:
-        """The cost of a step that feeds so many tokens."""
-        base, slope = self._line
-        return max(1.0, base + slope * fed) if fed > 1 else 1.0
+        """The cost of a step that feeds so many tokens, 1 to 32."""
+        if fed == 1:
+            return 1.0
+        above, share = _between(fed)
+        return max(1.0, self._kept[above] * share + self._kept[above - 1] * (1 - share))
 
     def clipped(self, seconds: float, expected: float) -> float:
         """The cost that so many seconds are, without the machine's hiccups."""
@@ -59,12 +65,16 @@ class Costs:
             return
         expected = self.of(fed)
         if is_rewound:
-            cost = self.clipped(seconds, expected + self.rewound)
-            self._rewound += 0.1 * (cost - expected - self._rewound)
-        else:
-            cost = self.clipped(seconds, expected)
-            self._seen = _added([_FADING * old for old in self._seen], fed, cost)
-            self._line = _line_through(self._seen)
+            self._rewound += 0.1 * (self.clipped(seconds, expected + self.rewound) - expected - self._rewound)
+            return
+        change = _RATE * (self.clipped(seconds, expected) - expected)
+        above, share = _between(fed)
+        self._kept[above] += change * share
+        self._kept[above - 1] += change * (1 - share)
+        self._most = max(self._most, fed)
+        for place, count in enumerate(_COUNTS):
+            if count > self._most and place > above:  # not tried yet; likely it is as much off
+                self._kept[place] += change * count / fed
 
     def note_draft(self, seconds: float) -> None:
         """Takes a step of the draft model."""
@@ -89,18 +99,22 @@ class Acceptance:
         self._seen[kind] = _FADING * self._seen[kind] + 1
 
 
-def _added(sums: Iterable[float], x: float, y: float, weight: float = 1.0) -> tuple[float, ...]:
-    """Sums of weights, x, y, xx and xy with one more point."""
-    return tuple(old + weight * new for old, new in zip(sums, (1, x, y, x * x, x * y), strict=True))
+class Experience:
+    """What the replies of an engine have taught. May be used from several threads: what is lost of it is no matter."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        # by the length of a match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
+        self.matches = Acceptance((0.0, 0.0, 0.4, 0.5, 0.7, 0.8, 0.9))
+        self.confidences = Acceptance((0.1, 0.3, 0.5, 0.7, 0.9))  # by the draft model's own probability, in fifths
+        self.drafts = Acceptance((0.6,))  # all guesses of the draft model
+        self.balance = 0.5  # steps that wrong guesses may lose
 
 
-def _line_through(sums: Sequence[float]) -> tuple[float, float]:
-    """The base and the slope of the line nearest to the points and to what is expected before any."""
-    for fed, cost in _PRIOR:
-        sums = _added(sums, fed, cost, weight=0.2)
-    weight, x, y, xx, xy = sums
-    slope = max(0.0, (weight * xy - x * y) / (weight * xx - x * x))
-    return (y - slope * x) / weight, slope
+def _between(fed: int) -> tuple[int, float]:
+    """Between which two kept counts a step is: the place of the upper one, and its share."""
+    above = min(max(1, bisect_left(_COUNTS, fed)), len(_COUNTS) - 1)
+    return above, (fed - _COUNTS[above - 1]) / (_COUNTS[above] - _COUNTS[above - 1])
 
 
 def _median(values: Iterable[float]) -> float:

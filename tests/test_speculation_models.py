@@ -41,6 +41,7 @@ def llm(request: pytest.FixtureRequest, tiny_package: Callable[..., Path]) -> It
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of several tokens cost what a step of one does, so that much is proposed, whatever the clock says."""
     monkeypatch.setattr(Costs, "is_known", True)
+    monkeypatch.setattr(Costs, "is_draft_known", True)
     monkeypatch.setattr(Costs, "of", lambda self, fed: 1.0)
     monkeypatch.setattr(Costs, "clipped", lambda self, seconds, expected: 0.0)
     monkeypatch.setattr(Costs, "note", lambda self, fed, seconds, is_rewound: None)

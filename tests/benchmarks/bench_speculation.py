@@ -2,14 +2,14 @@
 
     embedllm export DEMO_CHECKPOINT /tmp/demo
     embedllm export DRAFT_CHECKPOINT /tmp/draft
-    python tests/benchmarks/bench_speculation.py /tmp/demo --work copy --prompts VALIDATION.jsonl
+    python tests/benchmarks/bench_speculation.py /tmp/demo --work copy --prompts CHAT.jsonl --every 1
     python tests/benchmarks/bench_speculation.py /tmp/demo --work fresh --prompts CHAT.jsonl --draft /tmp/draft
-    python tests/benchmarks/bench_speculation.py /tmp/q06-g32 --work loop --rounds 2  
+    python tests/benchmarks/bench_speculation.py /tmp/q06-g32 --work loop --rounds 2
 
---work: copy, passages of --prompts (JSON lines with "text") that stand there three times and are begun again; fresh,
-conversations of --prompts (with "messages"); loop, a prompt of random tokens after which greedy decoding soon repeats
-itself, as random weights do. Greedy; ratios of the
-decode times per prompt and round, median (least-most); how many replies have the same tokens as the plain ones.
+--prompts: JSON lines with "messages". --work: copy, conversations in which a long reply is asked for again; fresh, all
+conversations; loop, random tokens after which greedy decoding soon repeats itself, as random weights do.
+Greedy; ratios of the time per decoded token, by prompt and round: median (least-most); how many replies have the same
+tokens as the plain ones.
 """
 
 from __future__ import annotations
@@ -22,21 +22,39 @@ import random
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import embedllm
 from embedllm import Completion, Model, Sampling
 
-Prompt = list[dict[str, str]] | list[int] | str
+Prompt = list[dict[str, Any]] | list[int]
+LONG = 60  # tokens
+
+
+def conversations(options: argparse.Namespace, llm: Model) -> list[list[dict[str, Any]]]:
+    """Those of --prompts, up to the last thing that a user says."""
+    kept: list[list[dict[str, Any]]] = []
+    for line in options.prompts.read_text(encoding="utf-8").splitlines()[:: options.every]:
+        messages = json.loads(line)["messages"]
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        if messages and len(llm.tokenizer.encode(llm.prompt(messages), special=False)) < llm.context // 2:
+            kept.append(messages)
+    return kept
 
 
 def copies(options: argparse.Namespace, llm: Model) -> Iterator[Prompt]:
-    """Passages of --prompts that are to be written a fourth time: what a model does that copies a text."""
-    for line in options.prompts.read_text(encoding="utf-8").splitlines()[:: options.every]:
-        passage = llm.tokenizer.encode(json.loads(line)["text"].strip() + "\n\n", special=False)[: options.tokens]
-        if len(passage) == options.tokens:
-            yield [*passage * 3, *passage[:8]]
+    """The same asked again with the long reply before it, where the model then says nine tenths of it once more."""
+    for messages in conversations(options, llm):
+        first = llm.generate(messages, Sampling(temperature=0), max_tokens=options.tokens, speculate="off")
+        if len(first.tokens) < LONG:
+            continue
+        again = [*messages, first.message, messages[-1]]
+        second = llm.generate(again, Sampling(temperature=0), max_tokens=options.tokens, speculate="off")
+        if sum(a == b for a, b in zip(first.tokens, second.tokens, strict=False)) > 0.9 * len(first.tokens):
+            yield again
 
 
 def prompts(options: argparse.Namespace, llm: Model) -> list[Prompt]:
@@ -45,14 +63,14 @@ def prompts(options: argparse.Namespace, llm: Model) -> list[Prompt]:
     if options.work == "loop":
         order = random.Random(0)
         return [order.choices(range(100, 16000), k=64)]
-    kept: list[Prompt] = []
-    for line in options.prompts.read_text(encoding="utf-8").splitlines()[:: options.every]:
-        messages = json.loads(line)["messages"]
-        while messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if messages and len(llm.tokenizer.encode(llm.prompt(messages), special=False)) < llm.context // 2:
-            kept.append(messages)
-    return kept
+    return [messages for messages in conversations(options, llm) if is_long(messages, options, llm)]
+
+
+def is_long(messages: Prompt, options: argparse.Namespace, llm: Model) -> bool:
+    if not options.least:
+        return True
+    reply = llm.generate(messages, Sampling(temperature=0), max_tokens=options.tokens, speculate="off")
+    return len(reply.tokens) >= options.least
 
 
 def spread(values: list[float]) -> str:
@@ -64,16 +82,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--work", choices=["copy", "fresh", "loop"], default="copy")
-    parser.add_argument("--prompts", type=Path, help="JSON lines with messages, for --work copy and fresh")
+    parser.add_argument("--prompts", type=Path, help="for --work copy and fresh")
     parser.add_argument("--every", type=int, default=20, help="of the prompts, every so manyeth")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--least", type=int, default=0, help="of the fresh ones, those with so long a plain reply")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     llm = embedllm.load(options.folder, device=options.device, exact=options.exact, draft=options.draft)
     modes = ["lookup", *(["draft", "auto"] if options.draft else [])]
-    stop_tokens = () if options.work != "fresh" else None
+    stop_tokens = () if options.work == "loop" else None
     asked = prompts(options, llm)
 
     def reply(prompt: Prompt, speculate: str) -> Completion:
