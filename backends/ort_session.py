@@ -17,6 +17,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.errors import DeviceError
 from embedllm.rows import Row
@@ -193,11 +194,15 @@ class OrtSession:
             return
         wanted = max(tokens, int(self.capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
-        for name, old in list(self.kv.items()):
+        for name in list(self.kv):  # not the items, which would hold every old buffer until the end
+            old = self.kv[name]
             _, heads, _, size = old.shape
             new = np.zeros((1, heads, capacity, size), old.dtype)
             new[:, :, : self.position] = old[:, :, : self.position]
             self.hold({name: new}, capacity)
+        if self.position:
+            del old, new
+            return_freed_memory()
 
 
 class StepsTogether:

@@ -120,6 +120,24 @@ def test_a_growing_cache_changes_nothing(exact_engine: OrtEngine) -> None:
     assert growing.capacity == 600
 
 
+def test_only_one_buffer_is_there_twice_while_a_cache_grows(
+    exact_engine: OrtEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = exact_engine.open()
+    session.feed([1, 2, 3])
+    old = [weakref.ref(array) for array in session.kv.values()]
+    alive: list[int] = []
+    hold = session.hold
+
+    def counted(kv: dict[str, np.ndarray], capacity: int) -> None:
+        alive.append(sum(reference() is not None for reference in old))
+        hold(kv, capacity)
+
+    monkeypatch.setattr(session, "hold", counted)
+    session.feed([4] * 300)
+    assert alive == list(range(len(old), 0, -1))
+
+
 def test_feed_gives_the_last_row_of_feed_all(exact_engine: OrtEngine) -> None:
     one, all_of_them = exact_engine.open(), exact_engine.open()
     for piece in ([1, 2, 3], [4], [5, 6]):
