@@ -174,9 +174,8 @@ def _open_pair(
     openvino: OpenVINOOptions | None,
     dialects: Mapping[str, Sequence[str]] | None,
 ) -> Engine:
-    from embedllm.backends.split import SplitEngine, check_memory
+    from embedllm.backends.split import SplitEngine
 
-    check_memory(package)
     opened: list[Engine] = []
     try:
         for one in devices:

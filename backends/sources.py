@@ -18,7 +18,7 @@ from embedllm.backends.providers import BY_DEVICE, GROUP, PROVIDERS, Provider
 from embedllm.backends.select import family_of
 
 _OPENVINO = ("openvino", "openvino-gpu", "npu", "npu-on-cpu")
-_INSTALL_OPENVINO = "pip install openvino psutil, which is the extra embedllm[openvino]"
+_INSTALL_OPENVINO = "pip install openvino, which is the extra embedllm[openvino]"
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
 _NO_DEVICES = {"azure"}  # calls a server
 

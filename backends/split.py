@@ -1,25 +1,21 @@
 """Two engines for one sequence: prompts are read where that is fast, tokens made where that is fast.
 
 The KV goes from one to the other as float32 or float16 arrays, when the second one is first needed. Only the one that
-reads has to give its state away; the memory of two packed copies of the weights is the price, and is checked for.
+reads has to give its state away; the memory of two packed copies of the weights is the price.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.base import Device, Engine, Interruptible, MovesState, Session, check_rewind
-from embedllm.errors import DeviceUnavailable
-from embedllm.package import WEIGHTS, Package
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 LEAST = 32  # tokens; fewer are fed where tokens are made: handing over costs more (docs/performance.md)
-_PACKED = 1.6  # private memory of a loaded model, in sizes of its weights file: 1.55 to 1.65 (docs/performance.md)
 
 
 class SplitEngine:
@@ -99,28 +95,3 @@ class _Movable(Session, MovesState, Protocol):
 def _catch_up(session: _Movable, other: _Movable) -> None:
     if other.position > session.position:
         session.import_state(other.export_state(session.position, other.position))
-
-
-def check_memory(package: Package) -> None:
-    """Raises DeviceUnavailable when two packed copies of the weights do not fit into what is free."""
-    needed = int(2 * _PACKED * package.files[WEIGHTS].bytes)
-    free = _free_bytes()
-    if needed > free:
-        lack = f"two packed copies of the weights take about {needed >> 20:,} MiB; {free >> 20:,} MiB are free"
-        raise DeviceUnavailable(f"two devices at once: {lack}; use one of them.", [("+", lack, "use one of the two")])
-
-
-def _free_bytes() -> int:
-    """Memory that this process can take without swapping, by the system and by its container's limit."""
-    try:
-        import psutil
-    except ImportError as error:
-        lack, remedy = "psutil, which tells the free memory, is not installed", "pip install psutil"
-        raise DeviceUnavailable(f"two devices at once: {lack}; {remedy}.", [("+", lack, remedy)]) from error
-    free = psutil.virtual_memory().available
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)

@@ -19,6 +19,7 @@ from embedllm import __version__
 from embedllm.cli_chat import chat
 from embedllm.cli_devices import devices
 from embedllm.cli_export import export
+from embedllm.cli_fit import fit
 from embedllm.cli_graph import graph
 from embedllm.cli_inspect import families, inspect
 from embedllm.cli_options import common_options, wants_traceback
@@ -77,7 +78,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, shard, inspect, devices, families, worker):
+for command in (run, chat, export, graph, shard, inspect, fit, devices, families, worker):
     cli.add_command(command)
 
 

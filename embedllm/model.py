@@ -32,6 +32,7 @@ from embedllm.tool_choice import call_grammar, is_forced
 if TYPE_CHECKING:
     from embedllm.chat import JSON
     from embedllm.conversation import Conversation
+    from embedllm.fit import Fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,14 @@ class Model:
         grammars: Grammars | None = None,  # None: no response_format
         draft: Model | None = None,
         owns_draft: bool = False,
+        memory: Fit | None = None,
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
         self.tokenizer = tokenizer
         self.sampling = defaults.sampling
         self.context = engine.context  # the most tokens that prompt and reply can have together
+        self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         self.runner = Runner(engine, self.tokenizer, draft=None if draft is None else draft.runner)
         self._max_tokens = defaults.max_tokens
         self._template = template

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.backends.base import Device, Engine
+from embedllm.backends.base import Device, Engine, cannot_run
 from embedllm.chat import ChatTemplate
 from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
 from embedllm.model import Model
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from embedllm.backends.probe_run import Probes
     from embedllm.backends.select import Search
+    from embedllm.fit import Fit
     from embedllm.web import Progress
 
 _log = logging.getLogger("embedllm")
@@ -50,7 +51,7 @@ def load(
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
     alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
-    rightly (docs/devices.md#probes) and opens is taken.
+    rightly (docs/devices.md#probes), has the memory and opens is taken.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" keeps what was read in a quarter of the memory, "int4" in an eighth, and approximately; None as floats.
@@ -95,13 +96,13 @@ def load(
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine = _open_first(package, search, threads=threads, exact=exact, kv=kv, openvino=openvino)
+        engine, memory = _open_first(package, search, threads=threads, exact=exact, kv=kv, openvino=openvino)
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()
         raise
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
-                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer))  # fmt: skip
+                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory)  # fmt: skip
 
 
 async def aload(
@@ -180,8 +181,9 @@ def _open_first(
     exact: bool,
     kv: str | None,
     openvino: OpenVINOOptions | None,
-) -> Engine:
-    """An engine on the first device of a search that computes rightly and opens."""
+) -> tuple[Engine, Fit]:
+    """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory."""
+    from embedllm import fit
     from embedllm.backends import registry
     from embedllm.backends.select import AUTO
 
@@ -193,13 +195,20 @@ def _open_first(
             continue
         if exact and registry.runs_graphs(device):
             _check_exact(package)
+        if (short := fit.lack(package, device, exact=exact, kv=kv)) is not None:
+            if search.is_explicit:
+                raise cannot_run(device, "; ".join(short), short[1])
+            search.refuse(device, *short)
+            continue
+        memory = fit.fit(package, device, exact=exact, kv=kv)
         noted = "".join(f"; {note}" for note in probed.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
-            return registry.open_engine(
+            engine = registry.open_engine(
                 package, device, threads=threads, exact=exact, kv=kv, openvino=openvino, dialects=probed.dialects
             )
+            return engine, memory
         except DeviceError as error:
             failure = _unavailable(device, error)
             if search.is_explicit:

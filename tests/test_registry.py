@@ -19,7 +19,7 @@ from embedllm.errors import DeviceUnavailable
 from embedllm.package import Package, open_package
 
 MakePackage = Callable[..., Path]
-PIP = "pip install openvino psutil, which is the extra embedllm[openvino]"
+PIP = "pip install openvino, which is the extra embedllm[openvino]"
 
 
 @pytest.fixture(scope="module")

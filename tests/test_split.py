@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedllm
-from embedllm.backends import split
 from embedllm.backends.base import Device, Interrupted
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.ov import OvEngine
 from embedllm.backends.split import LEAST, SplitEngine, SplitSession
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.package import WEIGHTS, open_package
 from embedllm.types import Logits
 from tests.fakes import FakeEngine, FakeLogits, FakeSession, peaked
 from tests.openings import ort_engine, ov_engine
@@ -241,20 +239,6 @@ def test_a_loaded_pair_replies_as_one_device(name: str, folder: Path) -> None:
 
 
 # --- what is refused
-
-
-def test_two_copies_that_do_not_fit_are_refused_with_both_numbers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = (folder / WEIGHTS).stat().st_size
-    needed = int(3.2 * size)
-    monkeypatch.setattr(split, "_free_bytes", lambda: needed)
-    split.check_memory(open_package(folder))
-    monkeypatch.setattr(split, "_PACKED", 1000 * 2**20 / size)  # 2,000 MiB for two
-    monkeypatch.setattr(split, "_free_bytes", lambda: 1500 * 2**20)
-    lack = r"two packed copies of the weights take about (1,999|2,000) MiB; 1,500 MiB are free"
-    with pytest.raises(DeviceUnavailable, match=lack):
-        embedllm.load(folder, device="openvino+cpu")
 
 
 @pytest.mark.parametrize(
