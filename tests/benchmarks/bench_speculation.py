@@ -4,10 +4,12 @@
     embedllm export DRAFT_CHECKPOINT /tmp/draft
     python tests/benchmarks/bench_speculation.py /tmp/demo --work copy --prompts CHAT.jsonl --every 1
     python tests/benchmarks/bench_speculation.py /tmp/demo --work fresh --prompts CHAT.jsonl --draft /tmp/draft
-    python tests/benchmarks/bench_speculation.py /tmp/q06-g32 --work loop --rounds 2
+    python tests/benchmarks/make_checkpoint.py /tmp/q06r --repeats
+    embedllm export /tmp/q06r /tmp/q06r-int4
+    python tests/benchmarks/bench_speculation.py /tmp/q06r-int4 --work loop
 
 --prompts: JSON lines with "messages". --work: copy, conversations in which a long reply is asked for again; fresh, all
-conversations; loop, random tokens after which greedy decoding soon repeats itself, as random weights do.
+conversations; loop, random tokens, for a model that repeats the last one.
 Greedy; ratios of the time per decoded token, by prompt and round: median (least-most); how many replies have the same
 tokens as the plain ones.
 """

@@ -1,6 +1,6 @@
 """Writes a checkpoint with random weights in the shape of a real model, for benchmarks without a download.
 
-    python tests/benchmarks/make_checkpoint.py OUT [--shape 0.6b|1.5b|8b] [--tokenizer FOLDER] [--layers 28]
+    python tests/benchmarks/make_checkpoint.py OUT [--shape 0.6b|1.5b|8b] [--tokenizer FOLDER] [--layers 28] [--repeats]
 
 The shapes are those of Qwen3-0.6B (596 M parameters, tied), Qwen2.5-1.5B (1,544 M, tied, with biases) and Qwen3-8B
 (8,191 M), in bf16. Weights are normal with deviation 0.02, from a fixed seed: a pool of 64 M
@@ -35,6 +35,7 @@ SHAPES = {
            "num_key_value_heads": 8, "intermediate_size": 12288, "tie_word_embeddings": False},
 }  # fmt: skip
 _POOL = 1 << 26
+_WRITING = ("o_proj.weight", "down_proj.weight")  # what blocks add to the residual stream
 
 
 def shapes(config: dict) -> dict[str, tuple[int, ...]]:
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=Path("embedllm/demo"))
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--repeats", action="store_true", help="blocks add nothing: greedy decoding repeats a token")
     options = parser.parse_args()
     config = dict(SHAPES[options.shape])
     config["num_hidden_layers"] = options.layers or config["num_hidden_layers"]
@@ -100,6 +102,8 @@ def main() -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes(config).items():
             pool = norms if name.endswith("norm.weight") else matrices
+            if options.repeats and name.endswith(_WRITING):
+                pool = np.zeros_like(pool)
             for part in slices(int(np.prod(shape)), int(random.integers(_POOL))):
                 file.write(pool[part].data)
 
