@@ -98,12 +98,13 @@ def main() -> None:
     random = np.random.default_rng(0)
     normal = random.standard_normal(_POOL, dtype=np.float32) * np.float32(0.02)
     matrices, norms = ((values.view(np.uint32) >> 16).astype(np.uint16) for values in (normal, normal + 1))
+    nothing = np.zeros_like(matrices)
     with (options.out / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes(config).items():
             pool = norms if name.endswith("norm.weight") else matrices
             if options.repeats and name.endswith(_WRITING):
-                pool = np.zeros_like(pool)
+                pool = nothing
             for part in slices(int(np.prod(shape)), int(random.integers(_POOL))):
                 file.write(pool[part].data)
 
