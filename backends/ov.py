@@ -166,6 +166,9 @@ class OvSession:
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
+        if not self.position:  # the state of a new request has no shape yet
+            attentions = [layer.attention for layer in self._decoder.layers]
+            return [(np.empty((a.kv_heads, 0, a.head_dim), np.float32),) * 2 for a in attentions]
         with self._engine.lock, as_device_error("cannot give the KV away"):
             return [
                 (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, check_rewind, check_tokens
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Device,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
 from embedllm.errors import PackageError
 from embedllm.export.decoder import Attention, Linear, Mlp, Norm, parameters
 from embedllm.export.quantize import Packed, Packing, dequantize
@@ -20,6 +28,7 @@ from embedllm.rows import Row
 from embedllm.tensorfile import TensorFile, read_header
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
     from embedllm.types import F32
 
 DEVICE = Device(
@@ -111,6 +120,19 @@ class ReferenceSession:
         check_rewind(position, self.position)
         self.position = self.capacity = position
         self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        return [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in self._kv]
+
+    def import_state(self, state: KeyValues) -> None:
+        count = check_state(state, [(key.shape[0], key.shape[2]) for key, _ in self._kv])
+        check_room(self.position, count, limit=self._engine.decoder.context, remedy=LARGER_EXPORT)
+        self._kv = [
+            (np.concatenate([key, more], axis=1), np.concatenate([value, also], axis=1))
+            for (key, value), (more, also) in zip(self._kv, state, strict=True)
+        ]
+        self.position = self.capacity = self.position + count
 
     def close(self) -> None:
         self.rewind(0)

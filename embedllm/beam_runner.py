@@ -91,7 +91,11 @@ class BeamRunner:
 
     def _prefill(self, sequence: HeldSequence) -> Logits:
         step = self._sequences.engine.chunk
-        self._cached_tokens = sequence.keep(self._prompt)
+
+        def note_held(held: int) -> None:
+            self._cached_tokens = held
+
+        self._cached_tokens = self._sequences.begin(sequence, self._prompt, step=step, note_held=note_held)
         rest = self._prompt[self._cached_tokens :]
         logits = [self._feed(sequence, rest[at : at + step]) for at in range(0, len(rest), step)]
         return logits[-1]

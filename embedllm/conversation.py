@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from embedllm.async_stream import AsyncStream
@@ -138,10 +140,46 @@ class Conversation:
             if is_said:
                 self.messages += [said, collect(chunks).message]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
+
+        The file holds what was said, and its KV, as it is: docs/format.md#kv-files. Raises OSError, and ValueError
+        while a reply is under way.
+        """
+        from embedllm.conversation_file import SavedConversation, write_conversation
+
+        saved = SavedConversation(messages=self.messages, tools=self.tools, variables=self._variables)
+        with self._alone():
+            write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind)
+
+    @classmethod
+    def open(cls, model: Model, path: str | os.PathLike[str]) -> Conversation:
+        """As Model.open_conversation()."""
+        from embedllm.conversation_file import read_conversation, restored
+
+        saved, file = read_conversation(Path(path))
+        conversation = cls(model, tools=saved.tools, variables=saved.variables)
+        conversation.messages = list(saved.messages)
+        conversation._sequence = restored(file, model.runner.sequences, model=model.kind)
+        return conversation
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within the block no reply runs. Raises ValueError when one does."""
+        if self._sequence is None:
+            yield
+            return
+        sequences = self.model.runner.sequences
+        sequences.take(0, self._sequence)
+        try:
+            yield
+        finally:
+            sequences.give_back(self._sequence, to_pool=False)
+
     def close(self) -> None:
-        """Frees the KV cache; the history stays, and the next turn computes it again."""
+        """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""
         if self._sequence is not None:
-            self._sequence.session.close()
+            self.model.runner.sequences.drop(self._sequence)
             self._sequence = None
 
     def __enter__(self) -> Conversation:

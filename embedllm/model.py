@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +19,12 @@ from embedllm.errors import TemplateError
 from embedllm.forbidden import spelled
 from embedllm.options import PromptOptions, Speculate
 from embedllm.package import Package
+from embedllm.prefixes import Prefixes
 from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
 from embedllm.runner import Request, Runner
 from embedllm.sampling import Picked, Sampling
 from embedllm.settings import Defaults
+from embedllm.state_kind import model_kind
 from embedllm.structured import Grammars, ResponseFormat, grammar_source
 from embedllm.text import ModelCodec
 from embedllm.tool_calls import ToolCall, assistant_message, for_template, tool_parameters
@@ -73,6 +76,8 @@ class Model:
         draft: Model | None = None,
         owns_draft: bool = False,
         memory: Fit | None = None,
+        prefixes: Prefixes | None = None,  # None: no prefix cache
+        settings: str = "",  # what else the numbers depend on, of what load() was given
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
@@ -80,7 +85,9 @@ class Model:
         self.sampling = defaults.sampling
         self.context = engine.context  # the most tokens that prompt and reply can have together
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
-        self.runner = Runner(engine, self.tokenizer, draft=None if draft is None else draft.runner)
+        guessing = None if draft is None else draft.runner
+        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes)
+        self.kind = model_kind(package, engine.device, settings)  # what a saved KV has to be of
         self._max_tokens = defaults.max_tokens
         self._template = template
         self._grammars = grammars
@@ -297,6 +304,16 @@ class Model:
 
         return Conversation(self, system, tools=tools, variables=variables)
 
+    def open_conversation(self, path: str | os.PathLike[str]) -> Conversation:
+        """One that Conversation.save() wrote, tools as JSON schemas.
+
+        Its KV cache is ready when this model, device and version of the runtime have computed it. Otherwise a line is
+        logged at INFO, and the next turn computes it. Raises PackageError for a damaged file, FileNotFoundError.
+        """
+        from embedllm.conversation import Conversation
+
+        return Conversation.open(self, path)
+
     def request(
         self,
         prompt: Prompt,
@@ -340,7 +357,7 @@ class Model:
         return request
 
     def release(self) -> None:
-        """Frees the KV cache that waits for the next call; that one computes its whole prompt again."""
+        """Frees the KV cache that waits for the next call, and the prefix cache in memory."""
         self.runner.sequences.release()
 
     def close(self) -> None:

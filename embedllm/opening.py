@@ -15,7 +15,10 @@ from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
 from embedllm.model import Model
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
+from embedllm.prefix_options import CACHE_DIR_BYTES, PREFIX_CACHE, cache_folder
+from embedllm.prefixes import Prefixes
 from embedllm.settings import read_defaults
+from embedllm.state_kind import model_kind
 from embedllm.text import Tokenizer
 from embedllm.vocabulary import check_draft
 
@@ -42,6 +45,9 @@ def load(
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
+    prefix_cache: int = PREFIX_CACHE,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir_bytes: int = CACHE_DIR_BYTES,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
@@ -60,13 +66,17 @@ def load(
     draft: a much smaller model with the same vocabulary, which guesses for this one (speculate= of Model.generate()): a
     folder, opened on the same device, or a Model, which stays yours to close.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    prefix_cache: bytes of memory at most for KV that calls have in common (docs/guide-python.md#prefix-cache); it is
+    taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
+    cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
+    nothing. What users said can be read from it.
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact, kv, openvino and draft are refused, and the call needs JSPI, which aload()
-    does not (docs/web.md).
+    In a browser: path is an address, exact, kv, openvino, draft and cache_dir are refused, and the call needs JSPI,
+    which aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir)
         from embedllm import web
 
         return web.load(
@@ -88,11 +98,12 @@ def load(
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     _check_kv(kv, exact=exact, openvino=openvino)
     search = select.Search(registry.Found(package, exact=exact, kv=kv).named, wish)
+    folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
-        drafter = load(drafter, device=device, threads=threads, exact=exact, openvino=openvino)
+        drafter = load(drafter, device=device, threads=threads, exact=exact, openvino=openvino, prefix_cache=0)
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
@@ -101,8 +112,13 @@ def load(
         if drafter is not None and drafter is not draft:
             drafter.close()
         raise
+    settings = f"exact={exact} kv={kv} openvino={openvino}"
+    prefixes = None
+    if prefix_cache or folder is not None:
+        prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
-                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory)  # fmt: skip
+                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
+                 settings=settings)  # fmt: skip
 
 
 async def aload(
@@ -115,12 +131,15 @@ async def aload(
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
+    prefix_cache: int = PREFIX_CACHE,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir_bytes: int = CACHE_DIR_BYTES,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir)
         from embedllm import web
 
         return await web.aload(
@@ -135,7 +154,8 @@ async def aload(
 
     def loaded() -> Model:
         return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
-                    openvino=openvino, draft=draft)  # fmt: skip
+                    openvino=openvino, draft=draft, prefix_cache=prefix_cache, cache_dir=cache_dir,
+                    cache_dir_bytes=cache_dir_bytes)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -156,9 +176,11 @@ def in_browser() -> bool:
     return sys.platform == "emscripten"
 
 
-def _check_for_browser(*, exact: bool, kv: str | None, openvino: OpenVINOOptions | None, draft: object) -> None:
+def _check_for_browser(
+    *, exact: bool, kv: str | None, openvino: OpenVINOOptions | None, draft: object, cache_dir: object
+) -> None:
     """Raises ValueError for an option that a browser does not have."""
-    given = {"exact": exact, "kv": kv, "openvino": openvino, "draft": draft}
+    given = {"exact": exact, "kv": kv, "openvino": openvino, "draft": draft, "cache_dir": cache_dir}
     if odd := [name for name, value in given.items() if value]:
         raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from embedllm.async_stream import AsyncStream, Feeder
@@ -16,6 +16,7 @@ from embedllm.decode import Cancel, Chunk, Generation, Statistics
 from embedllm.errors import ContextFull
 from embedllm.loop import Proposer, run
 from embedllm.options import Speculate
+from embedllm.prefixes import Prefixes
 from embedllm.sampling import Sampler, Sampling
 from embedllm.sequences import HeldSequence, Sequences
 from embedllm.speculation import Draft, Speculation
@@ -47,9 +48,11 @@ class Request:
 class Runner:
     """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
 
-    def __init__(self, engine: Engine, text: TextCodec, *, draft: Runner | None = None) -> None:
+    def __init__(
+        self, engine: Engine, text: TextCodec, *, draft: Runner | None = None, prefixes: Prefixes | None = None
+    ) -> None:
         """draft: of a smaller model with the same vocabulary."""
-        self.sequences = Sequences(engine)
+        self.sequences = Sequences(engine, prefixes)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
@@ -182,7 +185,11 @@ class Runner:
     def _begin(self, sequence: HeldSequence, request: Request) -> tuple[list[Sequence[int]], Generation]:
         """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
         step = self.engine.chunk
-        held = sequence.keep(request.prompt)
+
+        def note_held(held: int) -> None:
+            generation.statistics = replace(generation.statistics, cached_tokens=held)
+
+        held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held)
         room = self._context - len(request.prompt)
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
         generation = Generation(

@@ -3,82 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
-from embedllm.backends.base import Engine, FeedsAll, FeedsAsync, Interrupted, Interruptible, Session
-from embedllm.decode import Cancel
-from embedllm.types import Logits
+from embedllm.backends.base import Engine, MovesState
+from embedllm.background import Background
+from embedllm.held_sequence import HeldSequence
+from embedllm.prefix_cache import common
+from embedllm.prefixes import Prefixes, Source
 
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
-
-
-class HeldSequence:
-    """A session and the tokens that it holds."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.awaited = session if isinstance(session, FeedsAsync) else None  # asked once, not at every step
-        self.tokens: list[int] = []
-        self.is_running = False  # a request has it; closed by nobody else then
-        self.is_ended = False  # by the end of the model
-
-    def feed(self, tokens: Sequence[int]) -> Logits:
-        if self.is_ended:
-            raise Interrupted
-        logits = self.session.feed(tokens)
-        self.tokens += tokens
-        return logits
-
-    def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
-        """As feed, in a session that FeedsAll; the logits after each token."""
-        from embedllm.rows import Row  # numpy
-
-        if self.is_ended:
-            raise Interrupted
-        assert isinstance(self.session, FeedsAll)
-        rows = self.session.feed_all(tokens)
-        self.tokens += tokens
-        return [Row(row) for row in rows]  # views
-
-    def rewind_by(self, count: int) -> None:
-        """Forgets the last tokens."""
-        if not self.is_ended:
-            self.session.rewind(len(self.tokens) - count)
-            del self.tokens[len(self.tokens) - count :]
-
-    async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
-        if self.is_ended:
-            raise Interrupted
-        logits = await awaited.afeed(tokens)
-        self.tokens += tokens
-        return logits
-
-    def end(self) -> None:
-        """Stops the feed that is running, and every later one; from any thread."""
-        self.is_ended = True
-        if isinstance(self.session, Interruptible):
-            self.session.interrupt()
-
-    def shared(self, prompt: Sequence[int]) -> int:
-        """How many tokens the sequence and the prompt have in common at their start."""
-        pairs = enumerate(zip(self.tokens, prompt, strict=False))
-        return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(self.tokens), len(prompt)))
-
-    def keep(self, prompt: Sequence[int]) -> int:
-        """Forgets all that the prompt does not begin with; how many of its tokens are held then.
-
-        The last one is always fed again, for its logits.
-        """
-        held = min(self.shared(prompt), len(prompt) - 1)
-        self.session.rewind(held)
-        del self.tokens[held:]
-        return held
-
-    def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
-        """Within the block, `cancel` stops a feed that is running."""
-        return cancel.watching(self.session.interrupt) if isinstance(self.session, Interruptible) else nullcontext()
 
 
 class Sequences:
@@ -87,11 +21,13 @@ class Sequences:
     May be used from several threads.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, prefixes: Prefixes | None = None) -> None:
+        self.prefixes = prefixes  # None: no sequence has anything of another
         self._engine: Engine | None = engine
         self._idle: list[HeldSequence] = []
         self._all: WeakSet[HeldSequence] = WeakSet()
         self._lock = threading.Lock()
+        self._writing = Background()
 
     @property
     def engine(self) -> Engine:
@@ -107,6 +43,8 @@ class Sequences:
     def new(self, capacity: int = 0, *, is_running: bool = False) -> HeldSequence:
         sequence = HeldSequence(self.engine.open(capacity))
         sequence.is_running = is_running
+        if self.prefixes is not None:
+            self.prefixes.settle(sequence.session)
         with self._lock:
             self._all.add(sequence)
         return sequence
@@ -126,26 +64,64 @@ class Sequences:
             if used is not None:
                 used.is_running = True
         if surplus is not None:
-            surplus.session.close()
+            self.drop(surplus)
         return used
+
+    def begin(
+        self, sequence: HeldSequence, prompt: Sequence[int], *, step: int, note_held: Callable[[int], None]
+    ) -> int:
+        """How many tokens of a prompt need not be fed. They are made ready in the first feed, in its thread.
+
+        step: tokens computed at once if something is gone by then. note_held: told how many were had in that case.
+        The last token is always fed, for its logits.
+        """
+        shared = min(common(sequence.tokens, prompt), len(prompt) - 1)
+        sources: list[Source] = []
+        if self.prefixes is not None and isinstance(sequence.session, MovesState):
+            sources = self.prefixes.sources(prompt, shared, self._others(sequence))
+        planned = sources[-1].stop if sources else shared
+        sequence.prompt = prompt
+        if planned == len(sequence.tokens) and not sources:
+            return planned
+
+        def make_ready() -> None:
+            self._cut(sequence, shared)
+            held = sequence.restore(sources, step) if sources else shared
+            if held < planned:
+                note_held(held)
+
+        sequence.before_feed = make_ready
+        return planned
 
     def give_back(self, sequence: HeldSequence, *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
+        prompt, sequence.prompt, sequence.before_feed = sequence.prompt, (), None
         with self._lock:
             sequence.is_running = False
             is_kept = self._engine is not None and not (to_pool and self._idle)
             if is_kept and to_pool:
                 self._idle.append(sequence)
+            if (prefixes := self.prefixes) is not None and prefixes.folder is not None and self._engine is not None:
+                self._writing.add(lambda: prefixes.store(sequence, prompt))
         if not is_kept:
-            sequence.session.close()
+            self.drop(sequence)
+
+    def drop(self, sequence: HeldSequence) -> None:
+        """Frees a sequence; what only it holds goes into the prefix cache."""
+        if self._engine is not None:
+            self._cut(sequence, 0)
+        sequence.close()
 
     def release(self) -> None:
-        """Frees the sequence that waits in the pool."""
+        """Frees the sequence that waits in the pool, and the prefix cache in memory."""
+        self._writing.wait()
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
         for sequence in idle:
-            sequence.session.close()
+            sequence.close()
+        if self.prefixes is not None:
+            self.prefixes.clear()
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits, whoever keeps it.
@@ -159,7 +135,24 @@ class Sequences:
             self._idle.clear()
             for sequence in running:
                 sequence.end()
+        self._writing.wait()
         for sequence in waiting:
-            sequence.session.close()
+            sequence.close()
+        if self.prefixes is not None:
+            self.prefixes.clear()
         if engine is not None:
             engine.close()
+
+    def _others(self, sequence: HeldSequence) -> list[HeldSequence]:
+        with self._lock:
+            return [other for other in self._all if other is not sequence and not other.is_ended]
+
+    def _cut(self, sequence: HeldSequence, position: int) -> None:
+        """Rewinds; what no other sequence holds goes into the prefix cache."""
+        others = self._others(sequence)
+        with sequence.lock:
+            if self.prefixes is not None:
+                held = max((common(other.tokens, sequence.tokens) for other in others), default=0)
+                self.prefixes.keep(sequence, max(position, held))
+            sequence.session.rewind(position)
+            del sequence.tokens[position:]

@@ -235,6 +235,7 @@ def test_an_edited_history_is_what_counts(llm: Model) -> None:
         conversation.messages[1] = {"role": "assistant", "content": "Something else."}
         del conversation.messages[4:]
         expected = llm.chat([*conversation.messages, {"role": "user", "content": "so?"}], SAMPLING, max_tokens=6)
+        llm.release()  # of that call's KV the conversation would have its part
         reply = conversation.say("so?", SAMPLING, max_tokens=6)
         assert reply.tokens == expected.tokens
         assert roles(conversation) == "uauaua"
@@ -275,8 +276,9 @@ def test_a_closed_conversation_goes_on_from_its_history(llm: Model) -> None:
             one.say("hello", SAMPLING, max_tokens=6)
         conversation.close()
         conversation.close()
-        reply, expected = (one.say("and now?", SAMPLING, max_tokens=6) for one in (conversation, other))
-        assert reply.statistics.cached_tokens == 0 < expected.statistics.cached_tokens
+        replies = [one.say("and now?", SAMPLING, max_tokens=6) for one in (conversation, other)]
+        reply, expected = replies
+        assert 0 < reply.statistics.cached_tokens <= expected.statistics.cached_tokens  # the other one's
         assert reply.tokens == expected.tokens
         assert conversation.messages == other.messages
 

@@ -35,6 +35,18 @@ def test_the_cpu_keeps_it(kv: str, folder: Path) -> None:
         assert model.generate("hello", GREEDY, max_tokens=8).statistics.tokens == 8
 
 
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_it_is_moved_and_stored_as_any_other(kv: str, folder: Path, tmp_path: Path) -> None:
+    prompt = [3 + at * 7 % 290 for at in range(100)]
+    options = {"device": "cpu", "kv": kv, "cache_dir": tmp_path}
+    with embedllm.load(folder, **options) as model:  # type: ignore[arg-type]  # of these types
+        replies = [model.generate(tokens, GREEDY, max_tokens=4) for tokens in (prompt, [5] * 50, prompt)]
+    with embedllm.load(folder, **options) as model:  # type: ignore[arg-type]
+        replies.append(model.generate(prompt, GREEDY, max_tokens=4))
+    assert [reply.statistics.cached_tokens for reply in replies] == [0, 0, 99, 64]
+    assert replies[0].tokens == replies[2].tokens == replies[3].tokens
+
+
 def test_a_folder_without_the_graph_is_told_the_command(tiny_package: MakePackage) -> None:
     with pytest.raises(DeviceUnavailable, match=r"has no 'int8-kv' graph .*embedllm graph .* --flavour int8-kv"):
         embedllm.load(tiny_package("qwen3"), device="cpu", kv="int8")

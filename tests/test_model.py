@@ -54,11 +54,6 @@ def fresh(model: Model, prompt: str | Sequence[int], sampling: Sampling, *, max_
         return other.generate(prompt, sampling, max_tokens=max_tokens)
 
 
-def forget(model: Model) -> None:
-    """What is held now is nothing that another prompt begins with."""
-    model.generate([0], max_tokens=1)
-
-
 # --- the same, however it is asked for
 
 drawn = st.builds(Sampling, temperature=st.sampled_from([0, 0.7, 1.5]), top_p=st.sampled_from([0.8, 1.0]),
@@ -77,13 +72,13 @@ def test_asynchronous_equals_synchronous(
         return chunk.text, chunk.token, chunk.logprob, chunk.finish_reason, chunk.stopped_by
 
     for model in (llm, tied):
-        forget(model)
+        model.release()
         chunks = list(model.stream(prompt, sampling, stop=stop, max_tokens=12))
-        forget(model)
+        model.release()
         assert [compared(chunk) for chunk in asyncio.run(read(model))] == [compared(chunk) for chunk in chunks]
-        forget(model)
+        model.release()
         whole = model.generate(prompt, sampling, stop=stop, max_tokens=12)
-        forget(model)
+        model.release()
         again = asyncio.run(model.agenerate(prompt, sampling, stop=stop, max_tokens=12))
         for completion in (whole, again):
             assert completion.tokens == tuple(chunk.token for chunk in chunks)
@@ -134,9 +129,9 @@ def test_each_step_reports_the_best_tokens(llm: Model) -> None:
 
 def test_a_seed_gives_the_same_text_again(llm: Model) -> None:
     sampling = Sampling(seed=7)
-    forget(llm)
+    llm.release()
     first = llm.generate(TEXT, sampling, max_tokens=30)
-    forget(llm)
+    llm.release()
     second = llm.generate(TEXT, sampling, max_tokens=30)
     assert (first.tokens, first.text, first.logprobs) == (second.tokens, second.text, second.logprobs)
 

@@ -1,0 +1,52 @@
+"""Work for later, in a thread that is there only while there is some. Standard library only."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from embedllm.errors import EmbedError
+
+_log = logging.getLogger("embedllm")
+
+
+class Background:
+    """Does jobs one after another. The process ends after the last of them."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            self._jobs.append(job)
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="embedllm-cache")
+                try:
+                    thread.start()
+                except RuntimeError:  # the process is ending
+                    self._jobs.clear()
+                    return
+                self._thread = thread
+
+    def wait(self) -> None:
+        """Until no job is left."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except (EmbedError, ValueError, OSError) as error:  # a device that failed, a session that was closed
+                _log.info("part of the prefix cache was not written: %s", error)

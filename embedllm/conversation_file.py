@@ -1,0 +1,109 @@
+"""A conversation in a file: what was said, readable without the KV, and the KV for whoever can use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import MovesState
+from embedllm.chat import Message, Tool
+from embedllm.errors import ContextFull, PackageError
+from embedllm.prefixes import GROUP
+from embedllm.prompt import check_messages
+from embedllm.state_file import StateFile, open_state, write_state
+from embedllm.state_kind import kind_of
+from embedllm.tool_schema import tool_schema
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+    from embedllm.chat import JSON
+    from embedllm.sequences import HeldSequence, Sequences
+
+_log = logging.getLogger("embedllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedConversation:
+    """What was said, and what goes to the template with it; tools as JSON schemas."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+    variables: Mapping[str, JSON] | None
+
+
+def write_conversation(
+    path: Path, saved: SavedConversation, *, sequence: HeldSequence | None, model: Mapping[str, str]
+) -> None:
+    """Writes a file, or replaces it, whole or not at all.
+
+    sequence: whose KV goes along, if it can give it. model: what that is of. Raises OSError; ValueError for messages
+    that JSON cannot hold.
+    """
+    tools = (
+        None
+        if saved.tools is None
+        else [tool if isinstance(tool, Mapping) else tool_schema(tool) for tool in saved.tools]
+    )
+    said = {"messages": saved.messages, "tools": tools, "variables": saved.variables}
+    try:
+        about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}
+    except TypeError as error:
+        raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
+    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.tokens:
+        write_state(path, about, [])
+        return
+    tokens = list(sequence.tokens)
+    with sequence.lock:
+        about |= {"kind": json.dumps(kind_of(model, sequence.session)), "tokens": json.dumps(tokens)}
+    write_state(path, about, _pieces(sequence, len(tokens)))
+
+
+def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
+    """Raises PackageError for what is no saved conversation or damaged, FileNotFoundError for what is not there."""
+    path.stat()
+    file = open_state(path)
+    try:
+        said = json.loads(file.about["conversation"])
+        if said["messages"]:
+            check_messages(said["messages"])
+        return SavedConversation(**said), file
+    except (KeyError, TypeError, ValueError) as error:
+        raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
+
+
+def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str]) -> HeldSequence | None:
+    """A sequence that holds the KV of a file; None when another model, device or version has computed it.
+
+    Of a damaged file it holds what comes before the damage.
+    """
+    tokens = json.loads(file.about["tokens"])
+    if not tokens:
+        return None
+    sequence = sequences.new(len(tokens))
+    session = sequence.session
+    if not isinstance(session, MovesState) or json.loads(file.about["kind"]) != kind_of(model, session):
+        _log.info("the KV in '%s' is of another model, device or version; the next turn computes it again", file.path)
+        sequence.close()
+        return None
+    try:
+        for state in file.read():
+            sequence.append(tokens, state)
+    except (PackageError, OSError, ValueError, ContextFull) as error:
+        _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
+    except BaseException:
+        sequence.close()
+        raise
+    return sequence
+
+
+def _pieces(sequence: HeldSequence, count: int) -> Iterator[KeyValues]:
+    for start in range(0, count, GROUP):
+        with sequence.lock:
+            if sequence.is_ended or not isinstance(sequence.session, MovesState):
+                raise ValueError("this model was closed")
+            state = sequence.session.export_state(start, min(start + GROUP, count))
+        yield state

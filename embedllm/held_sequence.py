@@ -1,0 +1,125 @@
+"""A session and the tokens that it holds, as one request at a time uses it and others may copy from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import FeedsAll, FeedsAsync, Interrupted, Interruptible, MovesState, Session
+from embedllm.decode import Cancel
+from embedllm.prefix_cache import common
+from embedllm.prefixes import Source, joined_states
+from embedllm.types import Logits
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+
+
+class HeldSequence:
+    """A session and the tokens that it holds."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.awaited = session if isinstance(session, FeedsAsync) else None  # asked once, not at every step
+        self.tokens: list[int] = []
+        self.lock = threading.Lock()  # held by whoever uses the session: its request, or one that copies from it
+        self.prompt: Sequence[int] = ()  # of the request that runs
+        self.is_running = False  # a request has it; closed by nobody else then
+        self.is_ended = False  # by the end of the model
+        self.before_feed: Callable[[], None] | None = None  # of a request's first feed; may take its time
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        self._make_ready()
+        return self._feed(tokens)
+
+    def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
+        """As feed, in a session that FeedsAll; the logits after each token."""
+        from embedllm.rows import Row  # numpy
+
+        with self.lock:
+            if self.is_ended:
+                raise Interrupted
+            assert isinstance(self.session, FeedsAll)
+            rows = self.session.feed_all(tokens)
+            self.tokens += tokens
+        return [Row(row) for row in rows]  # views
+
+    def keep(self, prompt: Sequence[int]) -> int:
+        """Forgets all that a prompt does not begin with; how many of its tokens are held then.
+
+        The last one is always fed again, for its logits.
+        """
+        held = min(common(self.tokens, prompt), len(prompt) - 1)
+        with self.lock:
+            self.session.rewind(held)
+            del self.tokens[held:]
+        return held
+
+    def rewind_by(self, count: int) -> None:
+        """Forgets the last tokens."""
+        with self.lock:
+            if not self.is_ended:
+                self.session.rewind(len(self.tokens) - count)
+                del self.tokens[len(self.tokens) - count :]
+
+    async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
+        self._make_ready()  # sessions that are awaited have no KV to move
+        if self.is_ended:
+            raise Interrupted
+        logits = await awaited.afeed(tokens)
+        self.tokens += tokens
+        return logits
+
+    def end(self) -> None:
+        """Stops the feed that is running, and every later one; from any thread."""
+        self.is_ended = True
+        if isinstance(self.session, Interruptible):
+            self.session.interrupt()
+
+    def close(self) -> None:
+        """Frees the session, once nobody copies from it."""
+        with self.lock:
+            self.session.close()
+            self.tokens.clear()
+
+    def restore(self, sources: Sequence[Source], step: int) -> int:
+        """Takes the KV of more of the prompt; what cannot be had after all is computed, `step` tokens at once.
+
+        Gives how many tokens of the prompt are held without having been computed.
+        """
+        prompt, stop = self.prompt, sources[-1].stop
+        for state in joined_states(sources):
+            self.append(prompt, state)
+        held = len(self.tokens)
+        while len(self.tokens) < stop:
+            self._feed(prompt[len(self.tokens) : min(len(self.tokens) + step, stop)])
+        return held
+
+    def append(self, prompt: Sequence[int], state: KeyValues) -> None:
+        """Takes the KV of the next tokens of a prompt."""
+        with self.lock:
+            session = self.session
+            assert isinstance(session, MovesState)  # there are no sources for others
+            if self.is_ended:
+                raise Interrupted
+            session.import_state(state)
+            self.tokens += prompt[len(self.tokens) : session.position]
+
+    def _make_ready(self) -> None:
+        ready, self.before_feed = self.before_feed, None
+        if ready is not None:
+            ready()
+
+    def _feed(self, tokens: Sequence[int]) -> Logits:
+        with self.lock:
+            if self.is_ended:
+                raise Interrupted
+            logits = self.session.feed(tokens)
+            self.tokens += tokens
+        return logits
+
+    def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block, `cancel` stops a feed that is running."""
+        return cancel.watching(self.session.interrupt) if isinstance(self.session, Interruptible) else nullcontext()

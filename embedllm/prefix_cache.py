@@ -1,0 +1,124 @@
+"""The rule of the prefix cache: blocks of KV under the tokens that come before them, the least recently used go first.
+
+A token sequence is cut into blocks of BLOCK tokens. A block's key is a hash of its tokens and of the key before it, so
+it stands for all tokens up to its end. No block needs those before it to be here: a prompt is put together from what a
+sequence holds, from memory and from disk. A radix tree would have to split its nodes, and could not do that. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+
+BLOCK = 64  # tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Block:
+    """The KV of at most BLOCK tokens; fewer at the end of what was kept."""
+
+    parent: bytes  # the key before it
+    tokens: tuple[int, ...]
+    state: KeyValues
+
+    @property
+    def bytes(self) -> int:
+        return state_bytes(self.state)
+
+
+def state_bytes(state: KeyValues) -> int:
+    return sum(keys.nbytes + values.nbytes for keys, values in state)
+
+
+def part(state: KeyValues, start: int, stop: int) -> KeyValues:
+    """The tokens from `start` to before `stop` of a state, without a copy."""
+    return [(key[:, start:stop], value[:, start:stop]) for key, value in state]
+
+
+def key_after(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a whole block."""
+    return sha256(parent + array("i", tokens).tobytes()).digest()
+
+
+def keys_of(tokens: Sequence[int], root: bytes) -> list[bytes]:
+    """Of every block: the key before it, then the key of the last whole one.
+
+    root: what the KV is of; nothing under one root is found under another.
+    """
+    keys = [root]
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        keys.append(key_after(keys[-1], tokens[start : start + BLOCK]))
+    return keys
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+class PrefixCache:
+    """Blocks in memory, within a budget in bytes. For one thread at a time."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.bytes = 0
+        self._blocks: dict[tuple[bytes, tuple[int, ...]], Block] = {}  # the least recently used first
+        self._after: dict[bytes, list[Block]] = {}  # by the key before them
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, parent: bytes, tokens: Sequence[int]) -> tuple[Block, int] | None:
+        """The block that has most in common with the tokens after that key, and how many tokens that is."""
+        tokens = tokens[:BLOCK]
+        found = [(block, common(block.tokens, tokens)) for block in self._after.get(parent, ())]
+        best = max(found, key=lambda pair: pair[1], default=None)
+        return best if best and best[1] else None
+
+    def put(self, block: Block) -> bool:
+        """Keeps a block, and drops those used least recently for it; False when it is larger than the budget.
+
+        One that begins a longer one is of no use beside it.
+        """
+        siblings = self._after.get(block.parent, [])
+        if any(other.tokens[: len(block.tokens)] == block.tokens for other in siblings):
+            return True
+        size = block.bytes
+        if size > self.budget_bytes:
+            return False
+        for shorter in [other for other in siblings if block.tokens[: len(other.tokens)] == other.tokens]:
+            self._drop(shorter)
+        while self.bytes + size > self.budget_bytes:
+            self._drop(next(iter(self._blocks.values())))
+        self._blocks[block.parent, block.tokens] = block
+        self._after.setdefault(block.parent, []).append(block)
+        self.bytes += size
+        return True
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Notes that a chain of blocks was used; of a chain the last ones go first."""
+        for block in reversed(list(blocks)):
+            key = block.parent, block.tokens
+            if self._blocks.get(key) is block:
+                self._blocks[key] = self._blocks.pop(key)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self._after.clear()
+        self.bytes = 0
+
+    def _drop(self, block: Block) -> None:
+        del self._blocks[block.parent, block.tokens]
+        siblings = self._after[block.parent]
+        siblings.remove(block)
+        if not siblings:
+            del self._after[block.parent]
+        self.bytes -= block.bytes

@@ -1,0 +1,257 @@
+"""Where the KV of a prompt's beginning can be had, and what of a sequence is worth keeping.
+
+A request's own sequence comes first; from where it differs on, blocks in memory, then another live sequence that began
+alike, then blocks on disk, one after another. KV is copied out of a sequence when it would be lost with it, or when
+another request wants it; a sequence that only grows costs nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from embedllm.backends.base import Interrupted, MovesState, Session
+from embedllm.prefix_cache import BLOCK, Block, PrefixCache, common, keys_of, part, state_bytes
+from embedllm.state_kind import kind_of, root_of
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+
+GROUP = 8 * BLOCK  # tokens moved at once: some sessions copy all that they hold for it, and the host holds a copy
+LEAST = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
+
+
+class Holder(Protocol):
+    """A sequence that may run meanwhile."""
+
+    session: Session
+    tokens: list[int]
+    lock: threading.Lock  # held by whoever uses the session
+
+
+class Folder(Protocol):
+    """Blocks on disk."""
+
+    def has(self, key: bytes) -> bool: ...
+
+    def read(self, key: bytes, tokens: Sequence[int]) -> KeyValues | None:
+        """The KV of a whole block; None when it is gone or damaged."""
+        ...
+
+    def write(self, key: bytes, tokens: Sequence[int], state: KeyValues, about: Mapping[str, str]) -> None: ...
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Notes that a chain of blocks was used."""
+        ...
+
+    def trim(self) -> None:
+        """Drops those used least recently beyond the budget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the KV of some tokens of a prompt can be had."""
+
+    start: int
+    stop: int
+    read: Callable[[], KeyValues | None]  # None when it is gone meanwhile
+
+
+class Prefixes:
+    """The prefix cache of a model. May be used from several threads."""
+
+    def __init__(
+        self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: Folder | None = None
+    ) -> None:
+        """model: what the KV is of, see state_kind.py; needed with a folder."""
+        self.folder = folder
+        self._model = dict(model or {})
+        self._root = b""
+        self._about: dict[str, str] = {}
+        self._memory = PrefixCache(budget_bytes)
+        self._lock = threading.Lock()  # of the memory; nothing else is locked within
+
+    def settle(self, session: Session) -> None:
+        """To be told of the first session: what is on disk is of its kind of KV."""
+        if self.folder is not None and not self._root and isinstance(session, MovesState):
+            kind = kind_of(self._model, session)
+            self._about, self._root = {"kind": json.dumps(kind)}, root_of(kind)
+
+    @property
+    def bytes(self) -> int:
+        """Held in memory now."""
+        return self._memory.bytes
+
+    def sources(self, prompt: Sequence[int], start: int, peers: Iterable[Holder]) -> list[Source]:
+        """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move."""
+        limit = len(prompt) - 1  # the last one is fed, for its logits
+        if limit - start < LEAST:
+            return []
+        keys = keys_of(prompt, self._root)
+        peer, shared = _longest(prompt, peers)
+        sources: list[Source] = []
+        used: list[Block] = []
+        at = start
+        while at < limit:
+            source = self._in_memory(prompt, at, keys, used)
+            if source is None and peer is not None and shared > at:
+                source = _in_sequence(peer, prompt, at, shared)
+            source = source or self._on_disk(prompt, at, keys)
+            if source is None:
+                break
+            sources.append(source)
+            at = source.stop
+        with self._lock:
+            self._memory.touch(used)
+        return sources if at - start >= LEAST else []
+
+    def keep(self, holder: Holder, start: int) -> None:
+        """Copies into memory what a sequence holds from a token on; called with its lock, before that is lost."""
+        tokens = holder.tokens
+        if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
+            return
+        keys = keys_of(tokens, self._root)
+        kept: list[Block] = []
+        taken = 0
+        for parent, at, state in self._blocks(holder.session, tokens, start - start % BLOCK, keys):
+            # a copy: a view would hold the whole group in memory for as long as one block of it
+            state = [(key.copy(), value.copy()) for key, value in state]
+            taken += state_bytes(state)
+            if taken > self._memory.budget_bytes:
+                break  # what comes first is worth most
+            kept.append(Block(parent=parent, tokens=tuple(tokens[at : at + BLOCK]), state=state))
+            with self._lock:
+                self._memory.put(kept[-1])
+        with self._lock:
+            self._memory.touch(kept)
+
+    def store(self, holder: Holder, prompt: Sequence[int]) -> None:
+        """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory."""
+        folder = self.folder
+        if folder is None:
+            return
+        keys = keys_of(prompt, self._root)
+        missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
+        for group in _runs(missing, GROUP // BLOCK):
+            state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK)
+            for at in group:
+                offset = (at - group[0]) * BLOCK
+                tokens = prompt[at * BLOCK : (at + 1) * BLOCK]
+                block = part(state, offset, offset + BLOCK) if state else self._whole(keys[at], tokens)
+                if block is not None:
+                    folder.write(keys[at + 1], tokens, block, self._about)
+        folder.used(keys[1:])
+        if missing:
+            folder.trim()
+
+    def clear(self) -> None:
+        """Frees what is in memory."""
+        with self._lock:
+            self._memory.clear()
+
+    def _blocks(
+        self, session: MovesState, tokens: Sequence[int], start: int, keys: Sequence[bytes]
+    ) -> Iterator[tuple[bytes, int, KeyValues]]:
+        """Of the blocks that memory lacks: the key before each, where it begins, its KV."""
+        wanted = [at // BLOCK for at in range(start, len(tokens), BLOCK) if not self._has(tokens, at, keys)]
+        for group in _runs(wanted, GROUP // BLOCK):
+            first = group[0] * BLOCK
+            state = session.export_state(first, min((group[-1] + 1) * BLOCK, len(tokens)))
+            for at in group:
+                yield keys[at], at * BLOCK, part(state, at * BLOCK - first, (at + 1) * BLOCK - first)
+
+    def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
+        with self._lock:
+            found = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
+        return found is not None and found[1] == len(tokens[at : at + BLOCK])
+
+    def _whole(self, parent: bytes, tokens: Sequence[int]) -> KeyValues | None:
+        """A whole block in memory."""
+        with self._lock:
+            found = self._memory.find(parent, tokens)
+        return found[0].state if found is not None and found[1] == BLOCK else None
+
+    def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> Source | None:
+        first = at - at % BLOCK
+        with self._lock:
+            found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
+        if found is None:
+            return None
+        block, count = found
+        stop = min(first + count, len(prompt) - 1)
+        if stop <= at:
+            return None
+        used.append(block)
+        return Source(start=at, stop=stop, read=lambda: part(block.state, at - first, stop - first))
+
+    def _on_disk(self, prompt: Sequence[int], at: int, keys: Sequence[bytes]) -> Source | None:
+        index = at // BLOCK
+        folder = self.folder
+        if folder is None or index + 1 >= len(keys) or not folder.has(keys[index + 1]):
+            return None
+        first = index * BLOCK
+        stop = min(first + BLOCK, len(prompt) - 1)
+
+        def read() -> KeyValues | None:
+            state = folder.read(keys[index + 1], prompt[first : first + BLOCK])
+            return None if state is None else part(state, at - first, stop - first)
+
+        return Source(start=at, stop=stop, read=read)
+
+
+def joined_states(sources: Sequence[Source]) -> Iterator[KeyValues]:
+    """The KV of sources in a row, in pieces of a size that is good to move; ends at the first that is gone."""
+    from embedllm.backends.states import joined
+
+    states: list[KeyValues] = []
+    count = 0
+    for source in sources:
+        state = source.read()
+        if state is None:
+            break
+        states.append(state)
+        count += source.stop - source.start
+        if count >= GROUP:
+            yield joined(states)
+            states, count = [], 0
+    if states:
+        yield joined(states)
+
+
+def _longest(prompt: Sequence[int], peers: Iterable[Holder]) -> tuple[Holder | None, int]:
+    """The sequence that can give most of a prompt, and how many tokens that is."""
+    movable = (peer for peer in peers if isinstance(peer.session, MovesState))
+    return max(((peer, common(peer.tokens, prompt)) for peer in movable), key=lambda one: one[1], default=(None, 0))
+
+
+def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int) -> Source:
+    stop = min(at + GROUP, shared, len(prompt) - 1)
+    return Source(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop))
+
+
+def _exported(holder: Holder, prompt: Sequence[int], start: int, stop: int) -> KeyValues | None:
+    """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
+    with holder.lock:
+        session = holder.session
+        if not isinstance(session, MovesState) or list(prompt[:stop]) != holder.tokens[:stop]:
+            return None
+        try:
+            return session.export_state(start, stop)
+        except Interrupted:  # it is being cancelled, which is no matter of ours
+            return None
+
+
+def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Whole numbers in order, as runs without a gap of at most so many."""
+    run: list[int] = []
+    for place in places:
+        if run and (place != run[-1] + 1 or len(run) == most):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run
