@@ -86,10 +86,10 @@ def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: s
     shapes: by layer, kv heads and head size. dtype: of a quantized KV, by NumPy's name; empty: floats of any size.
     """
     kinds = {array.dtype.name if array.dtype.kind != "f" else "" for pair in state for array in pair}
-    if kinds != {dtype}:
+    if kinds and kinds != {dtype}:
         named = {"": "floats"}
         raise ValueError(
-            f"this state holds {' and '.join(sorted(named.get(kind, kind) for kind in kinds)) or 'nothing'}, and this "
+            f"this state holds {' and '.join(sorted(named.get(kind, kind) for kind in kinds))}, and this "
             f"session {named.get(dtype, dtype)}. Load both models with the same kv, or feed the tokens again."
         )
     counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
