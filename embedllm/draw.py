@@ -74,48 +74,51 @@ def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, loo
     look: not asked for when top_k comes first and says how many are enough.
     """
     row, temperature, best = _begun(logits, sampling, steps, look=look)
+    size = row.size  # how many tokens the steps so far left; not len(best.tokens), which lacks those without weight
     for step in steps[1:] if steps[:1] == ("temperature",) else steps:
         if step == "temperature":
-            temperature, best = _warmed(row, best, sampling)
+            temperature, best = _warmed(row, best, sampling, size=size)
         elif step == "xtc":
             count = top_choices(best, sampling.xtc_threshold)
             if count is None:
                 return None
             row = row if best.is_whole or not count else _without(row, best.tokens[:count])
-            best = best.without_first(count)
+            best, size = best.without_first(count), size - count
         else:
             left = _cut(step, best, sampling, row=row, temperature=temperature, logits=logits)
             if left is None:
                 return None
-            best = left
+            best, size = left, len(left.tokens)
     return Pool(row, temperature, best)
 
 
-def temperature_of(row: Logits, sampling: Sampling, best: Shortlist | None = None) -> float:
+def temperature_of(row: Logits, sampling: Sampling, best: Shortlist | None = None, *, size: int = 0) -> float:
     """The temperature of this step; 0: the best token.
 
-    best: what other steps left. When the temperature is dynamic, it goes from the least to the greatest with the
-    entropy of that, as a share of the most that so many tokens can have, to the power of the exponent.
+    best: what other steps left. size: how many tokens that is in all, 0: the row's. When the temperature is dynamic, it
+    goes from the least to the greatest with the entropy of that, as a share of the most that so many tokens can have,
+    to the power of the exponent.
     Source: llama.cpp b10470, src/llama-sampling.cpp, temp_ext.
     """
     temperature, reach = sampling.temperature, sampling.dynamic_temperature
     if reach:
         least, most = max(0.0, temperature - reach), temperature + reach
-        share = _disorder_of_all(row) if best is None or not best.is_whole else _disorder(best)
+        size = size or row.size
+        share = _disorder_of_all(row, size) if best is None or not best.is_whole else _disorder(best, size)
         temperature = least + (most - least) * share**sampling.dynamic_exponent
     return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
-def _disorder(best: Shortlist) -> float:
-    """The entropy of a whole list, as a share of that of a uniform distribution over as many tokens."""
+def _disorder(best: Shortlist, size: int) -> float:
+    """The entropy of a whole list, as a share of that of a uniform distribution over so many tokens."""
     shares = [weight / best.total for weight in best.weights]
-    return -sum(share * math.log(share) for share in shares) / math.log(len(shares)) if len(shares) > 1 else 0.0
+    return -sum(share * math.log(share) for share in shares) / math.log(size) if len(shares) > 1 else 0.0
 
 
-def _disorder_of_all(row: Logits) -> float:
+def _disorder_of_all(row: Logits, size: int) -> float:
     """As _disorder, at temperature 1, over the whole vocabulary."""
     # rounding, of numbers far from 0, must not take it out of its range
-    return min(max((row.logsumexp() - row.mean(1.0)) / math.log(row.size), 0.0), 1.0) if row.size > 1 else 0.0
+    return min(max((row.logsumexp() - row.mean(1.0)) / math.log(size), 0.0), 1.0) if size > 1 else 0.0
 
 
 def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> tuple[Logits, float, Shortlist]:
@@ -131,9 +134,9 @@ def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: 
     return logits, temperature, listed(best, temperature, logsumexp=None if is_all else logits.logsumexp(temperature))
 
 
-def _warmed(row: Logits, best: Shortlist, sampling: Sampling) -> tuple[float, Shortlist]:
+def _warmed(row: Logits, best: Shortlist, sampling: Sampling, *, size: int) -> tuple[float, Shortlist]:
     """The temperature, which follows other steps, and the same tokens at it."""
-    temperature = temperature_of(row, sampling, best)
+    temperature = temperature_of(row, sampling, best, size=size)
     if not temperature:
         return 1.0, best.first(1)
     logsumexp = None if best.is_whole else row.logsumexp(temperature)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embedllm.draw import Pool, temperature_of, truncated
@@ -145,9 +145,12 @@ def test_options_are_hashable_with_lists_and_functions() -> None:
 
 
 # a share of the truncations in any order, with the temperature among them
+_LAST_WARM = ("top_k", "top_n_sigma", "typical_p", "top_p", "min_p", "xtc", "temperature")
 orders = st.permutations([step for step in ORDER if step not in ("penalties", "dry", "processors")])
 
 
+# the entropy over a row of which XTC took tokens
+@example(0, [*_LAST_WARM], 0.7, 0.5, 0, 0.0, 1.0, 1.0, 0.0, 1.0, 4)
 @given(
     st.integers(0, 2**32),
     orders,
