@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, Unpack, cast
 
 from embedllm.async_stream import AsyncStream
@@ -87,12 +87,11 @@ class Model:
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         guessing = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes)
-        self.kind = model_kind(package, engine.device, settings)  # what a saved KV has to be of
         self._max_tokens = defaults.max_tokens
         self._template = template
         self._grammars = grammars
+        self._kind_of = package, engine.device, settings
         self._tool_format: ToolFormat | None = None
-
         self._own_draft = draft if owns_draft else None
 
     @property
@@ -102,6 +101,11 @@ class Model:
     @property
     def device(self) -> Device:
         return self.runner.engine.device
+
+    @cached_property
+    def kind(self) -> dict[str, str]:
+        """What a saved KV has to be of, to be used by this model."""
+        return model_kind(*self._kind_of)
 
     @property
     def can_chat(self) -> bool:
