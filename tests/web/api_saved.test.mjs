@@ -12,7 +12,7 @@ after(endWorkers);
 const GREEDY = { temperature: 0, stop_tokens: [], max_tokens: 6 };
 const KEY = Buffer.from("a/b \u00fc").toString("hex"); // of NAME
 const NAME = "a/b \u00fc";
-const TOOLS = [{ type: "function" }];
+const TOOLS = [{ type: "function", function: { name: "now" } }];
 
 /** A place with one conversation of two turns in it, and what a third turn of it gives. @param {object} [options] */
 async function written(options = {}) {
