@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from embedllm.backends.base import Device
 from embedllm.chat import Message, Tool
+from embedllm.completion import Completion
 from embedllm.conversation import Conversation
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import (
@@ -25,7 +26,7 @@ from embedllm.errors import (
     TemplateError,
     UnsupportedModel,
 )
-from embedllm.model import Completion, Model
+from embedllm.model import Model
 from embedllm.opening import adevices, aload, devices, load
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Picked, Sampling

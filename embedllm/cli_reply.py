@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from embedllm.cli_options import note
+from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk, Statistics
-from embedllm.model import Completion, collect
 
 # what would move the cursor, change the clipboard and so on, as its picture: "␛"; lines and tabs stay as they are
 _PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\n\t"} | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)

@@ -13,9 +13,10 @@ import click
 
 from embedllm.cli_options import Settings, note, reply_options
 from embedllm.cli_reply import say_end, say_statistics, show, stopped_by_ctrl_c
+from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel
 from embedllm.errors import TemplateError
-from embedllm.model import Completion, Model, collect
+from embedllm.model import Model
 from embedllm.sampling import Picked
 
 if TYPE_CHECKING:

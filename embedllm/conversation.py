@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from embedllm.async_stream import AsyncStream
 from embedllm.chat import Message, Tool
+from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
-from embedllm.model import Completion, Model, collect
+from embedllm.model import Model
 from embedllm.options import ReplyOptions
 from embedllm.runner import Request
 from embedllm.sampling import Sampling

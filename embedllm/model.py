@@ -4,58 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, Unpack, cast
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
 from embedllm.batch import run_batch
 from embedllm.beam_runner import BEAMLESS
-from embedllm.chat import ChatTemplate, Message, Tool, tool_schemas
-from embedllm.constraint import Constraint
-from embedllm.decode import Cancel, Chunk, Statistics
-from embedllm.errors import TemplateError
-from embedllm.forbidden import spelled
-from embedllm.options import PromptOptions, Speculate
+from embedllm.chat import ChatTemplate, Message, Tool
+from embedllm.completion import Completion, collect
+from embedllm.decode import Cancel, Chunk
+from embedllm.options import PromptOptions
 from embedllm.package import Package
 from embedllm.prefixes import Prefixes
-from embedllm.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
+from embedllm.prompt import Prompt, check_messages
+from embedllm.request_builder import RequestBuilder
 from embedllm.runner import Request, Runner
-from embedllm.sampling import Picked, Sampling
+from embedllm.sampling import Sampling
 from embedllm.settings import Defaults
 from embedllm.state_kind import model_kind
-from embedllm.structured import Grammars, ResponseFormat, grammar_source
+from embedllm.structured import Grammars
 from embedllm.text import ModelCodec
-from embedllm.tool_calls import ToolCall, assistant_message, for_template, tool_parameters
-from embedllm.tool_calls_formats import ToolFormat, format_of
-from embedllm.tool_calls_reply import reply_marks, reply_reader
-from embedllm.tool_choice import call_grammar, is_forced
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
     from embedllm.conversation import Conversation
     from embedllm.fit import Fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A whole reply."""
-
-    text: str  # the answer
-    tokens: tuple[int, ...]  # generated, the stop token among them
-    logprobs: tuple[float, ...]  # of each token, natural log, in the model's own distribution
-    top_logprobs: tuple[tuple[Picked, ...], ...]  # per token, when asked for
-    finish_reason: str  # "stop", "length", "context" or "cancelled"
-    stopped_by: str | int | None  # the stop string or stop token
-    statistics: Statistics
-    reasoning: str = ""  # what the model thought before it
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def message(self) -> dict[str, JSON]:
-        """The reply as a message to append to a conversation, with its reasoning and tool calls."""
-        return assistant_message(self.text, self.reasoning, self.tool_calls)
 
 
 class Model:
@@ -87,11 +62,8 @@ class Model:
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         guessing = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes)
-        self._max_tokens = defaults.max_tokens
-        self._template = template
-        self._grammars = grammars
+        self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars)
         self._kind_of = package, engine.device, settings
-        self._tool_format: ToolFormat | None = None
         self._own_draft = draft if owns_draft else None
 
     @property
@@ -110,10 +82,7 @@ class Model:
     @property
     def can_chat(self) -> bool:
         """Whether the model has a chat template."""
-        try:
-            return bool(self._chat_template())
-        except TemplateError:
-            return False
+        return self._builder.can_chat
 
     def prompt(
         self,
@@ -131,10 +100,8 @@ class Model:
         continue_final_message: leave the last message open, so that the model goes on with it.
         Raises TemplateError when the model has no template or its template refuses.
         """
-        template, written = self._chat_template(), self._written()
-        shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render(shown, tools=tools, documents=documents, variables=variables,
-                               continue_final_message=continue_final_message)  # fmt: skip
+        return self._builder.prompt(messages, tools=tools, variables=variables, documents=documents,
+                                    continue_final_message=continue_final_message)  # fmt: skip
 
     def generate(
         self,
@@ -318,45 +285,9 @@ class Model:
 
         return Conversation.open(self, path)
 
-    def request(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        max_tokens: int | None = None,
-        min_tokens: int = 0,
-        stop: str | Sequence[str] | None = (),
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: int = 0,
-        speculate: Speculate | None = "auto",
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-        special: bool = False,
-        response_format: ResponseFormat | None = None,
-        tool_choice: str = "auto",
-    ) -> Request:
+    def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
-        used = None if tool_choice == "none" else tools
-        template = ForTemplate(used, variables, documents, continue_final_message)
-        tokens, written = self._tokens(prompt, template)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        ends = frozenset(self.package.stop_tokens if stop_tokens is None else stop_tokens) | self._special_tokens(stops)
-        request = Request(
-            prompt=tokens,
-            sampling=spelled(sampling or self.sampling, partial(self.tokenizer.encode, special=False)),
-            max_tokens=self._max_tokens if max_tokens is None else max_tokens,
-            min_tokens=min_tokens,
-            stop=stops,
-            stop_tokens=ends,
-            constraint=self._constraint(response_format, tool_choice, used, ends),
-            top_count=logprobs,
-            special=special,
-            speculate=speculate or "off",
-        )
-        if written is not None and not special and response_format is None:
-            request = self._reading(request, written, used)
+        request = self._builder.request(prompt, sampling or self.sampling, **options)
         self.runner.check(request)
         return request
 
@@ -382,90 +313,3 @@ class Model:
     def __repr__(self) -> str:
         where = "closed" if self.runner.sequences.is_closed else f"on {self.device.name}"
         return f"<embedllm.Model '{self.name}' {where}, context {self.context}>"
-
-    def _chat_template(self) -> ChatTemplate:
-        if self._template is None:
-            self._template = ChatTemplate.open(self.package.folder)
-        return self._template
-
-    def _written(self) -> ToolFormat:
-        """How the model writes tool calls."""
-        if self._tool_format is None:
-            self._tool_format = format_of(self._chat_template().templates.values())
-        return self._tool_format
-
-    def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
-        """The request with what parts its reply. written: the prompt."""
-        templates = list(self._chat_template().templates.values())
-        parameters = tool_parameters(tool_schemas(tools)) if tools else None
-        marks = reply_marks(self._written(), templates, has_tools=parameters is not None)
-        reader = reply_reader(self._written(), templates, written if request.constraint is None else "", parameters)
-        return replace(request, reader=reader, kept=frozenset(self._special_tokens(marks)))
-
-    def _constraint(
-        self,
-        response_format: ResponseFormat | None,
-        tool_choice: str,
-        tools: Sequence[Tool] | None,
-        stop_tokens: frozenset[int],
-    ) -> Constraint | None:
-        source = grammar_source(response_format)
-        if is_forced(tool_choice):
-            if source is not None:
-                raise ValueError(
-                    f"tool_choice {tool_choice!r} and response_format cannot both be followed; leave one out."
-                )
-            parameters = tool_parameters(tool_schemas(tools)) if tools else None
-            source = call_grammar(tool_choice, self._written(), parameters, self._special_token)
-        if source is None:
-            return None
-        if self._grammars is None:
-            raise ValueError("response_format is not followed here yet; in a browser, EmbedLLM of JavaScript does.")
-        return self._grammars.constraint(source, stop_tokens)
-
-    def _special_token(self, text: str) -> int | None:
-        token = self.tokenizer.token_id(text)
-        return token if token in self.tokenizer.special_tokens else None
-
-    def _special_tokens(self, strings: Sequence[str]) -> set[int]:
-        """The special tokens among stop strings or marks: their text never comes by itself."""
-        found = {self._special_token(string) for string in strings if isinstance(string, str)}
-        return {token for token in found if token is not None}
-
-    def _tokens(self, prompt: Prompt, template: ForTemplate) -> tuple[list[int], str | None]:
-        """The prompt as token ids, and what the template wrote.
-
-        A template writes the special tokens itself; plain text gets the tokenizer's.
-        """
-        if isinstance(prompt, Mapping) or are_messages(prompt):
-            check_messages(prompt)
-            messages = cast("Sequence[Message]", prompt)
-            text = self.prompt(messages, tools=template.tools, variables=template.variables,
-                               documents=template.documents,
-                               continue_final_message=template.continue_final_message)  # fmt: skip
-            return self.tokenizer.encode(text, special=False), text
-        if template != ForTemplate():
-            raise ValueError(
-                "tools, variables, documents and continue_final_message go through the chat template; give the prompt "
-                "as messages."
-            )
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, special=True), None
-        return token_ids(prompt), None
-
-
-def collect(chunks: Iterable[Chunk]) -> Completion:
-    """A whole reply from its chunks."""
-    kept = list(chunks)
-    steps = [chunk for chunk in kept if chunk.token is not None]
-    return Completion(
-        text="".join(chunk.text for chunk in kept),
-        tokens=tuple(chunk.token for chunk in steps if chunk.token is not None),
-        logprobs=tuple(chunk.logprob for chunk in steps if chunk.logprob is not None),
-        top_logprobs=tuple(chunk.top_logprobs for chunk in steps if chunk.top_logprobs),
-        finish_reason=kept[-1].finish_reason or "cancelled",
-        stopped_by=kept[-1].stopped_by,
-        statistics=kept[-1].statistics,
-        reasoning="".join(chunk.reasoning for chunk in kept),
-        tool_calls=tuple(call for chunk in kept for call in chunk.tool_calls),
-    )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
 from embedllm.chat import Message, Tool, tool_schemas
-from embedllm.model import Completion, Model
+from embedllm.completion import Completion
+from embedllm.model import Model
 from embedllm.options import PromptOptions, ReplyOptions
 from embedllm.sampling import Sampling
 from embedllm.tool_arguments import check_arguments

@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 
 import embedllm
 from embedllm.cli import cli
+from embedllm.completion import Completion, collect
 from embedllm.decode import Chunk
-from embedllm.model import Completion, collect
 from embedllm.package import sha256
 from tests.tiny import tiny_checkpoint
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk, Generation, Statistics
-from embedllm.model import Completion, collect
 from embedllm.sampling import Picked, Sampler, Sampling
 from embedllm.text import StopStrings, TextStream
 from tests.fakes import END, Bytes, FakeLogits, peaked
