@@ -34,6 +34,7 @@ class Statistics:
     decode_s: float = 0.0
     drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
     accepted_tokens: int = 0  # of these: what the rule chose, too
+    dropped_tokens: int = 0  # of a conversation: what the model sees no more, to make room (when_full)
 
     @property
     def acceptance(self) -> float:
@@ -114,6 +115,7 @@ class Generation:
     statistics: Statistics
     reader: ReplyReader | None = None  # where a reply is more than text
     drafted_tokens: int = field(default=0, init=False)  # fed on suspicion; counted by who feeds
+    dropped_tokens: int = 0  # before it, and since; counted by who drops them
     _accepted_tokens: int = field(default=0, init=False)
     _spent_s: float = field(default=0.0, init=False)  # seconds that are not in the statistics yet
 
@@ -167,6 +169,7 @@ class Generation:
             decode_s=so_far.decode_s + spent_s if is_decode else so_far.decode_s,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self._accepted_tokens,
+            dropped_tokens=self.dropped_tokens,
         )
 
     def cancelled(self) -> Chunk:

@@ -15,6 +15,11 @@ from embedllm.types import Logits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
+    from embedllm.shift import Shift
+
+
+def ignore(count: int) -> None:
+    """Takes a number that nobody wants to know."""
 
 
 class HeldSequence:
@@ -29,10 +34,22 @@ class HeldSequence:
         self.is_running = False  # a request has it; closed by nobody else then
         self.is_ended = False  # by the end of the model
         self.before_feed: Callable[[], None] | None = None  # of a request's first feed; may take its time
+        self.shift: Shift | None = None  # of the request that runs: what is dropped when the session is full
+        self.note_dropped: Callable[[int], None] = ignore  # told how many tokens that were
+        self._shifted_from: int | None = None  # tokens from here on have seen others that are gone
+
+    @property
+    def plain_tokens(self) -> list[int]:
+        """The tokens whose KV is what they alone give, which others may use."""
+        return self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         self._make_ready()
         return self._feed(tokens)
+
+    def room(self) -> int | None:
+        """How many tokens may be fed before others are dropped; None: none ever are."""
+        return None if self.shift is None else self.shift.context - len(self.tokens)
 
     def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
         """As feed, in a session that FeedsAll; the logits after each token."""
@@ -41,6 +58,7 @@ class HeldSequence:
         with self.lock:
             if self.is_ended:
                 raise Interrupted
+            self._make_room(len(tokens))
             assert isinstance(self.session, FeedsAll)
             rows = self.session.feed_all(tokens)
             self.tokens += tokens
@@ -53,16 +71,21 @@ class HeldSequence:
         """
         held = min(common(self.tokens, prompt), len(prompt) - 1)
         with self.lock:
-            self.session.rewind(held)
-            del self.tokens[held:]
+            self.forget_from(held)
         return held
+
+    def forget_from(self, position: int) -> None:
+        """Forgets the tokens from a position on; with the lock."""
+        self.session.rewind(position)
+        del self.tokens[position:]
+        if self._shifted_from is not None and position <= self._shifted_from:
+            self._shifted_from = None
 
     def rewind_by(self, count: int) -> None:
         """Forgets the last tokens."""
         with self.lock:
             if not self.is_ended:
-                self.session.rewind(len(self.tokens) - count)
-                del self.tokens[len(self.tokens) - count :]
+                self.forget_from(len(self.tokens) - count)
 
     async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
         self._make_ready()  # sessions that are awaited have no KV to move
@@ -116,9 +139,26 @@ class HeldSequence:
         with self.lock:
             if self.is_ended:
                 raise Interrupted
+            self._make_room(len(tokens))
             logits = self.session.feed(tokens)
             self.tokens += tokens
         return logits
+
+    def _make_room(self, count: int) -> None:
+        """Drops what the shift says when that many more tokens do not fit; with the lock."""
+        shift, held = self.shift, len(self.tokens)
+        if shift is None or not (dropped := shift.excess(held, count)):
+            return
+        session, start = self.session, shift.keep + dropped
+        assert isinstance(session, MovesState)  # or there was no shift
+        rest = self.tokens[start:]
+        state = shift.moved(session.export_state(start, held), start, by=dropped)
+        self.forget_from(shift.keep)
+        if rest:
+            session.import_state(state)
+            self.tokens += rest
+            self._shifted_from = shift.keep
+        self.note_dropped(dropped)
 
     def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
         """Within the block, `cancel` stops a feed that is running."""

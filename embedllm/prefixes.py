@@ -28,8 +28,12 @@ class Holder(Protocol):
     """A sequence that may run meanwhile."""
 
     session: Session
-    tokens: list[int]
     lock: threading.Lock  # held by whoever uses the session
+
+    @property
+    def plain_tokens(self) -> list[int]:
+        """The tokens that it holds, as far as their KV is what they alone give."""
+        ...
 
 
 class Folder(Protocol):
@@ -111,7 +115,7 @@ class Prefixes:
 
     def keep(self, holder: Holder, start: int) -> None:
         """Copies into memory what a sequence holds from a token on; called with its lock, before that is lost."""
-        tokens = holder.tokens
+        tokens = holder.plain_tokens
         if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
             return
         keys = keys_of(tokens, self._root)
@@ -225,7 +229,9 @@ def joined_states(sources: Sequence[Source]) -> Iterator[KeyValues]:
 def _longest(prompt: Sequence[int], peers: Iterable[Holder]) -> tuple[Holder | None, int]:
     """The sequence that can give most of a prompt, and how many tokens that is."""
     movable = (peer for peer in peers if isinstance(peer.session, MovesState))
-    return max(((peer, common(peer.tokens, prompt)) for peer in movable), key=lambda one: one[1], default=(None, 0))
+    return max(
+        ((peer, common(peer.plain_tokens, prompt)) for peer in movable), key=lambda one: one[1], default=(None, 0)
+    )
 
 
 def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int) -> Source:
@@ -237,7 +243,7 @@ def _exported(holder: Holder, prompt: Sequence[int], start: int, stop: int) -> K
     """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
     with holder.lock:
         session = holder.session
-        if not isinstance(session, MovesState) or list(prompt[:stop]) != holder.tokens[:stop]:
+        if not isinstance(session, MovesState) or list(prompt[:stop]) != holder.plain_tokens[:stop]:
             return None
         try:
             return session.export_state(start, stop)

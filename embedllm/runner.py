@@ -19,6 +19,7 @@ from embedllm.options import Speculate
 from embedllm.prefixes import Prefixes
 from embedllm.sampling import Sampler, Sampling
 from embedllm.sequences import HeldSequence, Sequences
+from embedllm.shift import Shift
 from embedllm.speculation import Draft, Speculation
 from embedllm.speculation_costs import Experience
 from embedllm.text import StopStrings, TextCodec, TextStream
@@ -43,6 +44,8 @@ class Request:
     reader: ReplyReader | None = None  # of this one reply, where it is more than text
     constraint: Constraint | None = None  # of this one reply
     speculate: Speculate = "auto"
+    shift: Shift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
+    dropped_tokens: int = 0  # of a conversation, before this
 
 
 class Runner:
@@ -70,7 +73,7 @@ class Runner:
         """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
         if not request.prompt:
             raise ValueError("the prompt is empty; give at least one token.")
-        if len(request.prompt) >= self._context:
+        if request.shift is None and len(request.prompt) >= self._context:
             raise ContextFull(
                 f"the prompt has {len(request.prompt)} tokens; {self._context} can be held together with the reply. "
                 f"Shorten the prompt, or {self._remedy}.",
@@ -155,7 +158,8 @@ class Runner:
                 if self.draft is not None and request.speculate != "lookup":
                     draft = held.enter_context(self.draft.drafting(request.prompt, cancel))
                 looks_up = request.speculate != "draft"
-                proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up)
+                proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up,
+                                       room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
 
     def _speculates(self, request: Request) -> bool:
@@ -189,9 +193,14 @@ class Runner:
         def note_held(held: int) -> None:
             generation.statistics = replace(generation.statistics, cached_tokens=held)
 
+        def note_dropped(dropped: int) -> None:
+            generation.dropped_tokens += dropped
+
+        if request.shift is not None:
+            step = min(step, request.shift.step)
+            sequence.shift, sequence.note_dropped = request.shift, note_dropped
         held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held)
-        room = self._context - len(request.prompt)
-        wanted = room + 1 if request.max_tokens is None else request.max_tokens
+        limit, limit_reason = self._limit(request)
         generation = Generation(
             sampler=Sampler(
                 request.sampling,
@@ -204,10 +213,21 @@ class Runner:
             text=TextStream(self._text, special=request.special, kept=request.kept),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
-            limit=min(room, wanted),
-            limit_reason="context" if wanted > room else "length",
+            limit=limit,
+            limit_reason=limit_reason,
             top_count=request.top_count,
             reader=request.reader,
-            statistics=Statistics(prompt_tokens=len(request.prompt), cached_tokens=held),
+            statistics=Statistics(
+                prompt_tokens=len(request.prompt), cached_tokens=held, dropped_tokens=request.dropped_tokens
+            ),
+            dropped_tokens=request.dropped_tokens,
         )
         return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
+
+    def _limit(self, request: Request) -> tuple[int, str]:
+        """How many tokens the reply may have, and what reaching that is called."""
+        if request.shift is not None:
+            return request.max_tokens or self._context, "length"
+        room = self._context - len(request.prompt)
+        wanted = room + 1 if request.max_tokens is None else request.max_tokens
+        return min(room, wanted), "context" if wanted > room else "length"

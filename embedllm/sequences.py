@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from embedllm.backends.base import Engine, MovesState
 from embedllm.background import Background
-from embedllm.held_sequence import HeldSequence
+from embedllm.held_sequence import HeldSequence, ignore
 from embedllm.prefix_cache import common
 from embedllm.prefixes import Prefixes, Source
 
@@ -77,7 +77,8 @@ class Sequences:
         """
         shared = min(common(sequence.tokens, prompt), len(prompt) - 1)
         sources: list[Source] = []
-        if self.prefixes is not None and isinstance(sequence.session, MovesState):
+        fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
+        if self.prefixes is not None and fits and isinstance(sequence.session, MovesState):
             sources = self.prefixes.sources(prompt, shared, self._others(sequence))
         planned = sources[-1].stop if sources else shared
         sequence.prompt = prompt
@@ -96,6 +97,7 @@ class Sequences:
     def give_back(self, sequence: HeldSequence, *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
         prompt, sequence.prompt, sequence.before_feed = sequence.prompt, (), None
+        sequence.shift, sequence.note_dropped = None, ignore
         with self._lock:
             sequence.is_running = False
             is_kept = self._engine is not None and not (to_pool and self._idle)
@@ -152,7 +154,6 @@ class Sequences:
         others = self._others(sequence)
         with sequence.lock:
             if self.prefixes is not None:
-                held = max((common(other.tokens, sequence.tokens) for other in others), default=0)
+                held = max((common(other.plain_tokens, sequence.tokens) for other in others), default=0)
                 self.prefixes.keep(sequence, max(position, held))
-            sequence.session.rewind(position)
-            del sequence.tokens[position:]
+            sequence.forget_from(position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from embedllm.lookup import LONGEST, Lookup
@@ -58,13 +58,23 @@ class Speculation:
     """Guesses for one reply. It learns how often they are right, and stakes only what wrong ones may lose."""
 
     def __init__(
-        self, prompt: Sequence[int], experience: Experience, *, draft: Draft | None = None, looks_up: bool = True
+        self,
+        prompt: Sequence[int],
+        experience: Experience,
+        *,
+        draft: Draft | None = None,
+        looks_up: bool = True,
+        room: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """experience: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match."""
+        """experience: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match.
+
+        room: the most tokens that may be fed now; None: any number.
+        """
         self._tokens: list[int] | None = list(prompt)  # until the lookup has them
         self._experience = experience
         self._costs = experience.costs
         self._draft = draft
+        self._room = room
         self._looks_up = looks_up
         self._lookup: Lookup | None = None
         self._guesses: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
@@ -94,7 +104,9 @@ class Speculation:
         self._guesses.clear()
         if not self._costs.is_known:
             return ()
-        most = min(most, MOST)
+        if (room := self._room()) is not None:
+            most = min(most, room - 1)
+        most = max(0, min(most, MOST))
         if self._looks_up and (found := self._looked_up(most)):
             return found
         if self._draft is None:

@@ -1,4 +1,4 @@
-"""The cos and sin tables of rotary embeddings: computed once here, so that every backend turns by the same numbers."""
+"""Rotary embeddings: cos and sin tables, by which every backend turns alike, and keys turned to other positions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.types import F32
 
 
@@ -30,6 +32,22 @@ def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
         angles = positions * frequencies
     factor = np.float32(attention_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -> NDArray[np.floating]:
+    """Keys of the positions from `start` on, as they would have been turned at positions smaller by `by`.
+
+    keys: [kv heads, T, D], turned; of the same type they come back, exact up to rounding. by: at most `start`.
+    """
+    count, half = keys.shape[1], rope.rotated // 2
+    cos, sin = (table.astype(np.float64) for table in tables(rope, start + count, start))
+    to_cos, to_sin = (table.astype(np.float64) for table in tables(rope, start + count - by, start - by))
+    square = cos * cos + sin * sin  # of YaRN's factor, which the keys have once
+    turn_cos = ((cos * to_cos + sin * to_sin) / square).astype(np.float32)  # [T, rotated / 2]
+    turn_sin = ((sin * to_cos - cos * to_sin) / square).astype(np.float32)
+    first, second, rest = np.split(keys, [half, rope.rotated], axis=-1)
+    turned = [first * turn_cos + second * turn_sin, second * turn_cos - first * turn_sin, rest]
+    return np.concatenate(turned, axis=-1).astype(keys.dtype, copy=False)
 
 
 def _plain(base: float | F32, rotated: int) -> F32:

@@ -1,0 +1,58 @@
+"""The rule of a shift: of a sequence that is full the first tokens stay, the oldest behind them go, the rest moves up.
+
+The keys of the tokens that move are turned to their new positions, which is exact up to rounding. That all of them were
+computed when the dropped ones could still be seen is what makes it approximate (docs/numerics.md#shift). Source: Xiao
+et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import MovesState, Session
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+    from embedllm.export.decoder import Rope
+
+SINK = 4  # tokens at least that stay: without the first ones, which all others look at, a model falls apart
+_STEPS = 4  # each moves all that stays, so that few of them are better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """What is dropped of a sequence when it is full."""
+
+    keep: int  # tokens at its beginning that stay
+    context: int  # tokens that it can hold
+    rope: Rope
+
+    @property
+    def step(self) -> int:
+        """How many tokens go at once."""
+        return max(1, (self.context - self.keep) // _STEPS)
+
+    def excess(self, held: int, count: int) -> int:
+        """How many tokens have to go before so many more come; 0 as long as they fit."""
+        over = held + count - self.context
+        return 0 if over <= 0 else min(-(-over // self.step) * self.step, held - self.keep)
+
+    def moved(self, state: KeyValues, start: int, *, by: int) -> KeyValues:
+        """The KV of the tokens from `start` on, for positions that are smaller by `by`."""
+        from embedllm.export.rope import moved_keys  # numpy
+
+        return [(moved_keys(keys, self.rope, start, by=by), values) for keys, values in state]  # type: ignore[arg-type]  # floats: check_movable
+
+
+def check_movable(session: Session, device: str) -> None:
+    """Raises ValueError when a session's KV cannot be moved to other positions."""
+    other = "Take when_full='drop-oldest', which computes again what stays."
+    if not isinstance(session, MovesState):
+        raise ValueError(f"when_full='shift' moves KV, and that of '{device}' cannot be taken out. {other}")
+    kinds = {keys.dtype for keys, _ in session.export_state(0, 0)}
+    if any(kind.kind != "f" for kind in kinds):
+        raise ValueError(
+            f"when_full='shift' turns keys to other positions; found {kinds.pop()} keys, which are rounded where they "
+            f"stand. Load without kv=. {other}"
+        )
