@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
 
 from embedllm.async_stream import AsyncStream
 from embedllm.chat import Message, Tool
 from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
+from embedllm.history import ALL, Asked, Seen, shifted, without_oldest
 from embedllm.model import Model
-from embedllm.options import ReplyOptions
+from embedllm.options import ReplyOptions, WhenFull
 from embedllm.runner import Request
 from embedllm.sampling import Sampling
 from embedllm.sequences import HeldSequence
+from embedllm.shift import check_movable
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
+
+_Turn: TypeAlias = AbstractContextManager[Callable[[Chunk], None]]  # takes the chunks of the reply, and its end
 
 
 class Conversation:
@@ -27,6 +32,7 @@ class Conversation:
 
     messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
     cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
+    when_full: what becomes of a turn that does not fit into the context; see Model.conversation().
     """
 
     def __init__(
@@ -36,12 +42,24 @@ class Conversation:
         *,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        when_full: WhenFull = "error",
     ) -> None:
+        if when_full not in (modes := get_args(WhenFull)):
+            raise ValueError(f"when_full is {when_full!r}; expected {', '.join(map(repr, modes))}.")
         self.model = model
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.tools = tools
         self._variables = variables
+        self.when_full: WhenFull = when_full
+        self._seen = ALL
         self._sequence: HeldSequence | None = None
+        if when_full == "shift":
+            self._sequence = model.runner.sequences.new()
+            try:
+                check_movable(self._sequence.session, model.device.name)
+            except ValueError:
+                self.close()
+                raise
 
     def say(
         self,
@@ -70,8 +88,8 @@ class Conversation:
 
         Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
         """
-        said, request = self._request(text, sampling, options)
-        return self._stream(said, request, cancel or Cancel())
+        turn, request = self._request(text, sampling, options)
+        return self._stream(turn, request, cancel or Cancel())
 
     async def asay(
         self,
@@ -94,31 +112,51 @@ class Conversation:
         **options: Unpack[ReplyOptions],
     ) -> AsyncStream:
         """As stream(), for `async for`."""
-        said, request = self._request(text, sampling, options)
+        turn, request = self._request(text, sampling, options)
         sequence = self._held(request)
-        return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=self._turn(said))
+        return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=turn)
 
-    def _request(
-        self, text: str | Message, sampling: Sampling | None, options: ReplyOptions
-    ) -> tuple[Message, Request]:
-        """The message that is said, and what the model shall run."""
+    def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
+        """The turn in which it is said, and what the model shall run."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
-        messages = [*self.messages, said]
-        return said, self.model.request(messages, sampling, tools=self.tools, variables=self._variables, **options)
+        request, seen = self._fitted([*self.messages, said], sampling, options)
+        self.model.runner.check(request)
+        return self._turn(said, seen), request
+
+    def _fitted(
+        self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
+    ) -> tuple[Request, Seen]:
+        """What the model is asked, and what it sees then of the history."""
+        model, variables = self.model, self._variables
+        tools = None if options.get("tool_choice") == "none" else self.tools
+        asked = Asked(
+            messages=messages,
+            request=lambda shown: model.unchecked(shown, sampling, tools=self.tools, variables=variables, **options),
+            tokens=lambda shown: model.tokenizer.encode(
+                model.prompt(shown, tools=tools, variables=variables), special=False
+            ),
+            context=model.context,
+        )
+        if self.when_full == "drop-oldest":
+            return without_oldest(asked, self._seen)
+        if self.when_full == "shift":
+            held = self._sequence.tokens if self._sequence is not None else ()
+            return shifted(asked, self._seen, held, model.package.decoder.rope)
+        return asked.request(messages), ALL
 
     def _held(self, request: Request) -> HeldSequence:
         if self._sequence is None:
             self._sequence = self.model.runner.sequences.new(len(request.prompt))
         return self._sequence
 
-    def _stream(self, said: Message, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
-        with self._turn(said) as note:
+    def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
+        with turn as note:
             for chunk in self.model.runner.stream(request, cancel, self._held(request)):
                 note(chunk)
                 yield chunk
 
     @contextmanager
-    def _turn(self, said: Message) -> Iterator[Callable[[Chunk], None]]:
+    def _turn(self, said: Message, seen: Seen) -> Iterator[Callable[[Chunk], None]]:
         """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
         chunks: list[Chunk] = []
         is_said = False
@@ -140,6 +178,7 @@ class Conversation:
         finally:
             if is_said:
                 self.messages += [said, collect(chunks).message]
+                self._seen = replace(seen, dropped_tokens=chunks[-1].statistics.dropped_tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
@@ -149,20 +188,37 @@ class Conversation:
         """
         from embedllm.conversation_file import SavedConversation, write_conversation
 
-        saved = SavedConversation(messages=self.messages, tools=self.tools, variables=self._variables)
+        saved = SavedConversation(
+            messages=self.messages,
+            tools=self.tools,
+            variables=self._variables,
+            when_full=self.when_full,
+            first_seen=self._first_seen,
+            dropped_tokens=self._seen.dropped_tokens,
+        )
         with self._alone():
             write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind)
 
     @classmethod
-    def open(cls, model: Model, path: str | os.PathLike[str]) -> Conversation:
+    def open(cls, model: Model, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
         """As Model.open_conversation()."""
         from embedllm.conversation_file import read_conversation, restored
 
         saved, file = read_conversation(Path(path))
-        conversation = cls(model, tools=saved.tools, variables=saved.variables)
+        conversation = cls(model, tools=saved.tools, variables=saved.variables, when_full=when_full or saved.when_full)
         conversation.messages = list(saved.messages)
-        conversation._sequence = restored(file, model.runner.sequences, model=model.kind)
+        if saved.first_seen is not None:
+            conversation._seen = Seen(first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens)
+        if sequence := restored(file, model.runner.sequences, model=model.kind):
+            conversation.close()
+            conversation._sequence = sequence
         return conversation
+
+    @property
+    def _first_seen(self) -> int | None:
+        """Where in the history what the model sees of it begins; None: at its beginning."""
+        places = (at for at, message in enumerate(self.messages) if message is self._seen.first)
+        return next(places, None)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from embedllm.backends.base import MovesState
 from embedllm.chat import Message, Tool
 from embedllm.errors import ContextFull, PackageError
+from embedllm.options import WhenFull
 from embedllm.prefixes import GROUP
 from embedllm.prompt import check_messages
 from embedllm.state_file import StateFile, open_state, write_state
@@ -33,6 +34,9 @@ class SavedConversation:
     messages: Sequence[Message]
     tools: Sequence[Tool] | None
     variables: Mapping[str, JSON] | None
+    when_full: WhenFull = "error"
+    first_seen: int | None = None  # the message with which begins what the model sees; None: the first
+    dropped_tokens: int = 0  # before it
 
 
 def write_conversation(
@@ -48,15 +52,15 @@ def write_conversation(
         if saved.tools is None
         else [tool if isinstance(tool, Mapping) else tool_schema(tool) for tool in saved.tools]
     )
-    said = {"messages": saved.messages, "tools": tools, "variables": saved.variables}
+    said = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
     try:
         about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}
     except TypeError as error:
         raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
-    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.tokens:
+    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.plain_tokens:
         write_state(path, about, [])
         return
-    tokens = list(sequence.tokens)
+    tokens = list(sequence.plain_tokens)
     with sequence.lock:
         about |= {"kind": json.dumps(kind_of(model, sequence.session)), "tokens": json.dumps(tokens)}
     write_state(path, about, _pieces(sequence, len(tokens)))
@@ -70,8 +74,13 @@ def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
         said = json.loads(file.about["conversation"])
         if said["messages"]:
             check_messages(said["messages"])
-        return SavedConversation(**said), file
-    except (KeyError, TypeError, ValueError) as error:
+        saved = SavedConversation(**said)
+        if saved.first_seen is not None:
+            saved.messages[saved.first_seen]
+        if saved.when_full not in get_args(WhenFull):
+            raise ValueError(f"when_full is {saved.when_full!r}")
+        return saved, file
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
 
 

@@ -15,7 +15,7 @@ from embedllm.beam_runner import BEAMLESS
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
-from embedllm.options import PromptOptions
+from embedllm.options import PromptOptions, WhenFull
 from embedllm.package import Package
 from embedllm.prefixes import Prefixes
 from embedllm.prompt import Prompt, check_messages
@@ -269,27 +269,39 @@ class Model:
         *,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
+        when_full: WhenFull = "error",
     ) -> Conversation:
-        """A chat that remembers: its history, and the KV cache of it, so that each turn computes only what is new."""
+        """A chat that remembers: its history, and the KV cache of it, so that each turn computes only what is new.
+
+        when_full: what is done when a turn does not fit any more (docs/guide-python.md#endless-chats). "error" raises
+        ContextFull. "drop-oldest" leaves whole turns out of what the model sees. "shift" drops tokens, in the middle of
+        a reply too, and keeps the KV of the others, which is approximate. The history stays whole; the tokens that the
+        model sees no more are in Statistics.dropped_tokens.
+        Raises ValueError for "shift" where KV cannot be moved.
+        """
         from embedllm.conversation import Conversation
 
-        return Conversation(self, system, tools=tools, variables=variables)
+        return Conversation(self, system, tools=tools, variables=variables, when_full=when_full)
 
-    def open_conversation(self, path: str | os.PathLike[str]) -> Conversation:
-        """One that Conversation.save() wrote, tools as JSON schemas.
+    def open_conversation(self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
+        """One that Conversation.save() wrote, tools as JSON schemas. when_full: None leaves it as it was.
 
         Its KV cache is ready when this model, device and version of the runtime have computed it. Otherwise a line is
         logged at INFO, and the next turn computes it. Raises PackageError for a damaged file, FileNotFoundError.
         """
         from embedllm.conversation import Conversation
 
-        return Conversation.open(self, path)
+        return Conversation.open(self, path, when_full=when_full)
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
-        request = self._builder.request(prompt, sampling or self.sampling, **options)
+        request = self.unchecked(prompt, sampling, **options)
         self.runner.check(request)
         return request
+
+    def unchecked(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
+        """As request(), when it is not known yet whether all of the prompt is to be run."""
+        return self._builder.request(prompt, sampling or self.sampling, **options)
 
     def release(self) -> None:
         """Frees the KV cache that waits for the next call, and the prefix cache in memory."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
+WhenFull: TypeAlias = Literal["error", "drop-oldest", "shift"]
 
 
 class ReplyOptions(TypedDict, total=False):
