@@ -6,9 +6,10 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -16,8 +17,9 @@ from embedllm.cli_options import Settings, note, reply_options
 from embedllm.cli_reply import say_end, say_statistics, show, stopped_by_ctrl_c
 from embedllm.conversation import Conversation
 from embedllm.decode import Cancel, Statistics
-from embedllm.errors import ContextFull, EmbedError, TemplateError
-from embedllm.messages_file import read_messages, write_messages
+from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
+from embedllm.messages_file import expanded, read_messages, write_messages
+from embedllm.options import WhenFull
 from embedllm.sampling import Sampling
 
 _PROMPT, _MORE = "> ", ". "
@@ -25,8 +27,11 @@ _BLOCK = '"""'
 
 
 @click.command(short_help="Talk to a model.")
+@click.option("--when-full", type=click.Choice(get_args(WhenFull)),
+              help="When the context is full: a turn is an error (the default), the oldest turns go, or tokens do, "
+              "in the middle of a reply too.")  # fmt: skip
 @reply_options
-def chat(settings: Settings) -> None:
+def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
     """Talk to a model that remembers what was said.
 
     A line is a turn; one that ends in a backslash goes on in the next line, and so does all between two lines of
@@ -36,8 +41,8 @@ def chat(settings: Settings) -> None:
     \b
     /reset         forget what was said; the system message stays
     /system TEXT   change the system message; without TEXT: remove it
-    /save FILE     write the messages, as JSON
-    /load FILE     go on from such a file
+    /save FILE     write the messages, as JSON where FILE ends in .json; else the KV cache with them
+    /open FILE     go on from such a file
     /stats         tokens and times of the last reply, and how full the context is
     /help          this list
     /exit          leave
@@ -48,8 +53,9 @@ def chat(settings: Settings) -> None:
         is_typed = sys.stdin.isatty()
         if is_typed:
             note(f"{llm.name} on {llm.device.name}, context {llm.context} tokens. /help lists the commands.")
-        with llm.conversation(settings.system, variables=settings.variables) as conversation:
-            talk = Talk(conversation, settings, settings.sampled(llm.sampling))
+        conversation = llm.conversation(settings.system, variables=settings.variables, when_full=when_full or "error")
+        talk = Talk(conversation, settings, settings.sampled(llm.sampling), when_full=when_full)
+        with closing(talk):
             talk.run(_line_reader(is_typed), is_typed=is_typed)
     if talk.failures and not is_typed:
         click.get_current_context().exit(1)
@@ -86,8 +92,11 @@ def read_turn(read_line: Callable[[str], str]) -> Turn:
 class Talk:
     """The state of one chat, and what its commands do to it."""
 
-    def __init__(self, conversation: Conversation, settings: Settings, sampling: Sampling) -> None:
-        self.conversation = conversation
+    def __init__(
+        self, conversation: Conversation, settings: Settings, sampling: Sampling, *, when_full: WhenFull | None
+    ) -> None:
+        self.conversation = conversation  # /open changes it
+        self._when_full: WhenFull | None = when_full  # None: as a file says
         self.failures = 0  # turns and commands
         self._settings = settings
         self._sampling = sampling
@@ -96,7 +105,7 @@ class Talk:
             "/reset": self._reset,
             "/system": self._set_system,
             "/save": self._save,
-            "/load": self._load,
+            "/open": self._open,
             "/stats": self._say_stats,
             "/help": _help,
         }
@@ -126,7 +135,8 @@ class Talk:
             else:
                 self._reply(turn.text)
         except ContextFull as error:
-            self._fail(f"{error} Or begin anew: /reset")
+            goes_on = self.conversation.when_full == "error"
+            self._fail(f"{error} Or begin anew: /reset" + (", or with --when-full drop-oldest." if goes_on else ""))
         except (EmbedError, OSError, ValueError) as error:
             self._fail(str(error))
 
@@ -145,11 +155,12 @@ class Talk:
     def _reply(self, text: str) -> None:
         cancel = Cancel()
         with stopped_by_ctrl_c(cancel):
-            chunks = self.conversation.stream(
-                text, self._sampling, max_tokens=self._settings.max_tokens, stop=self._settings.stop, cancel=cancel
-            )
-            reply = show(chunks)
+            chunks = self.conversation.stream(text, self._sampling, cancel=cancel, **self._settings.reply)
+            reply = show(chunks, reasoning=self._settings.reasoning == "show")
+        before = self._last.dropped_tokens if self._last else 0
         self._last = reply.statistics
+        if (dropped := reply.statistics.dropped_tokens) != before:
+            note(f"(the context is full: the model no longer sees {dropped} tokens of what was said first)")
         say_end(reply, self.conversation.model.context, remedy="/reset begins anew")
         if self._settings.stats:
             say_statistics(reply.statistics)
@@ -169,23 +180,59 @@ class Talk:
         if not name:
             self._fail("/save needs the name of a file")
             return
-        write_messages(Path(name), self.conversation.messages)
+        path = expanded(Path(name))
+        if _is_json(path):
+            write_messages(path, self.conversation.messages)
+        else:
+            _save_whole(self.conversation, path)
         note(f"(saved {len(self.conversation.messages)} messages to '{name}')")
 
-    def _load(self, name: str) -> None:
+    def _open(self, name: str) -> None:
         if not name:
-            self._fail("/load needs the name of a file")
+            self._fail("/open needs the name of a file")
             return
-        self.conversation.messages[:] = read_messages(Path(name))
-        note(f"(loaded {len(self.conversation.messages)} messages from '{name}')")
+        path = expanded(Path(name))
+        if _is_json(path):
+            self.conversation.messages[:] = read_messages(path)
+        else:
+            try:
+                opened = self.conversation.model.open_conversation(path, when_full=self._when_full)
+            except OSError as error:
+                raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
+            self.conversation.close()
+            self.conversation = opened
+        note(f"(opened {len(self.conversation.messages)} messages of '{name}')")
+
+    def close(self) -> None:
+        self.conversation.close()
 
     def _say_stats(self, _: str) -> None:
         if self._last is None:
             note("(no reply yet)")
             return
         say_statistics(self._last)
-        used, context = self._last.prompt_tokens + self._last.tokens, self.conversation.model.context
+        context = self.conversation.model.context
+        used = min(self._last.prompt_tokens + self._last.tokens, context)  # more when tokens were dropped on the way
         note(f"context: {used} of {context} tokens after that reply")
+
+
+def _save_whole(conversation: Conversation, path: Path) -> None:
+    """Raises EmbedError where that fails, and for a file that is there and no saved conversation."""
+    from embedllm.conversation_file import read_conversation  # numpy
+
+    try:
+        if path.exists():
+            read_conversation(path)
+        conversation.save(path)
+    except PackageError as error:
+        raise EmbedError(f"{error} It is not overwritten; choose another name.") from error
+    except OSError as error:
+        raise EmbedError(f"cannot write '{path}': {error.strerror or error}.") from error
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file holds the messages alone."""
+    return path.suffix.lower() == ".json"
 
 
 def _help(_: str) -> None:

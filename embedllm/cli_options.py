@@ -12,35 +12,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
 
 import embedllm
+from embedllm.cli_formats import format_options, response_format
 from embedllm.openvino_options import OpenVINOOptions
+from embedllm.options import ReplyOptions, Speculate
 from embedllm.sampling import Sampling
+from embedllm.sampling_options import SAMPLING_OPTIONS, Option
+from embedllm.structured import grammar_source
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
+    from embedllm.structured import ResponseFormat
 
 C = TypeVar("C", bound=Callable[..., object])
 _SLOW_S = 5.0
 _DEBUG = "embedllm.debug"  # keys of the click context
 _VERBOSE = "embedllm.verbose"
-
-# option, its field of Sampling, type, help
-_SAMPLING = (
-    ("--temperature", float, "0 always takes the most probable token; higher is more varied."),
-    ("--top-k", int, "Draw from the K most probable tokens only; 0 = off."),
-    ("--top-p", float, "Draw from the fewest best tokens that hold this probability; 1 = off."),
-    ("--min-p", float, "Draw from tokens at least this share as probable as the best; 0 = off."),
-    ("--typical-p", float, "Draw from the most ordinary tokens that hold this probability; 1 = off."),
-    ("--repetition-penalty", float, "Above 1: what was in prompt or reply becomes less probable."),
-    ("--presence-penalty", float, "Subtracted from the logits of tokens that are in the reply."),
-    ("--frequency-penalty", float, "Subtracted once for each time that a token is in the reply."),
-    ("--seed", int, "The same seed gives the same reply on the same device."),
-)
-_OF_CHANCE = {"top_k", "top_p", "min_p", "typical_p", "seed"}  # what means nothing when nothing is drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,32 +42,50 @@ class Settings:
     device: str | None
     threads: int
     exact: bool
+    kv: str | None
     openvino: OpenVINOOptions | None
+    draft: Path | None
+    cache_dir: Path | None
     system: str | None
-    sampling: Mapping[str, float | int]  # only what was given; the rest are the model's own defaults
+    sampling: Mapping[str, object]  # only what was given; the rest are the model's own defaults
     max_tokens: int | None
+    min_tokens: int
     stop: tuple[str, ...]
+    response_format: ResponseFormat | None
+    speculate: Speculate
     variables: dict[str, JSON] | None  # of the chat template
+    reasoning: str  # "show" or "hide"
     stats: bool
+
+    @property
+    def reply(self) -> ReplyOptions:
+        """What calls that make a reply take by name."""
+        return {
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "stop": self.stop,
+            "response_format": self.response_format,
+            "speculate": self.speculate,
+        }
 
     def open_model(self) -> embedllm.Model:
         """Loads the model, once the other options were seen to make sense."""
         from embedllm.backends import select
 
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
+        grammar_source(self.response_format)
         names = select.names_in(self.device or "")
         device = names if len(names) > 1 else self.device
         with _saying_after(
             _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
         ):
-            return embedllm.load(
-                self.model, device=device, threads=self.threads, exact=self.exact, openvino=self.openvino
-            )
+            return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact, kv=self.kv,
+                                 openvino=self.openvino, draft=self.draft, cache_dir=self.cache_dir)  # fmt: skip
 
     def sampled(self, defaults: Sampling) -> Sampling:
         """The model's own sampling with what was given; says so when an option has no effect."""
         sampling = replace(defaults, **self.sampling)  # type: ignore[arg-type]  # as above
-        idle = [f"--{name.replace('_', '-')}" for name in self.sampling if name in _OF_CHANCE]
+        idle = [_flag(option) for option in SAMPLING_OPTIONS if option.needs_chance and option.name in self.sampling]
         if sampling.temperature == 0 and idle:
             note(f"{', '.join(idle)}: without effect at temperature 0; add --temperature 0.7, say.")
         return sampling
@@ -117,10 +126,11 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(command)
     def gathered(**values: object) -> object:  # click hands over whatever options it was told of
-        given = {name: values.pop(name) for name in _names(_SAMPLING)}
-        sampling = {name: value for name, value in given.items() if value is not None}
-        own = {field.name: values.pop(field.name) for field in fields(Settings) if field.name != "sampling"}
-        return command(settings=Settings(sampling=sampling, **own), **values)  # type: ignore[arg-type]  # by click
+        given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
+        values["sampling"] = {name: value for name, value in given.items() if value not in (None, ())}
+        values["response_format"] = response_format(values)
+        own = {field.name: values.pop(field.name) for field in fields(Settings)}
+        return command(settings=Settings(**own), **values)  # type: ignore[arg-type]  # by click
 
     options = [
         click.option("--model", "-m", default="demo", show_default=True, metavar="FOLDER",
@@ -130,16 +140,30 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
         click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
                      help="CPU threads; by default one a physical core."),
         click.option("--exact", is_flag=True, help="Float activations in every product: slower, a little closer."),
+        click.option("--kv", type=click.Choice(["int8", "int4"]),
+                     help="Keep what was read in a quarter or an eighth of the memory; on the CPU by a graph that "
+                     "'embedllm graph' adds."),
         click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
                      help="For OpenVINO's devices: precision, rounding_group, kv, cache, prompt, reply, as in "
                      "OpenVINOOptions. Repeatable."),
+        click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
+                     help="A much smaller model with the same vocabulary, which guesses for this one."),
+        click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",
+                     help="Keep the KV of prompts here for later runs. What was said can be read from it."),
         click.option("--system", metavar="TEXT", help="What the model is told before all else."),
-        *(click.option(name, type=kind, metavar=kind.__name__.upper(), help=text) for name, kind, text in _SAMPLING),
+        *(_sampling_option(option) for option in SAMPLING_OPTIONS),
         click.option("--max-tokens", type=click.IntRange(min=1), metavar="N",
                      help="Tokens of a reply at most. Else: the model's default, or what the context leaves."),
+        click.option("--min-tokens", type=click.IntRange(min=0), default=0, metavar="N",
+                     help="The model does not end its reply before so many."),
         click.option("--stop", multiple=True, metavar="TEXT", help="Ends the reply and is not shown. Repeatable."),
+        *format_options(),
+        click.option("--speculate", type=click.Choice(get_args(Speculate)), default="auto", show_default=True,
+                     help="What guesses the next tokens, so that several are computed at once."),
         click.option("--var", "variables", multiple=True, metavar="KEY=JSON", callback=_parse_variables,
                      help="For the chat template, such as enable_thinking=false. Repeatable."),
+        click.option("--reasoning", type=click.Choice(["show", "hide"]), default="show", show_default=True,
+                     help="What the model thinks before it answers, on stderr."),
         click.option("--stats", is_flag=True, help="Tokens and times on stderr."),
     ]  # fmt: skip
     gathered = common_options(gathered)  # first, so that they are listed last
@@ -148,8 +172,14 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
     return gathered
 
 
-def _names(options: tuple[tuple[str, type, str], ...]) -> list[str]:
-    return [name.removeprefix("--").replace("-", "_") for name, *_ in options]
+def _flag(option: Option) -> str:
+    return f"--{option.name.replace('_', '-')}"
+
+
+def _sampling_option(option: Option) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    shown = {float: "FLOAT", int: "INT", str: "TEXT"}[option.kind]
+    text = f"{option.text} Repeatable." if option.is_list else option.text
+    return click.option(_flag(option), type=option.kind, multiple=option.is_list, metavar=shown, help=text)
 
 
 def _parse_variables(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, JSON] | None:

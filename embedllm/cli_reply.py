@@ -18,10 +18,11 @@ from embedllm.decode import Cancel, Chunk, Statistics
 _PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\n\t"} | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
 
 
-def show(chunks: Iterable[Chunk]) -> Completion:
+def show(chunks: Iterable[Chunk], *, reasoning: bool = True) -> Completion:
     """Writes each piece of text as soon as it is there, then the end of the line; the whole reply.
 
-    Reasoning goes to stderr. A terminal gets no control characters; a file or a pipe gets the text as it is.
+    reasoning: it goes to stderr, else nowhere. A terminal gets no control characters; a file or a pipe gets the text as
+    it is.
     """
     pictures = _PICTURES if sys.stdout.isatty() else {}
     kept: list[Chunk] = []
@@ -29,7 +30,7 @@ def show(chunks: Iterable[Chunk]) -> Completion:
     try:
         for chunk in chunks:
             kept.append(chunk)
-            if chunk.reasoning:
+            if chunk.reasoning and reasoning:
                 sys.stderr.write(chunk.reasoning.translate(_PICTURES))
                 sys.stderr.flush()
             if chunk.text:
@@ -99,9 +100,10 @@ def say_end(reply: Completion, context: int, *, remedy: str) -> None:
 
 def say_statistics(statistics: Statistics) -> None:
     """Tokens and times, in one line."""
+    dropped = f"; dropped: {statistics.dropped_tokens} tokens" if statistics.dropped_tokens else ""
     cached = f", {statistics.cached_tokens} of them cached" if statistics.cached_tokens else ""
     note(
         f"prompt: {statistics.prompt_tokens} tokens{cached}, {statistics.prefill_s:.2f} s "
         f"({statistics.prefill_tokens_s:.0f} tokens/s); reply: {statistics.tokens} tokens, {statistics.decode_s:.2f} s "
-        f"({statistics.decode_tokens_s:.1f} tokens/s)"
+        f"({statistics.decode_tokens_s:.1f} tokens/s){dropped}"
     )

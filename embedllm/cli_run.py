@@ -17,6 +17,7 @@ from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel
 from embedllm.errors import TemplateError
 from embedllm.model import Model
+from embedllm.options import PromptOptions
 from embedllm.sampling import Picked
 
 if TYPE_CHECKING:
@@ -43,17 +44,11 @@ def run(text: str | None, settings: Settings, *, raw: bool, logprobs: int | None
         sampling = settings.sampled(llm.sampling)
         as_text = raw or _lacks_template(llm, settings)
         cancel = Cancel()
-        chunks = llm.stream(
-            text if as_text else _messages(settings.system, text),
-            sampling,
-            max_tokens=settings.max_tokens,
-            stop=settings.stop,
-            logprobs=logprobs or 0,
-            variables=settings.variables,
-            cancel=cancel,
-        )
+        prompt = text if as_text else _messages(settings.system, text)
+        options: PromptOptions = {**settings.reply, "variables": settings.variables, "logprobs": logprobs or 0}
+        chunks = llm.stream(prompt, sampling, cancel=cancel, **options)
         with stopped_by_ctrl_c(cancel):
-            reply = collect(chunks) if as_json else show(chunks)
+            reply = collect(chunks) if as_json else show(chunks, reasoning=settings.reasoning == "show")
         if as_json:
             click.echo(json.dumps(reply_object(reply, llm), ensure_ascii=False, allow_nan=False))
         elif logprobs is not None:
@@ -71,6 +66,7 @@ def reply_object(reply: Completion, llm: Model) -> dict[str, object]:
     rates = {name: getattr(reply.statistics, name) for name in ("prefill_tokens_s", "decode_tokens_s")}
     return {
         "text": reply.text,
+        "reasoning": reply.reasoning,
         "tokens": list(reply.tokens),
         "finish_reason": reply.finish_reason,
         "stopped_by": reply.stopped_by,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def read_messages(path: Path) -> list[Message]:
     """The messages of a file. Raises EmbedError when it holds something else."""
-    path = _expanded(path)
+    path = expanded(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -36,7 +36,7 @@ def write_messages(path: Path, messages: Sequence[Message]) -> None:
 
     Raises EmbedError when it cannot be written, and for an existing file that holds something else: that stays.
     """
-    path = _expanded(path).resolve()
+    path = expanded(path).resolve()
     if path.exists():
         try:
             read_messages(path)
@@ -60,5 +60,6 @@ def write_messages(path: Path, messages: Sequence[Message]) -> None:
             Path(partial).unlink(missing_ok=True)
 
 
-def _expanded(path: Path) -> Path:
+def expanded(path: Path) -> Path:
+    """A path with the user's own folder in place of a tilde."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there

@@ -45,3 +45,16 @@ def ctrl_c_works() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of several tokens cost what a step of one does, so that much is proposed, whatever the clock says."""
+    from embedllm.speculation_costs import Costs
+
+    monkeypatch.setattr(Costs, "is_known", True)
+    monkeypatch.setattr(Costs, "is_draft_known", True)
+    monkeypatch.setattr(Costs, "of", lambda self, fed: 1.0)
+    monkeypatch.setattr(Costs, "clipped", lambda self, seconds, expected: 0.0)
+    monkeypatch.setattr(Costs, "note", lambda self, fed, seconds, is_rewound: None)
+    monkeypatch.setattr(Costs, "note_draft", lambda self, seconds: None)

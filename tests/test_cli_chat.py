@@ -130,16 +130,43 @@ def test_a_saved_conversation_goes_on(tiny: str, tmp_path: Path) -> None:
     first = chat(tiny, "hello", f"/save {path}")
     assert first.exit_code == 0
     assert [message["role"] for message in json.loads(path.read_text(encoding="utf-8"))] == ["user", "assistant"]
-    second = chat(tiny, f"/load {path}", "and you?")
+    second = chat(tiny, f"/open {path}", "and you?")
     assert first.stdout + second.stdout == lines_of(replies(tiny, "hello", "and you?"))
 
 
 def test_what_is_no_conversation_is_not_loaded(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    result = chat(tiny, f"/load {tmp_path / 'other.json'}", f"/load {tmp_path / 'none'}", "/load", "/save", "hello")
+    (tmp_path / "other").write_text("something else")
+    named = [tmp_path / name for name in ("other.json", "other", "none.json", "none")]
+    result = chat(tiny, *(f"/open {path}" for path in named), "/open", "/save", f"/save {tmp_path / 'other'}", "hello")
     assert result.exit_code == 1
     assert result.stdout == lines_of(replies(tiny, "hello"))
-    assert [line[:6] for line in result.stderr.splitlines()] == ["error:"] * 4 + ["(cut o"]
+    assert [line[:6] for line in result.stderr.splitlines()] == ["error:"] * 7 + ["(cut o"]
+    assert (tmp_path / "other").read_text() == "something else"
+
+
+def test_a_conversation_saved_with_its_kv_goes_on_from_it(tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "talk"
+    first = chat(tiny, "hello", f"/save {path}", f"/save {path}")
+    assert first.exit_code == 0
+    second = chat(tiny, f"/open {path}", "and you?", options=("--max-tokens", "6", "--stats"))
+    assert first.stdout + second.stdout == lines_of(replies(tiny, "hello", "and you?"))
+    assert "of them cached" in second.stderr
+
+
+def test_a_chat_that_is_full_goes_on_when_it_is_told_how(tiny_package: MakePackage, tmp_path: Path) -> None:
+    model, lines = str(tiny_package()), ["list all files"] * 5  # 128 tokens
+    options = ("--max-tokens", "20")
+    full = chat(model, *lines, options=options)
+    assert "Or begin anew: /reset, or with --when-full drop-oldest." in full.stderr
+    for policy in ("drop-oldest", "shift"):
+        path = tmp_path / policy
+        result = chat(model, *lines, f"/save {path}", "/stats", options=(*options, "--when-full", policy))
+        assert result.exit_code == 0
+        assert "(the context is full: the model no longer sees " in result.stderr
+        assert "; dropped: " in result.stderr
+        again = chat(model, f"/open {path}", *lines[:1], options=options)  # it keeps its policy
+        assert again.exit_code == 0, again.stderr
 
 
 def test_an_unknown_command_is_not_sent_to_the_model(tiny: str) -> None:
@@ -163,7 +190,7 @@ def test_statistics_say_what_was_held_from_earlier(tiny: str) -> None:
 
 def test_help_lists_every_command(tiny: str) -> None:
     listed = [line.split()[0] for line in chat(tiny, "/help").stderr.splitlines()]
-    assert listed == ["/reset", "/system", "/save", "/load", "/stats", "/help", "/exit"]
+    assert listed == ["/reset", "/system", "/save", "/open", "/stats", "/help", "/exit"]
 
 
 def test_a_full_context_is_said_and_the_conversation_goes_on(tiny_package: MakePackage) -> None:

@@ -17,7 +17,6 @@ from embedllm.backends.base import FeedsAll
 from embedllm.decode import Cancel, Chunk
 from embedllm.loop import run
 from embedllm.sequences import HeldSequence
-from embedllm.speculation_costs import Costs
 from tests.fakes import FakeLogits
 from tests.test_loop import PIECES, Guesses, Said, rule
 
@@ -35,17 +34,6 @@ def opened(device: str, folder: Path, draft: Path | Model | None = None) -> Mode
 def llm(request: pytest.FixtureRequest, tiny_package: Callable[..., Path]) -> Iterator[Model]:
     with opened(request.param, tiny_package("llama")) as model:
         yield model
-
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of several tokens cost what a step of one does, so that much is proposed, whatever the clock says."""
-    monkeypatch.setattr(Costs, "is_known", True)
-    monkeypatch.setattr(Costs, "is_draft_known", True)
-    monkeypatch.setattr(Costs, "of", lambda self, fed: 1.0)
-    monkeypatch.setattr(Costs, "clipped", lambda self, seconds, expected: 0.0)
-    monkeypatch.setattr(Costs, "note", lambda self, fed, seconds, is_rewound: None)
-    monkeypatch.setattr(Costs, "note_draft", lambda self, seconds: None)
 
 
 def tokens(chunks: Sequence[Chunk]) -> list[int]:

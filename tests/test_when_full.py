@@ -251,6 +251,7 @@ def test_asynchronous_turns_shift_as_well(plain: Model) -> None:
         assert asyncio.run(main(one)) == two.say("hello", GREEDY, max_tokens=600, stop_tokens=()).tokens
 
 
+@pytest.mark.usefixtures("free")
 def test_shifts_and_speculation_go_together(plain: Model) -> None:
     replies = []
     for speculate in ("off", "lookup"):
