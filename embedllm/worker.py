@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from embedllm import opening
+from embedllm.completion import collect
 from embedllm.decode import Cancel, Chunk
 from embedllm.device_report import machine
 from embedllm.package import open_package
@@ -34,6 +35,7 @@ from embedllm.worker_messages import (
     parse,
 )
 from embedllm.worker_params import PARAMETERS, checked, load_params, reply_params
+from embedllm.worker_reply import piece, whole
 from embedllm.worker_threads import Job, Lane, Output
 
 if TYPE_CHECKING:
@@ -178,10 +180,12 @@ class Worker:
     def _load(self, call: Call, cancel: Cancel) -> Mapping[str, object]:
         _check_not_cancelled(cancel)
         params = load_params(call.params)
-        open_package(opening.package_folder(params.model), whole=False)  # a slip of the host's costs it no model
+        for folder in (params.model, *([] if params.draft is None else [params.draft])):
+            open_package(opening.package_folder(folder), whole=False)  # a slip of the host's costs it no model
         self._close_model()  # two might not fit
         with self._telling_progress(call.id, f"loading '{params.model}'"):
-            self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact)
+            self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact,
+                                       kv=params.kv, draft=params.draft, cache_dir=params.cache_dir)  # fmt: skip
         if cancel.cancelled:
             self._close_model()
             _check_not_cancelled(cancel)
@@ -195,19 +199,17 @@ class Worker:
 
     def _reply(self, call: Call, cancel: Cancel) -> Mapping[str, object]:
         if cancel.cancelled:
-            return _result("", None, None)
+            return whole(None, None)
         params, llm = reply_params(call.method, call.params), self._model
         if llm is None:
             raise RpcError(NO_MODEL, f"'{call.method}' needs a model and none is loaded. Send 'load' first.")
         sampling = replace(llm.sampling, **params.sampling)  # type: ignore[arg-type]  # checked by the table
-        text, last = "", None
-        for last in llm.stream(params.prompt, sampling, max_tokens=params.max_tokens, stop=params.stop,
-                               variables=params.variables, cancel=cancel):  # fmt: skip
-            if last.text or last.reasoning:
-                text += last.text
-                thought = {"reasoning": last.reasoning} if last.reasoning else {}
-                self._send({"method": "chunk", "params": {"id": call.id, "text": last.text, **thought}})
-        return _result(text, last, llm.device.name)
+        chunks: list[Chunk] = []
+        for chunk in llm.stream(params.prompt, sampling, cancel=cancel, **params.options):
+            chunks.append(chunk)
+            if (said := piece(chunk)) is not None:
+                self._send({"method": "chunk", "params": {"id": call.id, **said}})
+        return whole(collect(chunks), llm.device.name)
 
     def _close_model(self) -> None:
         if self._model is not None:
@@ -265,22 +267,6 @@ class _LogMessages(logging.Handler):
 def _check_not_cancelled(cancel: Cancel) -> None:
     if cancel.cancelled:
         raise RpcError(CANCELLED, "cancelled by the host.")
-
-
-def _result(text: str, last: Chunk | None, device: str | None) -> dict[str, object]:
-    """The end of a reply. last: None when it was cancelled before its turn came."""
-    costs = last.statistics if last else None
-    return {
-        "text": text,
-        "finish_reason": (last and last.finish_reason) or "cancelled",
-        "stopped_by": last and last.stopped_by,
-        "prompt_tokens": costs.prompt_tokens if costs else 0,
-        "cached_tokens": costs.cached_tokens if costs else 0,
-        "tokens": costs.tokens if costs else 0,
-        "prefill_s": costs.prefill_s if costs else 0.0,
-        "decode_s": costs.decode_s if costs else 0.0,
-        "device": device,
-    }
 
 
 def _say(text: str) -> None:

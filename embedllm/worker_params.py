@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from embedllm.options import PromptOptions, Speculate
+from embedllm.sampling_options import SAMPLING_OPTIONS
 from embedllm.worker_messages import INVALID_PARAMS, RpcError, kind_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ class LoadParams:
     device: str | Sequence[str] | None = None  # None: EMBEDLLM_DEVICE, or "auto"
     threads: int = 0
     exact: bool = False
+    kv: str | None = None
+    draft: str | None = None
+    cache_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +35,8 @@ class ReplyParams:
     """What `generate` or `chat` was given."""
 
     prompt: str | Sequence[Message]
-    max_tokens: int | None = None
-    stop: str | Sequence[str] = ()
-    variables: Mapping[str, JSON] | None = None  # of the chat template
-    sampling: Mapping[str, float | int]  # only what was given; the rest are the model's own defaults
+    options: PromptOptions
+    sampling: Mapping[str, object]  # only what was given; the rest are the model's own defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,17 @@ def _are_messages(value: object) -> bool:
     )
 
 
+def _are_listed(value: object) -> bool:
+    return isinstance(value, list) and _are_texts(value)
+
+
+def _one_of(*names: str) -> _Kind:
+    return _Kind(f"one of {', '.join(names)}", lambda value: value in names)
+
+
 _TEXT = _Kind("a text", lambda value: isinstance(value, str))
 _TEXTS = _Kind("a text or a list of texts", _are_texts)
+_LIST = _Kind("a list of texts", _are_listed)
 _DEVICES = _Kind("a device's name, or a list of at least one", _are_devices)
 _THREADS = _Kind(
     f"0 (one a physical core) to {_MOST_THREADS}",
@@ -81,25 +93,39 @@ _OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
 _MESSAGES = _Kind("a list of at least one object, each with a 'role' and a 'content'", _are_messages)
 _ID = _Kind("a whole number or a text", lambda value: isinstance(value, str) or _is_whole(value))
 
-_SAMPLING = {
-    "temperature": _NUMBER,
-    "top_k": _WHOLE,
-    "top_p": _NUMBER,
-    "min_p": _NUMBER,
-    "typical_p": _NUMBER,
-    "repetition_penalty": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "seed": _WHOLE,
+_KV = _one_of("int8", "int4")
+_FORMAT = _Kind(
+    "an object with a 'type', or a list of texts", lambda value: isinstance(value, dict) or _are_listed(value)
+)
+_TOOLS = _Kind(
+    "a list of objects",
+    lambda value: isinstance(value, list) and all(isinstance(tool, dict) for tool in value),
+)
+_BY_TYPE = {float: _NUMBER, int: _WHOLE, str: _TEXT}
+_SAMPLING = {option.name: _LIST if option.is_list else _BY_TYPE[option.kind] for option in SAMPLING_OPTIONS}
+_LIMITS = {
+    "max_tokens": _WHOLE,
+    "min_tokens": _WHOLE,
+    "stop": _TEXTS,
+    "response_format": _FORMAT,
+    "speculate": _one_of(*get_args(Speculate)),
 }
-_LIMITS = {"max_tokens": _WHOLE, "stop": _TEXTS}
+_OF_TEMPLATE = {"tools": _TOOLS, "tool_choice": _TEXT, "variables": _OBJECT}
 
 PARAMETERS: dict[str, dict[str, _Kind]] = {
     "initialize": {"protocol": _WHOLE},
     "devices": {},
-    "load": {"model": _TEXT, "device": _DEVICES, "threads": _THREADS, "exact": _SWITCH},
+    "load": {
+        "model": _TEXT,
+        "device": _DEVICES,
+        "threads": _THREADS,
+        "exact": _SWITCH,
+        "kv": _KV,
+        "draft": _TEXT,
+        "cache_dir": _TEXT,
+    },
     "generate": {"prompt": _TEXT, **_LIMITS, **_SAMPLING},
-    "chat": {"messages": _MESSAGES, "system": _TEXT, "variables": _OBJECT, **_LIMITS, **_SAMPLING},
+    "chat": {"messages": _MESSAGES, "system": _TEXT, **_OF_TEMPLATE, **_LIMITS, **_SAMPLING},
     "cancel": {"id": _ID},
     "unload": {},
     "shutdown": {},
@@ -139,7 +165,10 @@ def _check_contents(messages: Sequence[JSON]) -> None:
 
 def load_params(params: Mapping[str, JSON]) -> LoadParams:
     """As checked() for `load`."""
-    return LoadParams(**checked("load", params))  # type: ignore[arg-type]  # the table has the fields' own types
+    found = LoadParams(**checked("load", params))  # type: ignore[arg-type]  # the table has the fields' own types
+    if found.kv is not None and found.exact:  # what load() says only after the held model was freed
+        raise RpcError(INVALID_PARAMS, f"'kv' is '{found.kv}' and 'exact' is true; leave out one of them.")
+    return found
 
 
 def reply_params(method: str, params: Mapping[str, JSON]) -> ReplyParams:
@@ -150,4 +179,5 @@ def reply_params(method: str, params: Mapping[str, JSON]) -> ReplyParams:
         system = given.pop("system", None)
         before = [] if system is None else [{"role": "system", "content": system}]
         given["prompt"] = before + given.pop("messages")  # type: ignore[operator]  # the table says: a list
-    return ReplyParams(sampling=sampling, **given)  # type: ignore[arg-type]  # as above
+    prompt = given.pop("prompt")
+    return ReplyParams(prompt=prompt, sampling=sampling, options=given)  # type: ignore[arg-type]  # as above

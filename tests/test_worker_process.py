@@ -82,6 +82,43 @@ def test_generate_continues_a_text_up_to_a_stop_string(host: Host, llm: embedllm
     assert (result["finish_reason"], result["stopped_by"]) == ("stop", stop)
 
 
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells the weather.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
+    "additionalProperties": False}}}  # fmt: skip
+
+
+def test_a_reply_is_what_the_format_says(host: Host) -> None:
+    schema = {"type": "object", "properties": {"safe": {"type": "boolean"}}, "required": ["safe"],
+              "additionalProperties": False}  # fmt: skip
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    result = host.ask("chat", "json", messages=ASKED, response_format=wanted, temperature=1, seed=3, min_tokens=2)
+    assert set(json.loads(result["text"])) == {"safe"}
+    assert host.ask("generate", "choice", prompt=LONG, response_format=["yes", "no"])["text"] in ("yes", "no")
+    refused = error(host, "generate", prompt=LONG, response_format={"type": "jsonn"})
+    assert (refused["code"], "'jsonn'" in refused["message"]) == (-32602, True)
+
+
+def test_calls_of_tools_are_told_apart_from_the_text(host: Host, llm: embedllm.Model) -> None:
+    result = host.ask("chat", "call", messages=ASKED, tools=[TOOL], tool_choice="weather", temperature=0)
+    (call,) = result["tool_calls"]
+    assert (call["name"], list(call["arguments"]), call["problem"]) == ("weather", ["city"], "")
+    assert [call] == [one for chunk in host.told("chunk", "call") for one in chunk.get("tool_calls", [])]
+    assert result["text"] == ""
+    told = {"role": "tool", "tool_call_id": call["id"], "name": "weather", "content": "sunny"}
+    goes_on = [*ASKED, result["message"], told]
+    answer = host.ask("chat", "told", messages=goes_on, tools=[TOOL], temperature=0, max_tokens=5)
+    expected = llm.chat(goes_on, Sampling(temperature=0), tools=[TOOL], max_tokens=5)
+    assert (answer["text"], answer["prompt_tokens"]) == (expected.text, expected.statistics.prompt_tokens)
+
+
+def test_samplers_and_speculation_are_the_librarys(host: Host, llm: embedllm.Model) -> None:
+    given = {"temperature": 1.0, "seed": 5, "top_n_sigma": 1.5, "no_repeat_ngram": 3, "bad_words": [" the"]}
+    result = host.ask("generate", "sampled", prompt=LONG, max_tokens=30, **given)
+    expected = llm.generate(LONG, Sampling(**given), max_tokens=30)  # type: ignore[arg-type]  # the fields' own types
+    assert result["text"] == expected.text
+    assert "this model has none" in error(host, "generate", prompt=LONG, speculate="draft")["message"]
+
+
 def test_null_is_as_good_as_nothing(host: Host) -> None:
     result = host.ask("generate", "null", prompt=LONG, max_tokens=2, stop=None, seed=None, temperature=0)
     assert (result["finish_reason"], result["tokens"]) == ("length", 2)
@@ -347,9 +384,10 @@ def test_requests_that_are_piped_in_at_once_are_cancelled_and_stderr_says_why(en
     ended = subprocess.run(COMMAND, cwd=ROOT, input=lines + ended_by, capture_output=True, timeout=60, check=False)
     answers = {message["id"]: message for message in map(json.loads, ended.stdout.splitlines()) if "id" in message}
     assert answers["load"]["error"]["code"] == -32800
-    assert answers["chat"]["result"] == {"text": "", "finish_reason": "cancelled", "stopped_by": None, "device": None,
-                                         "prompt_tokens": 0, "cached_tokens": 0, "tokens": 0,
-                                         "prefill_s": 0.0, "decode_s": 0.0}  # fmt: skip
+    assert answers["chat"]["result"] == {"text": "", "reasoning": "", "tool_calls": [], "message": None,
+                                         "finish_reason": "cancelled", "stopped_by": None, "device": None,
+                                         "prompt_tokens": 0, "cached_tokens": 0, "tokens": 0, "drafted_tokens": 0,
+                                         "accepted_tokens": 0, "prefill_s": 0.0, "decode_s": 0.0}  # fmt: skip
     assert b"cancelled: 2. Wait for each answer" in ended.stderr
     assert ended.returncode == 0
 
