@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
 
 from embedllm.async_stream import AsyncStream
+from embedllm.beside import beside
 from embedllm.chat import Message, Tool
 from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
@@ -180,12 +181,20 @@ class Conversation:
                 self.messages += [said, collect(chunks).message]
                 self._seen = replace(seen, dropped_tokens=chunks[-1].statistics.dropped_tokens)
 
+    async def asave(self, path: str | os.PathLike[str]) -> None:
+        """As save(), without blocking the event loop. Cancelling the task ends it, and what was there stays."""
+        await beside(lambda cancel: self._save(path, cancel))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
 
         The file holds what was said, and its KV, as it is: docs/format.md#kv-files. Raises OSError, and ValueError
         while a reply is under way.
         """
+        self._save(path, Cancel())
+
+    def _save(self, path: str | os.PathLike[str], cancel: Cancel) -> None:
+        """As save(); raises Interrupted when it is cancelled."""
         from embedllm.conversation_file import SavedConversation, write_conversation
 
         saved = SavedConversation(
@@ -197,11 +206,18 @@ class Conversation:
             dropped_tokens=self._seen.dropped_tokens,
         )
         with self._alone():
-            write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind)
+            write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind, cancel=cancel)
 
     @classmethod
-    def open(cls, model: Model, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
-        """As Model.open_conversation()."""
+    def open(
+        cls,
+        model: Model,
+        path: str | os.PathLike[str],
+        *,
+        when_full: WhenFull | None = None,
+        cancel: Cancel | None = None,
+    ) -> Conversation:
+        """As Model.open_conversation(); raises Interrupted when it is cancelled."""
         from embedllm.conversation_file import read_conversation, restored
 
         saved, file = read_conversation(Path(path))
@@ -209,7 +225,12 @@ class Conversation:
         conversation.messages = list(saved.messages)
         if saved.first_seen is not None:
             conversation._seen = Seen(first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens)
-        if sequence := restored(file, model.runner.sequences, model=model.kind):
+        try:
+            sequence = restored(file, model.runner.sequences, model=model.kind, cancel=cancel or Cancel())
+        except BaseException:
+            conversation.close()
+            raise
+        if sequence is not None:
             conversation.close()
             conversation._sequence = sequence
         return conversation

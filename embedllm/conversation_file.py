@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from embedllm.backends.base import MovesState
+from embedllm.backends.base import Interrupted, MovesState
 from embedllm.chat import Message, Tool
+from embedllm.decode import Cancel
 from embedllm.errors import ContextFull, PackageError
 from embedllm.options import WhenFull
 from embedllm.prefixes import GROUP
@@ -40,12 +41,17 @@ class SavedConversation:
 
 
 def write_conversation(
-    path: Path, saved: SavedConversation, *, sequence: HeldSequence | None, model: Mapping[str, str]
+    path: Path,
+    saved: SavedConversation,
+    *,
+    sequence: HeldSequence | None,
+    model: Mapping[str, str],
+    cancel: Cancel,
 ) -> None:
     """Writes a file, or replaces it, whole or not at all.
 
     sequence: whose KV goes along, if it can give it. model: what that is of. Raises OSError; ValueError for messages
-    that JSON cannot hold.
+    that JSON cannot hold; Interrupted when it is cancelled.
     """
     tools = (
         None
@@ -63,7 +69,7 @@ def write_conversation(
     tokens = list(sequence.plain_tokens)
     with sequence.lock:
         about |= {"kind": json.dumps(kind_of(model, sequence.session)), "tokens": json.dumps(tokens)}
-    write_state(path, about, _pieces(sequence, len(tokens)))
+    write_state(path, about, _pieces(sequence, len(tokens), cancel))
 
 
 def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
@@ -84,10 +90,10 @@ def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
         raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
 
 
-def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str]) -> HeldSequence | None:
+def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str], cancel: Cancel) -> HeldSequence | None:
     """A sequence that holds the KV of a file; None when another model, device or version has computed it.
 
-    Of a damaged file it holds what comes before the damage.
+    Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
     """
     tokens = json.loads(file.about["tokens"])
     if not tokens:
@@ -100,6 +106,8 @@ def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str])
         return None
     try:
         for state in file.read():
+            if cancel.cancelled:
+                raise Interrupted
             sequence.append(tokens, state)
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
@@ -109,8 +117,10 @@ def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str])
     return sequence
 
 
-def _pieces(sequence: HeldSequence, count: int) -> Iterator[KeyValues]:
+def _pieces(sequence: HeldSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:
     for start in range(0, count, GROUP):
+        if cancel.cancelled:
+            raise Interrupted
         with sequence.lock:
             if sequence.is_ended or not isinstance(sequence.session, MovesState):
                 raise ValueError("this model was closed")

@@ -12,6 +12,7 @@ from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
 from embedllm.batch import run_batch
 from embedllm.beam_runner import BEAMLESS
+from embedllm.beside import beside
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
@@ -263,6 +264,47 @@ class Model:
         request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, cancel or Cancel())
 
+    async def agenerate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As generate_batch(), without blocking the event loop. Cancelling the task ends all of them."""
+        return await beside(lambda own: self.generate_batch(prompts, sampling, cancel=own, **options), cancel)
+
+    async def agenerate_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As generate_n(), without blocking the event loop. Cancelling the task ends it."""
+        return await beside(lambda own: self.generate_n(prompt, n, sampling, cancel=own, **options), cancel)
+
+    async def abeam_search(
+        self,
+        prompt: Prompt,
+        beams: int,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As beam_search(), without blocking the event loop. Cancelling the task ends it."""
+
+        def search(own: Cancel) -> list[Completion]:
+            return self.beam_search(prompt, beams, length_penalty=length_penalty, early_stopping=early_stopping,
+                                    cancel=own, **options)  # fmt: skip
+
+        return await beside(search, cancel)
+
     def conversation(
         self,
         system: str | None = None,
@@ -292,6 +334,14 @@ class Model:
         from embedllm.conversation import Conversation
 
         return Conversation.open(self, path, when_full=when_full)
+
+    async def aopen_conversation(
+        self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None
+    ) -> Conversation:
+        """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
+        from embedllm.conversation import Conversation
+
+        return await beside(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
 from embedllm.chat import Message, Tool, tool_schemas
 from embedllm.completion import Completion
+from embedllm.conversation import Conversation
 from embedllm.model import Model
-from embedllm.options import PromptOptions, ReplyOptions
+from embedllm.options import ReplyOptions
 from embedllm.sampling import Sampling
 from embedllm.tool_arguments import check_arguments
 from embedllm.tool_calls import ToolCall, result_message, tool_parameters
+from embedllm.tool_question import Question
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
@@ -39,7 +41,7 @@ class ToolReply:
     """The end of such a loop."""
 
     completion: Completion  # the last one; it has tool calls when the rounds were used up, and these were not run
-    messages: tuple[Message, ...]  # what to append to the conversation
+    messages: tuple[Message, ...]  # what to append to the messages; a Conversation has it
     outcomes: tuple[ToolOutcome, ...]
 
     @property
@@ -48,9 +50,9 @@ class ToolReply:
 
 
 def run_tools(
-    model: Model,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
+    model: Model | Conversation,
+    messages: str | Message | Sequence[Message],
+    tools: Sequence[Tool] | None = None,
     sampling: Sampling | None = None,
     *,
     functions: Mapping[str, Callable[..., object]] | None = None,
@@ -63,21 +65,32 @@ def run_tools(
 ) -> ToolReply:
     """The model's answer to a conversation, with the tools that it called on the way.
 
+    model: or a Conversation, to which `messages` is then what is said, a text or a message; it has its own tools and
+    variables, and its history gets all of it, or nothing when this fails.
     tools: functions, or JSON schemas whose functions `functions` has by name. max_rounds: replies with calls that are
     run; those of one more are not. on_call: told of each call. confirm: asked before a tool runs; without it all run.
     A call that cannot be read, of no tool, with wrong arguments or refused, and a tool that raises, are told to the
     model as the result. options: as of Model.generate(); tool_choice goes for the first reply.
     Raises ValueError for a tool without a function, and for one that has to be awaited: arun_tools takes those.
     """
-    known = _functions(tools, functions)
+    asked = Question.of(model, messages, tools, variables)
+    known = _functions(asked.tools, functions)
     if awaited := [name for name, function in known.items() if inspect.iscoroutinefunction(function)]:
         raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
 
     def reply(said: Sequence[Message], choice: str) -> Completion:
-        now: PromptOptions = {**options, "tools": tools, "variables": variables, "tool_choice": choice}
-        return model.chat(said, sampling, cancel=cancel, **now)
+        now: ReplyOptions = {**options, "tool_choice": choice}
+        if isinstance(model, Model):
+            return model.chat(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+        return model.say(asked.new_of(said), sampling, cancel=cancel, **now)
 
-    steps = _rounds(messages, tools, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    with asked.kept():
+        return _run_steps(steps)
+
+
+def _run_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
+    """Does what the rule says."""
     try:
         step = next(steps)
         while True:
@@ -92,9 +105,9 @@ def run_tools(
 
 
 async def arun_tools(
-    model: Model,
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
+    model: Model | Conversation,
+    messages: str | Message | Sequence[Message],
+    tools: Sequence[Tool] | None = None,
     sampling: Sampling | None = None,
     *,
     functions: Mapping[str, Callable[..., object]] | None = None,
@@ -110,12 +123,22 @@ async def arun_tools(
     Tools and `confirm` may be coroutine functions; others run in the event loop's thread.
     """
 
-    def reply(said: Sequence[Message], choice: str) -> Awaitable[Completion]:
-        now: PromptOptions = {**options, "tools": tools, "variables": variables, "tool_choice": choice}
-        return model.agenerate(said, sampling, cancel=cancel, **now)
+    asked = Question.of(model, messages, tools, variables)
 
-    known = _functions(tools, functions)
-    steps = _rounds(messages, tools, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    def reply(said: Sequence[Message], choice: str) -> Awaitable[Completion]:
+        now: ReplyOptions = {**options, "tool_choice": choice}
+        if isinstance(model, Model):
+            return model.agenerate(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+        return model.asay(asked.new_of(said), sampling, cancel=cancel, **now)
+
+    known = _functions(asked.tools, functions)
+    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    with asked.kept():
+        return await _arun_steps(steps)
+
+
+async def _arun_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
+    """As _run_steps, for what has to be awaited."""
     try:
         step = next(steps)
         while True:
@@ -147,8 +170,7 @@ def _functions(
 
 
 def _rounds(
-    messages: Sequence[Message],
-    tools: Sequence[Tool],
+    asked: Question,
     functions: Mapping[str, Callable[..., object]],
     reply: Callable[[Sequence[Message], str], object],
     choice: str,
@@ -159,12 +181,12 @@ def _rounds(
     """The rule of the loop: it says what is to be done, and is given the result, or thrown what that raised."""
     if max_rounds < 1:
         raise ValueError(f"max_rounds is {max_rounds}; expected 1 or more.")
-    parameters = tool_parameters(tool_schemas(tools))
+    parameters = tool_parameters(tool_schemas(asked.tools))
     said: list[Message] = []
     outcomes: list[ToolOutcome] = []
     for count in range(max_rounds + 1):
         now = choice if count == 0 else ("none" if choice == "none" else "auto")
-        completion = cast("Completion", (yield lambda now=now: reply([*messages, *said], now)))
+        completion = cast("Completion", (yield lambda now=now: reply([*asked.messages, *said], now)))
         said.append(completion.message)
         if not completion.tool_calls or completion.finish_reason == "cancelled" or count == max_rounds:
             break

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 import embedllm
-from embedllm import Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm import Conversation, Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.backends.base import Engine
 from embedllm.chat import ChatTemplate
 from embedllm.package import Package
@@ -243,6 +243,78 @@ def test_an_error_of_the_model_or_the_callers_functions_is_raised() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         run_tools(model, ASK, [add], on_call=broken)
+
+
+# --- with a conversation
+
+
+def roles(talk: Conversation) -> str:
+    return "".join(str(message["role"])[0] for message in talk.messages)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_conversation_gets_calls_results_and_answer(is_awaited: bool) -> None:
+    two = call("add", '{"a": 1, "b": 2}') + "\n" + call("add", '{"a": 5}')
+    model, prompts = scripted(two, "3 and 6.", "You are welcome.")
+    plain, expected = scripted(two, "3 and 6.")
+    with model.conversation("Be brief.", tools=[add]) as talk:
+        reply = asyncio.run(arun_tools(talk, "?")) if is_awaited else run_tools(talk, "?")
+        assert reply.text == "3 and 6."
+        assert said(reply) == ["3", "6"]
+        assert roles(talk) == "suatta"
+        assert talk.messages[2:] == list(reply.messages)
+        asked: list[Message] = [{"role": "system", "content": "Be brief."}, *ASK]
+        assert [without_ids(message) for message in run_tools(plain, asked, [add]).messages] == [
+            without_ids(message) for message in reply.messages
+        ]
+        assert prompts == expected
+        assert talk.say("thanks").text == "You are welcome."
+        assert "<tool_response>\n6\n</tool_response>" in prompts[2]
+
+
+def without_ids(message: Message) -> dict[str, object]:
+    calls = message.get("tool_calls", [])
+    assert isinstance(calls, list)
+    kept = {name: value for name, value in message.items() if name != "tool_call_id"}
+    return {**kept, "tool_calls": [{**cast("dict[str, Any]", one), "id": ""} for one in calls]}
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_conversation_is_as_it_was_when_the_loop_fails(is_awaited: bool) -> None:
+    model, _ = scripted("Hello.", call("add", '{"a": 1}'), "Hello again.")
+
+    def broken(outcome: ToolOutcome) -> None:
+        raise KeyError("mine")
+
+    def run(talk: Conversation) -> ToolReply:
+        called = asyncio.run(arun_tools(talk, "?", on_call=broken)) if is_awaited else None
+        return called or run_tools(talk, "?", on_call=broken)
+
+    with model.conversation(tools=[add]) as talk:
+        talk.say("hi")
+        before = list(talk.messages)
+        with pytest.raises(KeyError, match="mine"):
+            run(talk)
+        assert talk.messages == before
+        assert talk.say("hi").text == "Hello again."
+
+
+def test_a_message_is_said_and_what_does_not_go_together_is_refused() -> None:
+    model, _ = scripted("Hello.")
+    with model.conversation(tools=[add]) as talk:
+        run_tools(talk, {"role": "user", "content": "hi"}, tool_choice="none")
+        assert roles(talk) == "ua"
+        with pytest.raises(ValueError, match="has tools and variables of its own"):
+            run_tools(talk, "hi", [add])
+        with pytest.raises(ValueError, match="to a conversation a text or one message is said"):
+            run_tools(talk, ASK)
+        talk.tools = None
+        with pytest.raises(ValueError, match="this conversation has no tools"):
+            run_tools(talk, "hi")
+    with pytest.raises(ValueError, match="there are no tools"):
+        run_tools(model, ASK)
+    with pytest.raises(ValueError, match="found a text"):
+        run_tools(model, "hi", [add])
 
 
 @pytest.mark.parametrize("choice", ["required", "add"])
