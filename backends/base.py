@@ -179,6 +179,16 @@ class Interruptible(Protocol):
         ...
 
 
+PRIORITY_S = 10.0  # a step of priority is worth so many seconds of waiting: nobody waits for ever
+
+
+@runtime_checkable
+class Prioritized(Protocol):
+    """A session that may have to wait for others."""
+
+    priority: int  # lower ones are fed earlier
+
+
 @runtime_checkable
 class FeedsTogether(Protocol):
     """An engine that makes one run of what several threads feed to its sessions."""
@@ -204,3 +214,8 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free the weights. Its sessions must be closed before."""
         ...
+
+
+def best_parallel(engine: Engine) -> int:
+    """How many sessions of an engine are best fed at once."""
+    return engine.parallel if isinstance(engine, FeedsTogether) else 1

@@ -17,6 +17,7 @@ from embedllm.completion import Completion
 from embedllm.conversation import Conversation
 from embedllm.decode import Cancel, Chunk, Statistics
 from embedllm.errors import (
+    Busy,
     ContextFull,
     DeviceError,
     DeviceUnavailable,
@@ -36,6 +37,7 @@ from embedllm.tool_loop import ToolOutcome, ToolReply, arun_tools, run_tools
 __version__ = "0.1.0"
 
 __all__ = [
+    "Busy",
     "Cancel",
     "Chunk",
     "Completion",

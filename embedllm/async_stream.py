@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from embedllm.admission import Place
 from embedllm.backends.base import Interrupted, Interruptible
 from embedllm.decode import Cancel, Chunk, Generation
 from embedllm.loop import Feed, Proposer, arun
@@ -15,6 +16,8 @@ from embedllm.types import Logits
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+Running: TypeAlias = tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]
 
 
 class AsyncStream:
@@ -26,28 +29,35 @@ class AsyncStream:
 
     def __init__(
         self,
-        running: AbstractContextManager[tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]],
+        entered: AbstractContextManager[Place],
+        running: Callable[[Place], AbstractContextManager[Running]],
         cancel: Cancel,
         feed: Callable[[Feed], Awaitable[Sequence[Logits]]],
+        *,
+        unserved: Callable[[Place], Chunk],
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
+        """entered: gives a place to ask for. running: begins once it is had. unserved: when that is never."""
+        self._entered = entered
         self._running = running
+        self._unserved = unserved
         self._cancel = cancel
         self._feed = feed
         self._noting = noting or nullcontext(lambda chunk: None)
         self._note: Callable[[Chunk], None] = lambda chunk: None
         self._held = ExitStack()
+        self._place: Place | None = None
         self._chunks: AsyncGenerator[Chunk, None] | None = None
 
     def __aiter__(self) -> AsyncStream:
         return self
 
     async def __anext__(self) -> Chunk:
-        if self._chunks is None:
-            used, pieces, generation, proposer = self._held.enter_context(self._running)
-            self._note = self._held.enter_context(self._noting)
-            self._chunks = arun(generation, used, pieces, self._cancel, proposer, feed=self._feed)
         try:
+            if self._chunks is None:
+                self._chunks = await self._begun()
+            elif self._place is not None:
+                await self._place.aresume(self._cancel)
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._held.close()
@@ -55,14 +65,34 @@ class AsyncStream:
         except BaseException as error:
             self._held.__exit__(type(error), error, error.__traceback__)
             raise
+        if self._place is not None:
+            if chunk.finish_reason is not None:
+                self._place.leave()
+            self._place.rest()
         self._note(chunk)
         return chunk
+
+    async def _begun(self) -> AsyncGenerator[Chunk, None]:
+        """The chunks, once there is a place."""
+        place = self._held.enter_context(self._entered)
+        self._note = self._held.enter_context(self._noting)
+        try:
+            await place.aenter(self._cancel)
+        except Interrupted:
+            return _only(self._unserved(place))
+        used, pieces, generation, proposer = self._held.enter_context(self._running(place))
+        self._place = place
+        return arun(generation, used, pieces, self._cancel, proposer, feed=self._feed)
 
     async def aclose(self) -> None:
         """Ends it, as leaving the loop does."""
         if self._chunks is not None:
             await self._chunks.aclose()
         self._held.close()
+
+
+async def _only(chunk: Chunk) -> AsyncGenerator[Chunk, None]:
+    yield chunk
 
 
 class Feeder:

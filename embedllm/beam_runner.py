@@ -36,7 +36,16 @@ class Reply:
 class BeamRunner:
     """One search, with the sequences that it takes while it runs."""
 
-    def __init__(self, search: BeamSearch, sequences: Sequences, prompt: Sequence[int], cancel: Cancel) -> None:
+    def __init__(
+        self,
+        search: BeamSearch,
+        sequences: Sequences,
+        prompt: Sequence[int],
+        cancel: Cancel,
+        *,
+        queued_s: float = 0.0,
+    ) -> None:
+        """queued_s: waited before, for the statistics."""
         self._search = search
         self._sequences = sequences
         self._prompt = list(prompt)
@@ -44,6 +53,7 @@ class BeamRunner:
         self._held = ExitStack()
         self._free: list[HeldSequence] = []
         self._cached_tokens = 0
+        self._queued_s = queued_s
         self._prefill_s = 0.0
         self._decode_s = 0.0
 
@@ -51,7 +61,11 @@ class BeamRunner:
         """The replies, best first; of a search that was cancelled, what was found and what it was following."""
         is_whole = self._searched()
         replies = [self._reply(found.beam, limit_reason) for found in self._search.found]
-        return replies if is_whole else replies + [self._reply(beam, "cancelled") for beam in self._search.running]
+        return replies if is_whole else replies + self.cancelled()
+
+    def cancelled(self) -> list[Reply]:
+        """What it is following, which was cancelled."""
+        return [self._reply(beam, "cancelled") for beam in self._search.running]
 
     def _searched(self) -> bool:
         """Searches to the end; False when it was cancelled before."""
@@ -80,6 +94,7 @@ class BeamRunner:
             tokens=len(beam.tokens),
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
+            queued_s=self._queued_s,
         )
         return Reply(
             tokens=beam.tokens,

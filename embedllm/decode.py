@@ -35,6 +35,7 @@ class Statistics:
     drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
     accepted_tokens: int = 0  # of these: what the rule chose, too
     dropped_tokens: int = 0  # of a conversation: what the model sees no more, to make room (when_full)
+    queued_s: float = 0.0  # before the prompt: waited until other replies had ended
 
     @property
     def acceptance(self) -> float:
@@ -170,6 +171,7 @@ class Generation:
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self._accepted_tokens,
             dropped_tokens=self.dropped_tokens,
+            queued_s=so_far.queued_s,
         )
 
     def cancelled(self) -> Chunk:

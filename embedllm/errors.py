@@ -6,6 +6,7 @@ EmbedError
   DeviceError
     DeviceUnavailable     nothing can run it; .tried says what was tried and why not
   ContextFull             more tokens than the folder holds; .tokens and .limit
+  Busy                    too many calls wait already; .running and .waiting
   ExportError
     UnsupportedModel      a .model_type that has no description here
 """
@@ -55,6 +56,18 @@ class ContextFull(EmbedError):
         super().__init__(message)
         self.tokens = tokens
         self.limit = limit
+
+
+class Busy(EmbedError):
+    """Too many calls wait for others to end; nothing was begun, and the call can be made again.
+
+    running: replies that are made now. waiting: calls that wait for one of them to end.
+    """
+
+    def __init__(self, message: str, *, running: int, waiting: int) -> None:
+        super().__init__(message)
+        self.running = running
+        self.waiting = waiting
 
 
 class ExportError(EmbedError):

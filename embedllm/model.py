@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from embedllm.admission import Places
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
 from embedllm.batch import run_batch
@@ -53,6 +54,7 @@ class Model:
         owns_draft: bool = False,
         memory: Fit | None = None,
         prefixes: Prefixes | None = None,  # None: no prefix cache
+        places: Places | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
@@ -62,7 +64,7 @@ class Model:
         self.context = engine.context  # the most tokens that prompt and reply can have together
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         guessing = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes)
+        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, places=places)
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars)
         self._kind_of = package, engine.device, settings
         self._own_draft = draft if owns_draft else None
@@ -132,10 +134,12 @@ class Model:
         steps of several tokens round otherwise (docs/numerics.md).
         tools, variables, documents, continue_final_message: for the chat template; see prompt().
         tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call.
+        priority: among the calls that wait (load(max_sequences=...)) lower ones are served earlier, as in vLLM; a step
+        is worth 10 seconds of waiting, so that none waits for ever.
         special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
         the text then, nor are they from the reply to a prompt that is no messages.
-        Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. ValueError for a
-        response_format that cannot be followed exactly.
+        Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
+        already. ValueError for a response_format that cannot be followed exactly.
         """
         return collect(self.stream(prompt, sampling, cancel=cancel, **options))
 
@@ -155,11 +159,13 @@ class Model:
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
         requests = [self.request(prompt, sampling, **options) for prompt in prompts]
+        # what was begun is not refused in the middle
+        requests = [*requests[:1], *(replace(request, is_refusable=False) for request in requests[1:])]
 
         def run(request: Request, switch: Cancel) -> Completion:
             return collect(self.runner.stream(request, switch))
 
-        return run_batch(requests, run, cancel or Cancel(), parallel=self.runner.parallel)
+        return run_batch(requests, run, cancel or Cancel(), parallel=min(self.runner.parallel, self.runner.places.most))
 
     def generate_n(
         self,

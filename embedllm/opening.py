@@ -15,6 +15,7 @@ from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
 from embedllm.model import Model
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package, open_package
+from embedllm.place_count import check_places, places
 from embedllm.prefix_options import CACHE_DIR_BYTES, PREFIX_CACHE, cache_folder
 from embedllm.prefixes import Prefixes
 from embedllm.settings import read_defaults
@@ -48,6 +49,8 @@ def load(
     prefix_cache: int = PREFIX_CACHE,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
+    max_sequences: int | None = None,
+    max_waiting: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
@@ -70,13 +73,17 @@ def load(
     taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
     nothing. What users said can be read from it.
+    max_sequences: replies that are made at once; further calls wait for one to end, by `priority`, then in their order.
+    None: as many as have room for a whole context each in the memory that is free, at least 16.
+    max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact, kv, openvino, draft and cache_dir are refused, and the call needs JSPI,
-    which aload() does not (docs/web.md).
+    In a browser: path is an address, exact, kv, openvino, draft, cache_dir, max_sequences and max_waiting are refused,
+    and the call needs JSPI, which aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir,
+                           max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
         from embedllm import web
 
         return web.load(
@@ -92,6 +99,7 @@ def load(
 
     if not 0 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
+    check_places(max_sequences, max_waiting)
     package = open_package(package_folder(path), whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
@@ -118,7 +126,7 @@ def load(
         prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
                  owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
-                 settings=settings)  # fmt: skip
+                 settings=settings, places=places(memory, engine, max_sequences, max_waiting))  # fmt: skip
 
 
 async def aload(
@@ -134,12 +142,15 @@ async def aload(
     prefix_cache: int = PREFIX_CACHE,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
+    max_sequences: int | None = None,
+    max_waiting: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir)
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir,
+                           max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
         from embedllm import web
 
         return await web.aload(
@@ -155,7 +166,7 @@ async def aload(
     def loaded() -> Model:
         return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
                     openvino=openvino, draft=draft, prefix_cache=prefix_cache, cache_dir=cache_dir,
-                    cache_dir_bytes=cache_dir_bytes)  # fmt: skip
+                    cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -176,12 +187,9 @@ def in_browser() -> bool:
     return sys.platform == "emscripten"
 
 
-def _check_for_browser(
-    *, exact: bool, kv: str | None, openvino: OpenVINOOptions | None, draft: object, cache_dir: object
-) -> None:
+def _check_for_browser(**given: object) -> None:
     """Raises ValueError for an option that a browser does not have."""
-    given = {"exact": exact, "kv": kv, "openvino": openvino, "draft": draft, "cache_dir": cache_dir}
-    if odd := [name for name, value in given.items() if value]:
+    if odd := [name for name, value in given.items() if value not in (None, False)]:
         raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 
 

@@ -27,6 +27,7 @@ class ReplyOptions(TypedDict, total=False):
     response_format: ResponseFormat | None
     speculate: Speculate | None
     tool_choice: str
+    priority: int
 
 
 class PromptOptions(ReplyOptions, total=False):

@@ -87,6 +87,7 @@ class RequestBuilder:
         special: bool = False,
         response_format: ResponseFormat | None = None,
         tool_choice: str = "auto",
+        priority: int = 0,
     ) -> Request:
         """See Model.generate()."""
         used = None if tool_choice == "none" else tools
@@ -106,6 +107,7 @@ class RequestBuilder:
             top_count=logprobs,
             special=special,
             speculate=speculate or "off",
+            priority=priority,
         )
         if written is not None and not special and response_format is None:
             request = self._reading(request, written, used)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
-from embedllm.async_stream import AsyncStream, Feeder
-from embedllm.backends.base import Engine, FeedsAll, FeedsTogether
+from embedllm.admission import Place, Places
+from embedllm.async_stream import AsyncStream, Feeder, Running
+from embedllm.backends.base import Engine, FeedsAll, Interrupted, Prioritized, best_parallel
 from embedllm.beam_runner import BeamRunner, Reply
 from embedllm.beam_search import BeamSearch
 from embedllm.constraint import Constraint
 from embedllm.decode import Cancel, Chunk, Generation, Statistics
 from embedllm.errors import ContextFull
-from embedllm.loop import Proposer, run
+from embedllm.loop import run
 from embedllm.options import Speculate
 from embedllm.prefixes import Prefixes
 from embedllm.sampling import Sampler, Sampling
@@ -46,22 +48,31 @@ class Request:
     speculate: Speculate = "auto"
     shift: Shift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
     dropped_tokens: int = 0  # of a conversation, before this
+    priority: int = 0  # lower ones are served earlier
+    is_refusable: bool = True  # by a full queue; False: part of a call that was begun
 
 
 class Runner:
     """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
 
     def __init__(
-        self, engine: Engine, text: TextCodec, *, draft: Runner | None = None, prefixes: Prefixes | None = None
+        self,
+        engine: Engine,
+        text: TextCodec,
+        *,
+        draft: Runner | None = None,
+        prefixes: Prefixes | None = None,
+        places: Places | None = None,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary."""
+        """draft: of a smaller model with the same vocabulary. places: None takes the usual number."""
         self.sequences = Sequences(engine, prefixes)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
         self.draft = draft
         self._experience = Experience()
-        self.parallel = engine.parallel if isinstance(engine, FeedsTogether) else 1  # requests that best run at once
+        self.parallel = best_parallel(engine)  # requests that best run at once
+        self.places = places or Places()
         self._feeder = Feeder(self.parallel)
 
     @property
@@ -90,14 +101,30 @@ class Runner:
             raise ValueError(f"speculate is {request.speculate!r}; expected {', '.join(map(repr, modes))} or None.")
         if request.speculate == "draft" and self.draft is None:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
+        if isinstance(request.priority, bool) or not isinstance(request.priority, int):
+            raise ValueError(f"priority is {request.priority!r}; expected a whole number, lower for earlier.")
         StopStrings(request.stop)
 
     def stream(
         self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
     ) -> Generator[Chunk, None, None]:
-        """Runs a request on the given sequence, or on one from the pool."""
-        with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
-            yield from run(generation, used, pieces, cancel, proposer)
+        """Runs a request on the given sequence, or on one from the pool, once it has a place.
+
+        Raises Busy when too many wait for one.
+        """
+        with self._entered(request, sequence) as place:
+            try:
+                place.enter(cancel)
+            except Interrupted:
+                yield _unserved(request, place)
+                return
+            with self._decoding(request, cancel, sequence, place) as (used, pieces, generation, proposer):
+                for chunk in run(generation, used, pieces, cancel, proposer):
+                    if chunk.finish_reason is not None:
+                        place.leave()
+                    place.rest()
+                    yield chunk
+                    place.resume(cancel)
 
     def astream(
         self,
@@ -111,7 +138,14 @@ class Runner:
 
         noting: entered at the start, gives what is told of each chunk, and learns how it ended.
         """
-        return AsyncStream(self._decoding(request, cancel, sequence), cancel, self._feeder.feed, noting)
+        return AsyncStream(
+            self._entered(request, sequence),
+            partial(self._decoding, request, cancel, sequence),
+            cancel,
+            self._feeder.feed,
+            unserved=partial(_unserved, request),
+            noting=noting,
+        )
 
     def beam_search(
         self,
@@ -122,16 +156,24 @@ class Runner:
         length_penalty: float,
         early_stopping: bool | Literal["never"],
     ) -> list[Reply]:
-        """The best replies that following so many at once finds; see BeamSearch."""
+        """The best replies that following so many at once finds; see BeamSearch. They have one place together."""
         room = self._context - len(request.prompt)
         limit = min(room, request.max_tokens or room)
         search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
                             stop_tokens=request.stop_tokens, limit=limit)  # fmt: skip
         limit_reason = "length" if request.max_tokens is not None and request.max_tokens <= room else "context"
-        return BeamRunner(search, self.sequences, request.prompt, cancel).run(limit_reason)
+        with self._entered(request, None) as place:
+            is_served = True
+            try:
+                place.enter(cancel)
+            except Interrupted:
+                is_served = False
+            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=place.queued_s)
+            return runner.run(limit_reason) if is_served else runner.cancelled()
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits; a request that runs ends as cancelled at its next step."""
+        self.places.close()
         self._feeder.close()
         self.sequences.close()
 
@@ -146,12 +188,29 @@ class Runner:
             self.sequences.give_back(used, to_pool=True)
 
     @contextmanager
+    def _entered(self, request: Request, sequence: HeldSequence | None) -> Iterator[Place]:
+        """Within the block a request has the given sequence, and a place to ask for."""
+        if sequence is not None:
+            self.sequences.take(0, sequence)
+        place = Place(self.places, request.priority, is_refusable=request.is_refusable)
+        try:
+            yield place
+        finally:
+            place.leave()
+            if sequence is not None:
+                self.sequences.give_back(sequence, to_pool=False)
+
+    @contextmanager
     def _decoding(
-        self, request: Request, cancel: Cancel, sequence: HeldSequence | None
-    ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]]:
-        """As _running, and what guesses for the request."""
+        self, request: Request, cancel: Cancel, sequence: HeldSequence | None, place: Place
+    ) -> Iterator[Running]:
+        """Within the block, a sequence is the request's: it, the pieces to feed, the rule, and what guesses."""
         with ExitStack() as held:
-            used, pieces, generation = held.enter_context(self._running(request, cancel, sequence))
+            used = sequence or held.enter_context(self._pooled(request))
+            if isinstance(used.session, Prioritized):
+                used.session.priority = request.priority
+            held.enter_context(used.interruptible(cancel))
+            pieces, generation = self._begin(used, request, place.queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
@@ -161,6 +220,16 @@ class Runner:
                 proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up,
                                        room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
+
+    @contextmanager
+    def _pooled(self, request: Request) -> Iterator[HeldSequence]:
+        """Within the block, a sequence from the pool is the request's."""
+        needed = len(request.prompt) + (request.max_tokens or 0)
+        used = self.sequences.take(needed, None) or self.sequences.new(len(request.prompt), is_running=True)
+        try:
+            yield used
+        finally:
+            self.sequences.give_back(used, to_pool=True)
 
     def _speculates(self, request: Request) -> bool:
         """Whether guesses are wanted.
@@ -173,20 +242,9 @@ class Runner:
         is_repeatable = request.sampling.is_greedy or request.sampling.seed is not None
         return not is_repeatable and self.engine.device.name in _MEASURED
 
-    @contextmanager
-    def _running(
-        self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
-    ) -> Iterator[tuple[HeldSequence, list[Sequence[int]], Generation]]:
-        """Within the block, a sequence is the request's: it, the pieces to feed, and the rule."""
-        needed = len(request.prompt) + (request.max_tokens or 0)
-        used = self.sequences.take(needed, sequence) or self.sequences.new(len(request.prompt), is_running=True)
-        try:
-            with used.interruptible(cancel):
-                yield used, *self._begin(used, request)
-        finally:
-            self.sequences.give_back(used, to_pool=sequence is None)
-
-    def _begin(self, sequence: HeldSequence, request: Request) -> tuple[list[Sequence[int]], Generation]:
+    def _begin(
+        self, sequence: HeldSequence, request: Request, queued_s: float
+    ) -> tuple[list[Sequence[int]], Generation]:
         """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
         step = self.engine.chunk
 
@@ -218,7 +276,10 @@ class Runner:
             top_count=request.top_count,
             reader=request.reader,
             statistics=Statistics(
-                prompt_tokens=len(request.prompt), cached_tokens=held, dropped_tokens=request.dropped_tokens
+                prompt_tokens=len(request.prompt),
+                cached_tokens=held,
+                dropped_tokens=request.dropped_tokens,
+                queued_s=queued_s,
             ),
             dropped_tokens=request.dropped_tokens,
         )
@@ -231,3 +292,9 @@ class Runner:
         room = self._context - len(request.prompt)
         wanted = room + 1 if request.max_tokens is None else request.max_tokens
         return min(room, wanted), "context" if wanted > room else "length"
+
+
+def _unserved(request: Request, place: Place) -> Chunk:
+    """All of a reply that was cancelled while it waited for its place."""
+    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=place.queued_s)
+    return Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)

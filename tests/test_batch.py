@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import embedllm
+from embedllm.admission import Place
 from embedllm.batch import run_batch
 from embedllm.decode import Cancel
-from embedllm.errors import DeviceError
+from embedllm.errors import Busy, DeviceError
 from embedllm.runner import Request
 from embedllm.sampling import Sampling
 
@@ -99,3 +101,55 @@ def test_cancelling_ends_all_and_leaves_the_switch_to_its_owner(llm: embedllm.Mo
     with pytest.raises(ValueError, match="at least 1"):
         llm.generate_batch(PROMPTS[:2], GREEDY, max_tokens=0, cancel=failing)
     assert not failing.cancelled
+
+
+# --- with few places
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_package: Callable[..., Path]) -> Iterator[embedllm.Model]:
+    with embedllm.load(tiny_package("llama"), device="cpu", max_sequences=2, max_waiting=3) as model:
+        yield model
+
+
+def replies(model: embedllm.Model, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    return [reply.tokens for reply in model.generate_batch(prompts, GREEDY, max_tokens=12, stop_tokens=[])]
+
+
+def test_a_batch_of_more_than_may_wait_is_no_reason_to_refuse_it(llm: embedllm.Model, narrow: embedllm.Model) -> None:
+    assert replies(narrow, PROMPTS * 3) == replies(llm, PROMPTS * 3)
+
+
+def test_batches_from_a_pool_of_threads_share_the_places(llm: embedllm.Model, narrow: embedllm.Model) -> None:
+    expected = replies(llm, PROMPTS)
+    with ThreadPoolExecutor(3) as threads:
+        found = [threads.submit(replies, narrow, PROMPTS) for _ in range(3)]
+        assert [one.result(WAIT_S) for one in found] == [expected] * 3
+    assert (narrow.runner.places.running, narrow.runner.places.waiting) == (0, 0)
+
+
+def test_a_conversation_has_a_place_only_while_it_replies(narrow: embedllm.Model) -> None:
+    talks = [narrow.runner.sequences.new() for _ in range(5)]
+    for talk in talks:  # more than there are places, each with its KV
+        list(narrow.runner.stream(requests(1)[0], Cancel(), talk))
+    assert narrow.runner.places.running == 0
+    assert [talk.tokens for talk in talks] == [[0]] * 5
+
+
+def test_too_many_calls_are_refused_and_those_that_wait_are_served(narrow: embedllm.Model) -> None:
+    def reply(prompt: list[int]) -> tuple[int, ...]:
+        return narrow.generate(prompt, GREEDY, max_tokens=4, stop_tokens=[], priority=1).tokens
+
+    held = [Place(narrow.runner.places) for _ in range(2)]
+    for place in held:
+        place.enter(Cancel())
+    with ThreadPoolExecutor(5) as threads:
+        waiting = [threads.submit(reply, prompt) for prompt in PROMPTS[:3]]
+        while narrow.runner.places.waiting < 3:
+            threading.Event().wait(0.001)
+        with pytest.raises(Busy) as found:
+            threads.submit(reply, PROMPTS[3]).result(WAIT_S)
+        assert (found.value.running, found.value.waiting) == (2, 3)
+        for place in held:
+            place.leave()
+        assert [one.result(WAIT_S) for one in waiting] == [tokens[:4] for tokens in replies(narrow, PROMPTS[:3])]

@@ -9,11 +9,12 @@ import pickle
 import pytest
 
 from embedllm import errors
-from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError, UnsupportedModel
+from embedllm.errors import Busy, ContextFull, DeviceUnavailable, EmbedError, UnsupportedModel
 
 EXAMPLES = {
     DeviceUnavailable: DeviceUnavailable("none", [("cpu", "no graph", "export again")]),
     ContextFull: ContextFull("too long", tokens=9, limit=8),
+    Busy: Busy("full", running=3, waiting=2),
     UnsupportedModel: UnsupportedModel("unknown", model_type="bert"),
 }
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EmbedError)]

@@ -317,6 +317,8 @@ def level(module: str) -> int:
         ("loop", "lookup", "speculation", "speculation_costs"),
         ("backends", "export", "describe", "describe_graphs"),
         (
+            "admission",
+            "place_count",
             "prefixes",
             "prefix_options",
             "conversation_file",

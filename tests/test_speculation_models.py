@@ -13,6 +13,7 @@ import pytest
 
 import embedllm
 from embedllm import Model, Sampling
+from embedllm.admission import Place
 from embedllm.backends.base import FeedsAll
 from embedllm.decode import Cancel, Chunk
 from embedllm.loop import run
@@ -52,7 +53,9 @@ def test_any_proposals_give_the_plain_tokens(llm: Model) -> None:
         session = llm.runner.engine.open(64)
         assert isinstance(session, FeedsAll)
         sequence = HeldSequence(session)
-        with llm.runner._running(request, Cancel(), sequence) as (used, pieces, generation):  # pyright: ignore[reportPrivateUsage]
+        place = Place(llm.runner.places)
+        with llm.runner._decoding(request, Cancel(), sequence, place) as running:  # pyright: ignore[reportPrivateUsage]
+            used, pieces, generation, _ = running
             chunks = list(run(generation, used, pieces, Cancel(), Guesses(proposals)))
         assert tokens(chunks) == plain
         assert sequence.tokens == [*PROMPT, *plain[:-1]]

@@ -11,6 +11,7 @@ import pytest
 
 import embedllm
 from embedllm import Conversation, Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm.admission import Places
 from embedllm.backends.base import Engine
 from embedllm.chat import ChatTemplate
 from embedllm.package import Package
@@ -39,7 +40,7 @@ class Folder:
     stop_tokens = frozenset({END})
 
 
-def scripted(*replies: str, template: str = TEMPLATE) -> tuple[Model, list[str]]:
+def scripted(*replies: str, template: str = TEMPLATE, places: Places | None = None) -> tuple[Model, list[str]]:
     """A model that gives these replies in turn, and the prompts that it was given."""
     prompts: list[str] = []
     left = list(replies)
@@ -60,7 +61,7 @@ def scripted(*replies: str, template: str = TEMPLATE) -> tuple[Model, list[str]]
     engine = FakeEngine(next_token, context=100_000, chunk=100_000)
     defaults = Defaults(sampling=Sampling(temperature=0.0), max_tokens=None)
     model = Model(cast("Package", Folder()), cast("Engine", engine), tokenizer=Codec(), defaults=defaults,
-                  template=ChatTemplate(template))  # fmt: skip
+                  template=ChatTemplate(template), places=places)  # fmt: skip
     return model, prompts
 
 
@@ -327,3 +328,22 @@ def test_the_demo_writes_the_call_that_it_must(choice: str) -> None:
     assert found.name in (["add", "fail"] if choice == "required" else ["add"])
     if found.name == "add":
         assert isinstance(found.arguments["a"], int)
+
+
+# --- tools that call the model
+
+
+def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
+    model, _ = scripted(call("ask", '{"question": "2+2"}'), "four", "It is four.", places=Places(1, 0))
+
+    def ask(question: str) -> str:
+        """Ask.
+
+        Args:
+            question: what
+        """
+        return model.generate(question).text
+
+    done = run_tools(model, ASK, [ask])
+    assert (said(done), done.text) == (["four"], "It is four.")
+    assert (model.runner.places.running, model.runner.places.waiting) == (0, 0)
