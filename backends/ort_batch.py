@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import Interrupted
+from embedllm.backends.base import PRIORITY_S, Interrupted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class Member(Protocol):
     kv: dict[str, NDArray[Cached]]  # by name, [1, kv heads, capacity, D]
     logits: NDArray[np.floating]  # [1, 1, V], of the last step
     is_stopping: bool
+    priority: int  # lower ones are fed earlier
 
     def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
         """Reads and writes these from now on, which may be some of them."""
@@ -79,6 +80,7 @@ class Runs(Protocol):
 class _Step:
     session: Member
     token: int
+    rank: int  # lower ones come earlier
     error: BaseException | None = None
     is_done: bool = False
 
@@ -91,6 +93,7 @@ class Batch:
         self._context = context
         self._changed = threading.Condition()  # reentrant: a signal handler may interrupt the thread that has it
         self._taken: set[str] = set()  # what one thread does at a time, while it does it: _KV, _PROMPT
+        self._asking: dict[str, list[tuple[float, int]]] = {_KV: [], _PROMPT: []}  # since when, and which thread
         self._is_feeding = False  # a prompt, now
         self._fed = -math.inf  # when the last piece of one was
         self._waiting: list[_Step] = []
@@ -99,6 +102,7 @@ class Batch:
         self._run_s = 0.0  # how long that took
         self._ended = -math.inf  # when
         self._usual_s = 0.0  # from run to run when no prompt is fed beside them, a moving average
+        self._runs = 0  # so far; a run that passes over a step is worth one of its priority
         self._steps = 0  # runs one after the other
         self._steps_s = 0.0  # all of them took
         self._members: list[Member] = []  # by their slots
@@ -111,8 +115,8 @@ class Batch:
 
         Raises Interrupted when the session was stopped, and what the run raises.
         """
-        step = _Step(session, token)
         with self._changed:
+            step = _Step(session, token, self._runs + session.priority)
             if not self._waiting:
                 self._since = time.perf_counter()
             self._waiting.append(step)
@@ -132,7 +136,8 @@ class Batch:
     def apart(self, session: Member, count: int) -> Generator[None, None, None]:
         """Within the block, the session feeds so many tokens by itself: beside the steps of others when they are many.
 
-        One long feed at a time, so that those who wait for their next token share the cores with one only.
+        One long feed at a time, so that those who wait for their next token share the cores with one only: the most
+        urgent that asks for it, of others the first.
         """
         is_member = session in self._members  # it joins by its own steps only; runs of others may let it go
         if count <= SHORT and not is_member:
@@ -180,13 +185,26 @@ class Batch:
 
     @contextmanager
     def _taking(self, what: str, session: Member | None = None) -> Generator[None, None, None]:
-        """Within the block no other thread does this. Raises Interrupted when the session is stopped before."""
+        """Within the block no other thread does this. Raises Interrupted when the session is stopped before.
+
+        Those who ask for it have it by priority and the time since when they do.
+        """
+        turn = (
+            time.perf_counter() + PRIORITY_S * (session.priority if session is not None else 0),
+            threading.get_ident(),
+        )
+        asking = self._asking[what]
         with self._changed:
-            while what in self._taken:
-                if session is not None and session.is_stopping:
-                    raise Interrupted
-                self._changed.wait()
-            self._taken.add(what)
+            asking.append(turn)
+            try:
+                while what in self._taken or turn != min(asking):
+                    if session is not None and session.is_stopping:
+                        raise Interrupted
+                    self._changed.wait()
+                self._taken.add(what)
+            finally:
+                asking.remove(turn)
+                self._changed.notify_all()
         try:
             yield
         finally:
@@ -230,7 +248,8 @@ class Batch:
     def _gathered(self, step: _Step) -> list[_Step]:
         """The steps of the next run, which the caller of `step` leads; the others go on waiting."""
         self._taken.add(_KV)
-        others = [other for other in self._waiting if other is not step]
+        self._runs += 1
+        others = sorted((other for other in self._waiting if other is not step), key=lambda other: other.rank)
         together, self._waiting = [step, *others[: MOST - 1]], others[MOST - 1 :]
         self._since = time.perf_counter()
         return together

@@ -40,6 +40,7 @@ class OrtSession:
         self.position = 0
         self.capacity = 0
         self.is_stopping = False
+        self.priority = 0
         self._context = engine.package.context
         self._vocabulary = engine.package.decoder.vocabulary
         self._session: ort.InferenceSession | None = engine.session

@@ -36,6 +36,7 @@ class Told:
         self.kv: dict[str, NDArray[Cached]] = {name: np.zeros((1, 1, 0, 1)) for name in ("key", "value")}
         self.logits: NDArray[np.floating] = np.zeros((1, 1, 1))
         self.is_stopping = False
+        self.priority = 0
         self.batch = batch
         self.before: Callable[[], None] = lambda: None  # of a run by itself
 
@@ -260,3 +261,80 @@ def test_long_prompts_take_turns_and_leave_the_shared_buffers(batch: Batch) -> N
         pair[1].is_stopping = True
         with pytest.raises(Interrupted), batch.apart(pair[1], 500):
             pass
+
+
+def test_prompts_take_their_turns_by_priority_and_then_as_they_came(batch: Batch) -> None:
+    names = ["a", "b", "c", "d", "e"]
+    priorities = dict(zip(names, [0, 2, -1, 2, 0], strict=True))
+    fed: list[str] = []
+
+    def feed(name: str) -> None:
+        sequence = Told(batch)
+        sequence.priority = priorities[name]
+        with batch.apart(sequence, 500):
+            fed.append(name)
+
+    first = Told(batch)
+    with ThreadPoolExecutor(len(names)) as threads:
+        with batch.apart(first, 500):
+            feeds = []
+            for name in names:
+                feeds.append(threads.submit(feed, name))
+                while len(batch._asking["prompt"]) < len(feeds):
+                    pass
+        for one in feeds:
+            one.result(WAIT_S)
+    assert fed == ["c", "a", "e", "b", "d"]
+
+
+def test_a_prompt_that_is_stopped_while_it_waits_keeps_nobody_waiting(batch: Batch) -> None:
+    first, stopped, last = (Told(batch) for _ in range(3))
+    stopped.priority = -5
+
+    def feed(sequence: Told) -> bool:
+        with batch.apart(sequence, 500):
+            return True
+
+    with ThreadPoolExecutor(2) as threads:
+        with batch.apart(first, 500):
+            waiting = threads.submit(feed, stopped)
+            while not batch._asking["prompt"]:
+                pass
+            other = threads.submit(feed, last)
+            stopped.is_stopping = True
+            batch.wake()
+            with pytest.raises(Interrupted):
+                waiting.result(WAIT_S)
+        assert other.result(WAIT_S)
+
+
+def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_none_is_left_behind(batch: Batch) -> None:
+    sequences = [Told(batch) for _ in range(MOST + 6)]
+    for sequence in sequences[:-6]:
+        sequence.priority = 3
+    order: list[int] = []
+    with ThreadPoolExecutor(len(sequences) + 1) as threads:
+        first, begun, go = Told(batch), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            begun.set()
+            go.wait(WAIT_S)
+
+        def steps(place: int) -> None:
+            for token in range(8):
+                sequences[place].step(token)
+                order.append(place)
+
+        first.before = hold
+        alone = threads.submit(first.step, 1)
+        assert begun.wait(WAIT_S)
+        found = [threads.submit(steps, place) for place in range(len(sequences))]
+        while len(batch._waiting) < len(sequences):
+            pass
+        go.set()
+        alone.result(WAIT_S)
+        for one in found:
+            one.result(WAIT_S)
+    ends = [max(at for at, place in enumerate(order) if place == which) for which in range(len(sequences))]
+    assert sum(ends[-6:]) / 6 < sum(ends[:-6]) / MOST  # the urgent, which came last, end earlier
+    assert len(order) == 8 * len(sequences)
