@@ -31,6 +31,7 @@ HOMES = {
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
     "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
     "psutil": ("embedllm.free_memory",),
+    "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.javascript",),
     "llguidance": ("embedllm.structured_grammars",),
     "numpy": ("embedllm.rows", "embedllm.state_file", "embedllm.backends.", "embedllm.export."),
