@@ -47,6 +47,23 @@ def test_it_is_moved_and_stored_as_any_other(kv: str, folder: Path, tmp_path: Pa
     assert replies[0].tokens == replies[2].tokens == replies[3].tokens
 
 
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_its_keys_cannot_be_turned_so_a_shift_is_refused_and_turns_are_dropped(kv: str, folder: Path) -> None:
+    with embedllm.load(folder, device="cpu", kv=kv) as model:
+        with pytest.raises(ValueError, match=r"when_full='shift' .*found u?int8 keys.*Load without kv="):
+            model.conversation(when_full="shift")
+        with model.conversation(when_full="drop-oldest") as talk:
+            replies = [talk.say("list all files", GREEDY, max_tokens=20) for _ in range(5)]
+        assert replies[-1].statistics.dropped_tokens > 0
+
+
+def test_openvino_rounds_its_8_bits_again_and_shifts(folder: Path) -> None:
+    pytest.importorskip("openvino")
+    with embedllm.load(folder, device="openvino", kv="int8") as model, model.conversation(when_full="shift") as talk:
+        reply = talk.say("hello", GREEDY, max_tokens=200, stop_tokens=())
+        assert (len(reply.tokens), reply.statistics.dropped_tokens > 0) == (200, True)
+
+
 def test_a_folder_without_the_graph_is_told_the_command(tiny_package: MakePackage) -> None:
     with pytest.raises(DeviceUnavailable, match=r"has no 'int8-kv' graph .*embedllm graph .* --flavour int8-kv"):
         embedllm.load(tiny_package("qwen3"), device="cpu", kv="int8")
