@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm import Cancel, Chunk, ContextFull, Message, Statistics
+from embedllm import Cancel, Chunk, ContextFull, Message, Statistics, ToolCall
 from embedllm.tool_schema import JSON
-from tests.test_sample_npu_parts import call_text, desktop
+from tests.test_sample_npu_parts import call, desktop
 
 pytest.importorskip("bm25s")
 from samples.npu_assistant.assistant import MOST_ROUNDS, Assistant
-from samples.npu_assistant.calls import Call
 from samples.npu_assistant.history import History
 from samples.npu_assistant.reply import Done, Event, Notice, Text, ToolRun
 from samples.npu_assistant.retrieval import Documents, Passage, UnreadableFile
@@ -30,9 +29,9 @@ class Words:
 
 
 class Scripted:
-    """A model that gives the next reply of a list, in pieces of three characters; it keeps the prompts."""
+    """A model that gives the next reply of a list, texts in pieces of three characters; it keeps the prompts."""
 
-    def __init__(self, *replies: str, context: int = 4000) -> None:
+    def __init__(self, *replies: str | Sequence[str | ToolCall], context: int = 4000) -> None:
         self.context = context
         self.tokenizer = Words()
         self.prompts: list[Sequence[Message]] = []
@@ -54,13 +53,14 @@ class Scripted:
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, JSON]] | None = None,
         variables: Mapping[str, JSON] | None = None,
-        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]:
         self.prompts.append(prompt)
         assert len(self.tokenizer.encode(self.prompt(prompt), special=False)) + (max_tokens or 0) <= self.context
-        text = self._replies.pop(0) if self._replies else "ok"
-        pieces = [text[place : place + 3] for place in range(0, len(text), 3)]
+        reply = self._replies.pop(0) if self._replies else "ok"
+        pieces: list[str | ToolCall] = []
+        for part in [reply] if isinstance(reply, str) else reply:
+            pieces += [part[at : at + 3] for at in range(0, len(part), 3)] if isinstance(part, str) else [part]
         for count, piece in enumerate(pieces, 1):
             if cancel and cancel.cancelled:
                 yield chunk("", "cancelled", count)
@@ -69,9 +69,10 @@ class Scripted:
         yield chunk("", "stop", len(pieces) + 1)
 
 
-def chunk(text: str, finish_reason: str | None, count: int) -> Chunk:
+def chunk(said: str | ToolCall, finish_reason: str | None, count: int) -> Chunk:
+    text, calls = (said, ()) if isinstance(said, str) else ("", (said,))
     statistics = Statistics(prompt_tokens=5, cached_tokens=0, tokens=count, decode_s=count / 10)
-    return Chunk(text=text, token=1, logprob=0.0, finish_reason=finish_reason, statistics=statistics)
+    return Chunk(text=text, token=1, logprob=0.0, finish_reason=finish_reason, statistics=statistics, tool_calls=calls)
 
 
 def text_of(events: Sequence[Event]) -> str:
@@ -87,12 +88,14 @@ def content(message: Message) -> str:
 
 
 def test_a_call_runs_and_the_model_goes_on_with_its_result(tmp_path: Path) -> None:
-    model = Scripted("Let me see. " + call_text("calculator", expression="6 * 7"), "It is 42.")
+    asked = call("calculator", expression="6 * 7")
+    model = Scripted(["Let me see. ", asked], "It is 42.")
     assistant = Assistant(model, desktop(tmp_path).tools())
     events = list(assistant.answer("What is 6 * 7?"))
-    assert ToolRun(Call("calculator", {"expression": "6 * 7"}), True, "42") in events
+    assert ToolRun(asked, True, "42") in events
     assert text_of(events) == "Let me see. It is 42."
-    assert model.prompts[1][-1] == {"role": "tool", "name": "calculator", "content": "42"}
+    assert model.prompts[1][-1] == {"role": "tool", "tool_call_id": "c1", "name": "calculator", "content": "42"}
+    assert "tool_calls" in model.prompts[1][-2]
     assert [message["role"] for message in assistant.history.turns[0]] == ["user", "assistant", "tool", "assistant"]
     done = events[-1]
     assert isinstance(done, Done)
@@ -101,7 +104,7 @@ def test_a_call_runs_and_the_model_goes_on_with_its_result(tmp_path: Path) -> No
 
 def test_a_declined_call_is_told_to_the_model(tmp_path: Path) -> None:
     tools = desktop(tmp_path)
-    model = Scripted(call_text("start_timer", minutes=5), "Fine.")
+    model = Scripted([call("start_timer", minutes=5)], "Fine.")
     events = list(Assistant(model, tools.tools(), allow=lambda call, tool: False).answer("timer"))
     assert content(model.prompts[1][-1]) == "error: the user declined the call."
     assert text_of(events) == "Fine."
@@ -109,8 +112,7 @@ def test_a_declined_call_is_told_to_the_model(tmp_path: Path) -> None:
 
 
 def test_rounds_of_calls_are_limited(tmp_path: Path) -> None:
-    again = call_text("calculator", expression="1")
-    model = Scripted(*[again] * 20)
+    model = Scripted(*[[call("calculator", expression="1")]] * 20)
     events = list(Assistant(model, desktop(tmp_path).tools()).answer("loop"))
     assert sum(isinstance(event, ToolRun) for event in events) == MOST_ROUNDS
     assert notices(events) == [f"stopped after {MOST_ROUNDS} rounds of tool calls, the model wants another"]
@@ -157,7 +159,7 @@ def test_a_question_that_is_too_long_is_an_error_and_not_cut() -> None:
 
 def test_a_stopped_reply_runs_no_call_and_keeps_its_text(tmp_path: Path) -> None:
     cancel = Cancel()
-    assistant = Assistant(Scripted("Some text. " + call_text("calculator", expression="1")), desktop(tmp_path).tools())
+    assistant = Assistant(Scripted(["Some text. ", call("calculator", expression="1")]), desktop(tmp_path).tools())
     events: list[Event] = []
     for event in assistant.answer("q", cancel):
         events.append(event)

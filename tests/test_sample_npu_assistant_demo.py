@@ -16,11 +16,10 @@ from click.testing import CliRunner, Result
 
 import embedllm
 from tests.test_sample_npu_assistant import notices, text_of
-from tests.test_sample_npu_parts import desktop
+from tests.test_sample_npu_parts import call, desktop
 
 pytest.importorskip("bm25s")
 from samples.npu_assistant.assistant import Assistant
-from samples.npu_assistant.calls import Call
 from samples.npu_assistant.history import History
 from samples.npu_assistant.reply import Done, ToolRun
 from samples.npu_assistant.retrieval import Documents
@@ -64,7 +63,8 @@ def test_the_demo_calls_the_calculator_and_says_its_result(device: str, tmp_path
     skip_without(device)
     with embedllm.load("demo", device=device) as llm:
         events = list(Assistant(llm, desktop(tmp_path).tools()).answer(QUESTION))
-    assert ToolRun(Call("calculator", {"expression": "342 * 61"}), True, "20862") in events
+    (run,) = [event for event in events if isinstance(event, ToolRun)]
+    assert (str(run.call), run.ran, run.result) == ("calculator(expression='342 * 61')", True, "20862")
     assert text_of(events).strip() == ANSWER
     done = events[-1]
     assert isinstance(done, Done)
@@ -190,7 +190,7 @@ def test_the_user_is_asked_and_only_yes_is_yes(
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     tool = desktop(tmp_path).tools()["start_timer"]
     screen = Screen(runs_read_only=True)  # which does not hold for what has side effects
-    assert screen.allow(Call("start_timer", {"minutes": 5}), tool) is allowed
+    assert screen.allow(call("start_timer", minutes=5), tool) is allowed
     assert "run start_timer(minutes=5)?" in shown.getvalue()
 
 

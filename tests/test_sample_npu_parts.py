@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import math
 import os
 from collections.abc import Callable
@@ -15,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm import ToolCall
 from embedllm.tool_schema import JSON
 
 pytest.importorskip("bm25s")
 from samples.npu_assistant.calculator import calculate
-from samples.npu_assistant.calls import CLOSE, OPEN, Call, CallReader, check_arguments, read_call
 from samples.npu_assistant.history import MOST_TURNS, DamagedHistory, History
 from samples.npu_assistant.power import PowerMeter, battery_state, battery_watts
 from samples.npu_assistant.retrieval import Documents, Passage, UnreadableFile, read_text, split
 from samples.npu_assistant.tools import Desktop, Tool, outcome
 
 
-def call_text(name: str, **arguments: JSON) -> str:
-    return f"{OPEN}\n{json.dumps({'name': name, 'arguments': arguments})}\n{CLOSE}"
+def call(name: str, problem: str = "", **arguments: JSON) -> ToolCall:
+    return ToolCall(id="c1", name=name, arguments=arguments, problem=problem)
 
 
 def desktop(root: Path, **options: Callable[[Path], None]) -> Desktop:
@@ -85,85 +83,6 @@ def test_powers_are_exact_up_to_the_limit() -> None:
     assert calculate("(-3)**5 + 2**-1") == -242.5
 
 
-# --- calls
-
-
-@given(
-    st.lists(st.text("ab <tool_cal/>\n", max_size=30) | st.just(call_text("f", x=1)), max_size=5).map("".join),
-    st.lists(st.integers(0, 200), max_size=8),
-)
-def test_a_reply_in_pieces_is_read_like_the_whole(text: str, cuts: list[int]) -> None:
-    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces, whole = CallReader(), CallReader()
-    shown = "".join(pieces.push(text[a:b]) for a, b in itertools.pairwise(places)) + pieces.finish()
-    assert shown == whole.push(text) + whole.finish()
-    assert pieces.calls == whole.calls
-
-
-@given(st.text(max_size=50).filter(lambda text: OPEN not in text))
-def test_text_without_a_call_is_shown_whole(text: str) -> None:
-    reader = CallReader()
-    assert "".join(map(reader.push, text)) + reader.finish() == text
-    assert reader.calls == []
-
-
-def test_text_around_calls_is_shown_and_an_open_call_counts() -> None:
-    reader = CallReader()
-    shown = reader.push(f"Well. {call_text('f', x=1)} And {OPEN}" + '{"name": "g"}') + reader.finish()
-    assert shown == "Well.  And "
-    assert reader.calls == [Call("f", {"x": 1}), Call("g")]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "no JSON"),
-        ("[]", "an object"),
-        ('{"name": 1}', "an object"),
-        ('{"name": "f", "arguments": "x"}', "a str, expected an object"),
-        ('{"name": "f", "arguments": {"x": 1, "x": 2}}', "'x' is there twice"),
-        ("[" * 100_000, "."),
-    ],
-)
-def test_a_bad_call_says_what_is_wrong(text: str, problem: str) -> None:
-    assert problem in read_call(text).problem
-
-
-@given(st.text())
-def test_no_text_of_a_call_raises(text: str) -> None:
-    assert isinstance(read_call(text), Call)
-
-
-PARAMETERS: dict[str, JSON] = {
-    "type": "object",
-    "properties": {"n": {"type": "integer"}, "x": {"type": "number"}, "on": {"type": "boolean"},
-                   "how": {"type": "string", "enum": ["a", "b"]}},
-    "required": ["n"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({}, "'n' is missing"),
-        ({"n": 1, "y": 2}, "no argument 'y'"),
-        ({"n": "1"}, 'is "1", expected a integer'),
-        ({"n": True}, "is true"),
-        ({"n": 1.5}, "is 1.5"),
-        ({"n": 1, "x": None}, "is null"),
-        ({"n": 1, "on": 0}, "is 0"),
-        ({"n": 1, "how": "c"}, "expected one of"),
-    ],
-)
-def test_arguments_are_held_against_the_schema(arguments: dict[str, JSON], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        check_arguments(arguments, PARAMETERS)
-
-
-def test_right_arguments_pass() -> None:
-    check_arguments({"n": 1, "x": 2, "on": False, "how": "a"}, PARAMETERS)
-
-
 # --- tools
 
 
@@ -205,7 +124,7 @@ def test_a_document_is_opened_and_what_runs_or_lies_outside_is_not(tmp_path: Pat
     opened: list[Path] = []
     tools = desktop(root, start=opened.append).tools()
     results = [
-        outcome(Call("open_file", {"path": path}), tools, lambda call, tool: True)
+        outcome(call("open_file", path=path), tools, lambda call, tool: True)
         for path in (
             "a.pdf",
             "run.sh",
@@ -245,24 +164,24 @@ def test_system_information_has_no_empty_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("asked", "message"),
     [
-        (Call("fly"), "there is no tool 'fly'; there are calculator"),
-        (Call("?", problem="the call is no JSON"), "no JSON"),
-        (Call("calculator", {"expression": 3}), "expected a string"),
-        (Call("calculator", {"expression": "1/0"}), "division by zero"),
-        (Call("start_timer", {"minutes": 5}), "declined"),
+        (call("fly"), "there is no tool 'fly'; there are calculator"),
+        (call("", problem="the call is no JSON"), "no JSON"),
+        (call("calculator", expression=3), "expected string"),
+        (call("calculator", expression="1/0"), "division by zero"),
+        (call("start_timer", minutes=5), "declined"),
     ],
 )
-def test_what_goes_wrong_with_a_call_is_its_result(call: Call, message: str, tmp_path: Path) -> None:
-    ran, result = outcome(call, desktop(tmp_path).tools(), lambda call, tool: not tool.has_side_effects)
+def test_what_goes_wrong_with_a_call_is_its_result(asked: ToolCall, message: str, tmp_path: Path) -> None:
+    ran, result = outcome(asked, desktop(tmp_path).tools(), lambda call, tool: not tool.has_side_effects)
     assert not ran
     assert message in result
 
 
 def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
     tool = Tool(lambda: "x" * 3000, False, {"function": {"parameters": {"properties": {}}}})
-    assert tool.run(Call("f")).endswith("x\n(1000 more characters)")
+    assert tool.run(call("f")).endswith("x\n(1000 more characters)")
 
 
 # --- documents
@@ -320,7 +239,10 @@ def test_only_text_is_read(tmp_path: Path) -> None:
 
 # --- history
 
-MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.text()})
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.text()},
+    optional={"tool_calls": st.just([{"id": "c1", "function": {"name": "f", "arguments": {"x": 1}}}])},
+)
 
 
 @given(st.lists(st.lists(MESSAGES, min_size=1, max_size=3), min_size=1, max_size=3))
@@ -363,7 +285,8 @@ def test_a_failed_write_leaves_the_old_history(tmp_path: Path, monkeypatch: pyte
     "data",
     [b"", b"\xff", b"[]", b'{"version": 2, "turns": []}', b'{"version": 1, "turns": [[]]}',
      b'{"version": 1, "turns": [[{"role": "system", "content": "obey"}]]}',
-     b'{"version": 1, "turns": [[{"role": "user"}]]}'],
+     b'{"version": 1, "turns": [[{"role": "user"}]]}',
+     b'{"version": 1, "turns": [[{"role": "assistant", "content": "", "tool_calls": [1]}]]}'],
 )  # fmt: skip
 def test_a_damaged_history_is_told_from_an_empty_one(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "h.json").write_bytes(data)

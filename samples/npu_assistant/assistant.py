@@ -6,11 +6,11 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from embedllm import Cancel, ContextFull, Message
+from embedllm import Cancel, Completion, ContextFull, Message, ToolCall
+from embedllm.tool_calls import result_message
 
-from .calls import Call
 from .history import MOST_TURNS, History
-from .reply import VARIABLES, ChatModel, Done, Event, Notice, Reply, ToolRun, count_tokens, stream_reply, total
+from .reply import VARIABLES, ChatModel, Done, Event, Notice, ToolRun, count_tokens, stream_reply, total
 from .retrieval import Documents, Passage, UnreadableFile, read_text
 from .summary import summarise
 from .tools import Tool, outcome
@@ -33,7 +33,7 @@ class Assistant:
         tools: Mapping[str, Tool],
         *,
         history: History | None = None,
-        allow: Callable[[Call, Tool], bool] = lambda call, tool: not tool.has_side_effects,
+        allow: Callable[[ToolCall, Tool], bool] = lambda call, tool: not tool.has_side_effects,
     ) -> None:
         self.documents: Documents | None = None
         self.history = history or History()
@@ -54,7 +54,7 @@ class Assistant:
         if left_out:
             yield Notice(f"{left_out} of {left_out + len(passages)} passages that match are left out: no room for them")
         said: list[Message] = [{"role": "user", "content": _with_passages(question, passages)}]
-        replies: list[Reply] = []
+        replies: list[Completion] = []
         forgotten = 0
         while True:
             messages, now_forgotten = self._fit(said)
@@ -65,18 +65,17 @@ class Assistant:
                 self._model, messages, cancel, max_tokens=self._reply_tokens, tools=self._schemas
             )
             replies.append(reply)
-            if not reply.calls:
+            if not reply.tool_calls or reply.finish_reason == "cancelled":
                 break
             if len(replies) > MOST_ROUNDS:
                 yield Notice(f"stopped after {MOST_ROUNDS} rounds of tool calls, the model wants another")
                 break
-            # a call stays the text that it came as: the next prompt begins exactly as this one ended, and is cached
-            said.append({"role": "assistant", "content": reply.text})
-            for call in reply.calls:
+            said.append(reply.message)
+            for call in reply.tool_calls:
                 ran, result = outcome(call, self._tools, self._allow)
-                said.append({"role": "tool", "name": call.name, "content": result})
+                said.append(result_message(call, result))
                 yield ToolRun(call, ran, result)
-        shown = replies[-1].shown.strip()
+        shown = replies[-1].text.strip()
         if shown or len(replies) > 1 or replies[-1].finish_reason != "cancelled":
             said.append({"role": "assistant", "content": shown or _NO_ANSWER})
             yield from self._remember([{"role": "user", "content": question}, *said[1:]])
@@ -93,7 +92,7 @@ class Assistant:
             raise UnreadableFile(f"cannot summarise '{file}': it has no text")
         replies = yield from summarise(self._model, file.name, text, cancel, reply_tokens=self._reply_tokens)
         if not cancel.cancelled:
-            summary = replies[-1].shown.strip() or _NO_ANSWER
+            summary = replies[-1].text.strip() or _NO_ANSWER
             yield from self._remember(
                 [{"role": "user", "content": f"Summarise {file.name}."}, {"role": "assistant", "content": summary}]
             )

@@ -92,6 +92,12 @@ def _is_message(message: object) -> bool:
     return (
         isinstance(message, dict)
         and message.get("role") in ("user", "assistant", "tool")
-        and all(isinstance(value, str) for value in message.values())
-        and "content" in message
+        and isinstance(message.get("content"), str)
+        and all(
+            isinstance(value, str) or (name == "tool_calls" and _are_calls(value)) for name, value in message.items()
+        )
     )
+
+
+def _are_calls(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(call, dict) for call in value)

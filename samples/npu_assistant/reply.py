@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from embedllm import Cancel, Chunk, Message, Statistics
+from embedllm import Cancel, Chunk, Completion, Message, Statistics, ToolCall
+from embedllm.completion import collect
 from embedllm.tool_schema import JSON
 
-from .calls import Call, CallReader
 from .retrieval import Passage
 
 VARIABLES: Mapping[str, JSON] = {"enable_thinking": False}  # Qwen 3 answers at once; other templates don't read it
@@ -42,7 +42,6 @@ class ChatModel(Protocol):
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, JSON]] | None = None,
         variables: Mapping[str, JSON] | None = None,
-        special: bool = False,
         cancel: Cancel | None = None,
     ) -> Iterator[Chunk]: ...
 
@@ -65,7 +64,7 @@ class Notice:
 class ToolRun:
     """A tool was called. ran: otherwise `result` says what was wrong."""
 
-    call: Call
+    call: ToolCall
     ran: bool
     result: str
 
@@ -81,20 +80,6 @@ class Done:
 Event = Text | Notice | ToolRun | Done
 
 
-_NOTHING = Statistics(prompt_tokens=0, cached_tokens=0)
-
-
-@dataclass(slots=True)
-class Reply:
-    """What one run of the model gave."""
-
-    text: str = ""  # all of it
-    shown: str = ""  # without tool calls
-    calls: list[Call] = field(default_factory=list)
-    finish_reason: str = ""
-    statistics: Statistics = _NOTHING
-
-
 def stream_reply(
     model: ChatModel,
     messages: Sequence[Message],
@@ -102,24 +87,16 @@ def stream_reply(
     *,
     max_tokens: int,
     tools: Sequence[Mapping[str, JSON]] = (),
-) -> Generator[Text | Notice, None, Reply]:
-    """The reply as it comes; at the end the whole of it. A reply that was stopped has no calls to run."""
-    reply, reader = Reply(), CallReader()
-    for chunk in model.stream(
-        messages, max_tokens=max_tokens, tools=tools or None, variables=VARIABLES, special=True, cancel=cancel
-    ):  # as it is written: calls are read here
-        reply.text += chunk.text
-        reply.statistics, reply.finish_reason = chunk.statistics, chunk.finish_reason or ""
-        piece = chunk.text
-        if tools:
-            piece = reader.push(chunk.text) + (reader.finish() if chunk.finish_reason else "")
-        if piece:
-            reply.shown += piece
-            yield Text(piece)
+) -> Generator[Text | Notice, None, Completion]:
+    """The reply as it comes; at the end the whole of it. The library has parted calls of tools from the text."""
+    chunks: list[Chunk] = []
+    for chunk in model.stream(messages, max_tokens=max_tokens, tools=tools or None, variables=VARIABLES, cancel=cancel):
+        chunks.append(chunk)
+        if chunk.text:
+            yield Text(chunk.text)
+    reply = collect(chunks)
     if reply.finish_reason == "cancelled":
         yield Notice("stopped")
-    else:
-        reply.calls = reader.calls
     if reply.finish_reason in ("length", "context"):
         yield Notice(f"cut off after {reply.statistics.tokens} tokens")
     return reply
@@ -130,7 +107,7 @@ def count_tokens(model: ChatModel, text: str) -> int:
     return len(model.tokenizer.encode(text, special=False))
 
 
-def total(replies: Sequence[Reply]) -> Statistics:
+def total(replies: Sequence[Completion]) -> Statistics:
     """Several runs together."""
     runs = [reply.statistics for reply in replies]
     return Statistics(

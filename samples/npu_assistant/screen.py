@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.text import Text as Styled
 
-from .calls import Call
+from embedllm import ToolCall
+
 from .power import PowerMeter
 from .reply import Done, Event, Notice, Text, ToolRun
 from .tools import Tool
@@ -38,7 +39,7 @@ class Screen:
         self._end_line()
         self._console.print(Styled(text.translate(_PICTURES), style=style))
 
-    def allow(self, call: Call, tool: Tool) -> bool:
+    def allow(self, call: ToolCall, tool: Tool) -> bool:
         """Asks the user. Without a terminal nobody can say yes."""
         if self._runs_read_only and not tool.has_side_effects:
             return True

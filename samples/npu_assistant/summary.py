@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
-from embedllm import Cancel, ContextFull, Message
+from embedllm import Cancel, Completion, ContextFull, Message
 
-from .reply import VARIABLES, ChatModel, Notice, Reply, Text, count_tokens, stream_reply
+from .reply import VARIABLES, ChatModel, Notice, Text, count_tokens, stream_reply
 from .retrieval import PASSAGE_CHARACTERS, split
 
 _LEAST_ROOM = 128  # tokens of text at once, below which nothing sensible comes out
@@ -14,7 +14,7 @@ _LEAST_ROOM = 128  # tokens of text at once, below which nothing sensible comes 
 
 def summarise(
     model: ChatModel, name: str, text: str, cancel: Cancel, *, reply_tokens: int
-) -> Generator[Text | Notice, None, list[Reply]]:
+) -> Generator[Text | Notice, None, list[Completion]]:
     """Streams the summary; at the end gives every run of the model, the summary itself last unless cancelled.
 
     Raises ContextFull when the model's context is too small for this.
@@ -26,7 +26,7 @@ def summarise(
             f"{room} tokens of the context's {model.context} are left for the text; {_LEAST_ROOM} are needed.",
             tokens=_LEAST_ROOM, limit=room,
         )  # fmt: skip
-    replies: list[Reply] = []
+    replies: list[Completion] = []
     # of a part at most a quarter comes back and a part is at least half full, so that each pass leaves fewer
     part_tokens = min(reply_tokens, room // 4)
     while len(parts := _parts(model, text, room)) > 1:
@@ -37,7 +37,7 @@ def summarise(
             replies.append((yield from _without_text(part_of)))
             if cancel.cancelled:
                 return replies
-            shorter.append(replies[-1].shown.strip())
+            shorter.append(replies[-1].text.strip())
         text = "\n\n".join(shorter)
     last = yield from stream_reply(model, [_request(name, text)], cancel, max_tokens=reply_tokens)
     return [*replies, last]
@@ -74,7 +74,7 @@ def _pieces(text: str, most: int, tokens: Callable[[str], int], size: int = PASS
             yield from _pieces(passage.text, most, tokens, len(passage.text) // 2)
 
 
-def _without_text(events: Generator[Text | Notice, None, Reply]) -> Generator[Notice, None, Reply]:
+def _without_text(events: Generator[Text | Notice, None, Completion]) -> Generator[Notice, None, Completion]:
     """The same without the text, which is no reply to the user; that a part was cut off is as it should be."""
     while True:
         try:

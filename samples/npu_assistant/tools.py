@@ -14,10 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import cast
 
+from embedllm import ToolCall
+from embedllm.tool_arguments import check_arguments
 from embedllm.tool_schema import Schema, tool_schema
 
 from .calculator import calculate
-from .calls import Call, check_arguments
 from .power import battery_state
 from .retrieval import UnreadableFile, read_text, walk
 
@@ -50,14 +51,14 @@ class Tool:
     def _function(self) -> Schema:
         return cast("Schema", self.schema["function"])  # as tool_schema builds it
 
-    def check(self, call: Call) -> None:
+    def check(self, call: ToolCall) -> None:
         """Raises ToolFailed when the arguments are not those of the schema."""
         try:
             check_arguments(call.arguments, cast("Schema", self._function["parameters"]))
         except ValueError as error:
             raise ToolFailed(str(error)) from error
 
-    def run(self, call: Call) -> str:
+    def run(self, call: ToolCall) -> str:
         """What the tool says; the call is checked. Raises ToolFailed."""
         try:
             result = self.function(**call.arguments)
@@ -181,7 +182,7 @@ class Desktop:
                 yield f"{name}:{found[0]}: {found[1]}"
 
 
-def outcome(call: Call, tools: Mapping[str, Tool], allow: Callable[[Call, Tool], bool]) -> tuple[bool, str]:
+def outcome(call: ToolCall, tools: Mapping[str, Tool], allow: Callable[[ToolCall, Tool], bool]) -> tuple[bool, str]:
     """Whether a call ran, and its result or what was wrong with it; nothing that a model writes raises.
 
     allow: asked before the tool runs, once it is clear that it can.
