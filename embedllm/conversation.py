@@ -33,7 +33,7 @@ class Conversation:
 
     messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
     cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
-    when_full: what becomes of a turn that does not fit into the context; see Model.conversation().
+    when_full: see Model.conversation().
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Conversation:
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.tools = tools
         self._variables = variables
-        self.when_full: WhenFull = when_full
+        self._when_full: WhenFull = when_full
         self._seen = ALL
         self._sequence: HeldSequence | None = None
         if when_full == "shift":
@@ -61,6 +61,11 @@ class Conversation:
             except ValueError:
                 self.close()
                 raise
+
+    @property
+    def when_full(self) -> WhenFull:
+        """What becomes of a turn that does not fit into the context."""
+        return self._when_full
 
     def say(
         self,
