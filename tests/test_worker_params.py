@@ -45,10 +45,10 @@ def test_what_load_takes_for_kv_is_taken(kv: str | int, exact: bool) -> None:
 
 
 def test_every_option_of_a_reply_has_a_place() -> None:
-    """Those of Model.chat, but for what only a program can give."""
+    """Those of Model.chat, but for what only a program can give; requests of a worker take turns as they come."""
     known = PARAMETERS["chat"].keys() - {option.name for option in SAMPLING_OPTIONS} - {"messages", "system"}
     options = PromptOptions.__required_keys__ | PromptOptions.__optional_keys__
-    assert known == options - {"stop_tokens", "logprobs", "documents", "continue_final_message", "special"}
+    assert known == options - {"stop_tokens", "logprobs", "documents", "continue_final_message", "special", "priority"}
 
 
 def test_of_a_chat_s_parameters_each_goes_where_it_belongs() -> None:
