@@ -11,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import numpy as np
-
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.hub import Location
+from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import BYTES, Tensor, read_header
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class HuggingFaceSource:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
         if tensor.shape != shape:
             raise ExportError(f"tensor '{name}' is {list(tensor.shape)}; config.json calls for {list(shape)}.")
-        if tensor.dtype not in ("F16", "BF16", "F32"):
+        if tensor.dtype not in FLOATS:
             raise ExportError(f"tensor '{name}' is {tensor.dtype}; expected F16, BF16 or F32.")
 
     def rows(self, name: str, start: int, stop: int) -> F32:
@@ -63,7 +62,7 @@ class HuggingFaceSource:
                 file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
             file.seek(tensor.offset + start * row_bytes)
             _read_whole(file, raw, tensor)
-        return _to_float32(raw, tensor.dtype).reshape(stop - start, *tensor.shape[1:])
+        return to_float32(raw, tensor.dtype).reshape(stop - start, *tensor.shape[1:])
 
     def close(self) -> None:
         with self._lock:
@@ -133,9 +132,3 @@ def _read_whole(file: BinaryIO, into: bytearray, tensor: Tensor) -> None:
         if not count:
             raise ExportError(f"'{tensor.file}' ended while it was read; was it changed during the export?")
         view = view[count:]
-
-
-def _to_float32(raw: bytearray, dtype: str) -> F32:
-    if dtype == "BF16":  # the upper half of a float32
-        return np.left_shift(np.frombuffer(raw, "<u2"), 16, dtype=np.uint32).view(np.float32)
-    return np.frombuffer(raw, "<f2" if dtype == "F16" else "<f4").astype(np.float32, copy=False)

@@ -34,10 +34,18 @@ HOMES = {
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.javascript",),
     "llguidance": ("embedllm.structured_grammars",),
-    "numpy": ("embedllm.rows", "embedllm.state_file", "embedllm.backends.", "embedllm.export."),
+    "numpy": (
+        "embedllm.rows",
+        "embedllm.state_file",
+        "embedllm.peft",
+        "embedllm.tensor_floats",
+        "embedllm.backends.",
+        "embedllm.export.",
+    ),
     "onnx": (
         "embedllm.export.",
         "embedllm.describe_graphs",
+        "embedllm.backends.adapted_onnx",
         "embedllm.backends.fixed_inputs",
         "embedllm.backends.webgpu_check",
     ),
@@ -251,6 +259,7 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "speculation",
         "speculation_costs",
         "options",
+        "adapters",
         "sequences",
         "held_sequence",
         "beside",
@@ -293,13 +302,14 @@ def level(module: str) -> int:
     name = module.removeprefix("embedllm.")
     name = "web" if name.startswith("web.") else name
     levels = [
-        ("types", "errors", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
+        ("types", "errors", "adapters", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
         ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
         (
             "tokenizer_config",
             "tool_schema",
             *TOOLS,
             "tensorfile",
+            "tensor_floats",
             "text",
             "chat",
             "sandbox",
@@ -314,7 +324,15 @@ def level(module: str) -> int:
             "prefix_cache",
             "cache_folder",
         ),
-        ("export.decoder", "export.decoder_json", "export.dialects", "export.quantize", "decode"),
+        (
+            "export.decoder",
+            "export.decoder_json",
+            "export.dialects",
+            "export.quantize",
+            "peft_config",
+            "peft",
+            "decode",
+        ),
         ("loop", "lookup", "speculation", "speculation_costs"),
         ("backends", "export", "describe", "describe_graphs"),
         (
@@ -371,9 +389,9 @@ def test_layers_point_one_way() -> None:
 
 
 def test_backends_import_little() -> None:
-    shared = {"types", "errors", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
+    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
               "export.quantize", "openvino_options", "untracked",
-              "backends.base", "backends.listed_row", "backends.memory", "backends.providers",
+              "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.providers",
               "backends.threads", "backends.ort_runtime"}  # fmt: skip
     allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}
     for found in imports():
@@ -382,7 +400,7 @@ def test_backends_import_little() -> None:
             others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "host", "probe",
                       "probe_memory", "probe_run", "ov", "npu", "cuda", "resident", "resident_buffers",
                       "device_session", "directml", "directml_session", "plugins", "web", "web_row", "webgpu",
-                      "webgpu_session", "webgpu_check")  # fmt: skip
+                      "webgpu_session", "webgpu_check", "adapted_openvino")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 
