@@ -32,6 +32,8 @@ _NPU_LEAST = 64
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of a repository.")
+@click.option("--lora", type=click.Path(path_type=Path), metavar="PATH",
+              help="A LoRA adapter of PEFT, merged into the weights before they are rounded.")  # fmt: skip
 @click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
 @click.option("--openvino-tokenizer", is_flag=True, help="Write what openvino-genai needs besides the model.")
@@ -53,6 +55,7 @@ def export(
     embedding_bits: str | None,
     context: int | None,
     revision: str | None,
+    lora: Path | None,
     exact: bool,
     verify: bool,
     openvino_tokenizer: bool,
@@ -93,6 +96,7 @@ def export(
                 out,
                 recipe,
                 revision=revision,
+                lora=lora,
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,

@@ -18,12 +18,13 @@ from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
+from embedllm.export.merge import MergedSource
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
-from embedllm.export.stream import check_source, write_weights
+from embedllm.export.stream import Source, check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
 
 
@@ -33,6 +34,7 @@ def convert(
     recipe: Recipe | None = None,
     *,
     revision: str | None = None,
+    lora: str | Path | None = None,
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
@@ -43,6 +45,7 @@ def convert(
 
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
     revision: branch, tag or commit of a repository.
+    lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
@@ -64,15 +67,16 @@ def convert(
         texts = _texts(location.folder)
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
+        merged = None if lora is None else MergedSource(reader, lora, decoder)
         check_source(reader, decided)
         size = decided.layout.size
         with appears_whole(out, size + min(size, shard or 0)) as partial:
-            facts = _facts(location, recipe, tokens, out.name)
+            facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             _copy(texts, partial)
             if openvino_tokenizer:
                 write_tokenizer(location.folder, partial)
                 link_weights(partial)  # now, so that a disk without links is known before the weights are written
-            _write(reader, decided, recipe, partial, facts, on_progress)
+            _write(merged or reader, decided, recipe, partial, facts, on_progress)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -86,7 +90,7 @@ def convert(
 
 
 def _write(
-    reader: HuggingFaceSource,
+    source: Source,
     decided: Plan,
     recipe: Recipe,
     partial: Path,
@@ -104,7 +108,7 @@ def _write(
         done += count
         on_progress(Progress("weights", done, decided.layout.size))
 
-    hashes = {WEIGHTS: write_weights(reader, decided, partial / WEIGHTS, on_bytes)}
+    hashes = {WEIGHTS: write_weights(source, decided, partial / WEIGHTS, on_bytes)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
     graphs = flavours(decided.decoder)
     model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
