@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from embedllm.adapters import Adapter
     from embedllm.types import F32
 
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
@@ -99,6 +100,17 @@ def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: s
     return counts.pop()
 
 
+def check_change(adapter: Adapter | None, position: int, *, can: bool) -> None:
+    """What every session asks of another adapter: raises ValueError when it holds tokens, or was not opened for any.
+
+    can: whether it was.
+    """
+    if adapter is not None and not can:
+        raise ValueError("this engine was opened without adapters; load the model with adapters={} to choose some.")
+    if position:
+        raise ValueError(f"the session holds {position} tokens of another adapter; rewind it to 0 before.")
+
+
 LARGER_EXPORT = "export with a larger --context"  # the remedy where the package is the limit
 
 
@@ -166,6 +178,18 @@ class MovesState(Protocol):
         """Appends tokens that another session has computed.
 
         Raises ContextFull when they don't fit (nothing is appended), ValueError for the state of another model.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A session that computes with a low-rank adapter, where its engine was opened for that."""
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Compute with this one from the next feed on; None: with the bare model.
+
+        ValueError when tokens are held, or when the engine was not opened for adapters.
         """
         ...
 

@@ -25,6 +25,7 @@ class Choices:
     exact: bool = False
     openvino: OpenVINOOptions | None = None
     kv: str | None = None  # of its driver's `kv`
+    adapts: bool = False  # its sessions shall take adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Driver:
     provider: Provider | None = None  # of ONNX Runtime
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
+    adapts: bool = False  # its sessions take adapters
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     tested: str = ""  # what it was run on
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
@@ -77,7 +79,14 @@ def _open_cpu(provider: Provider, choices: Choices) -> Engine:
     from embedllm.backends.ort import OrtEngine, warn_of_age
 
     warn_of_age()
-    return OrtEngine(choices.package, _graph(choices), choices.device, threads=choices.threads, exact=choices.exact)
+    return OrtEngine(
+        choices.package,
+        _graph(choices),
+        choices.device,
+        threads=choices.threads,
+        exact=choices.exact,
+        adapts=choices.adapts,
+    )
 
 
 def _cpu_lack(exact: bool) -> tuple[str, str] | None:
@@ -130,6 +139,7 @@ def _open_ov(choices: Choices) -> Engine:
         options=_with_kv(choices),
         threads=choices.threads,
         exact=choices.exact,
+        adapts=choices.adapts,
     )
 
 
@@ -178,6 +188,7 @@ _DRIVERS = {
         exact=provider.exact,
         kv=_QUANTIZED.get(provider.engine, {}),
         provider=provider,
+        adapts=provider.engine == "cpu",
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),
@@ -185,7 +196,12 @@ _DRIVERS = {
     for provider in (*PROVIDERS, PLUGIN)
 } | {
     "openvino": Driver(
-        open=_open_ov, dialects=_OV, exact=_OV, kv={"int8": _OV}, tested="Linux x86-64, in every change"
+        open=_open_ov,
+        dialects=_OV,
+        exact=_OV,
+        kv={"int8": _OV},
+        adapts=True,
+        tested="Linux x86-64, in every change",
     ),
     "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
     # not probed: compiling takes minutes, and nobody gets it unasked
@@ -195,5 +211,5 @@ _DRIVERS = {
     "npu-on-cpu": Driver(
         open=_open_npu, dialects=_OV, exact=_OV, shares=False, zero_points=False, tested="Linux x86-64, in every change"
     ),
-    "reference": Driver(open=_open_reference, shares=False, tested="Linux x86-64, in every change"),
+    "reference": Driver(open=_open_reference, shares=False, adapts=True, tested="Linux x86-64, in every change"),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.adapted_onnx import with_adapters
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _PAST = "past_key_values."
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -95,10 +97,11 @@ class OrtEngine:
         threads: int = 0,
         exact: bool = False,
         attachment: Attachment | None = None,
+        adapts: bool = False,
     ) -> None:
         """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows.
 
-        attachment: of the provider to run on; None: the CPU's.
+        attachment: of the provider to run on; None: the CPU's. adapts: its sessions take adapters; on the CPU only.
         Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead.
         """
         self.device = device
@@ -107,6 +110,7 @@ class OrtEngine:
         self.remedy = LARGER_EXPORT
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
+        self.adapts = adapts
         options = _session_options(threads, exact)
         path = package.folder / graph.file
         try:
@@ -122,14 +126,18 @@ class OrtEngine:
 
     def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
         if attachment is None:
-            return ort.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            model: str | bytes = os.fspath(path)
+            if self.adapts:
+                model = with_adapters(path, self.package.decoder)
+                options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         attachment.add(options)
         model = attachment.model(path)
         if model is None:
             return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
         self.only_last = True
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(path.parent))
+        options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
         return ort.InferenceSession(model, options, enable_fallback=0)
 
     @property

@@ -26,6 +26,7 @@ from embedllm.backends.base import PRIORITY_S, Interrupted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import Cached
 
 MOST = 16  # sequences in one run
@@ -49,6 +50,7 @@ class Member(Protocol):
     logits: NDArray[np.floating]  # [1, 1, V], of the last step
     is_stopping: bool
     priority: int  # lower ones are fed earlier
+    adapter: Adapter | None  # one run has one
 
     def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
         """Reads and writes these from now on, which may be some of them."""
@@ -63,7 +65,11 @@ class Runs(Protocol):
     """What runs a step of several sequences: ONNX Runtime, or a fake of it."""
 
     def __call__(
-        self, kv: dict[str, NDArray[Cached]], tokens: NDArray[np.int64], positions: Sequence[int]
+        self,
+        kv: dict[str, NDArray[Cached]],
+        tokens: NDArray[np.int64],
+        positions: Sequence[int],
+        adapter: Adapter | None,
     ) -> NDArray[np.floating]:
         """Appends one token to each sequence; logits [B, V], valid until the next call.
 
@@ -121,11 +127,13 @@ class Batch:
                 self._since = time.perf_counter()
             self._waiting.append(step)
             self._changed.notify_all()
-            while not step.is_done and (_KV in self._taken or self._patience_s() > 0):
+            while not step.is_done and (_KV in self._taken or not self._is_turn(step) or self._patience_s() > 0):
                 if session.is_stopping and step in self._waiting:
                     self._waiting.remove(step)
+                    self._changed.notify_all()  # it may be another's turn now
                     raise Interrupted
-                self._changed.wait(None if _KV in self._taken else self._patience_s())
+                is_due = _KV not in self._taken and self._is_turn(step)
+                self._changed.wait(self._patience_s() if is_due else None)
             together = [] if step.is_done else self._gathered(step)
         if together:
             self._lead(together)
@@ -239,9 +247,17 @@ class Batch:
                     raise Interrupted
                 self._changed.wait(_LEAST_IDLE_S)
 
+    def _is_turn(self, step: _Step) -> bool:
+        """Whether the next run may have the step's adapter: the first in rank says which one it has."""
+        return not self._waiting or self._first().session.adapter is step.session.adapter
+
+    def _first(self) -> _Step:
+        return min(self._waiting, key=lambda step: step.rank)
+
     def _patience_s(self) -> float:
         """How long the steps that came shall wait for those that are expected."""
-        if self._expected <= {step.session for step in self._waiting} or len(self._waiting) >= MOST:
+        alike = {session for session in self._expected if session.adapter is self._first().session.adapter}
+        if alike <= {step.session for step in self._waiting} or len(self._waiting) >= MOST:
             return 0.0
         return self._since + max(_LEAST_PATIENCE_S, _PATIENCE * self._run_s) - time.perf_counter()
 
@@ -249,8 +265,10 @@ class Batch:
         """The steps of the next run, which the caller of `step` leads; the others go on waiting."""
         self._taken.add(_KV)
         self._runs += 1
-        others = sorted((other for other in self._waiting if other is not step), key=lambda other: other.rank)
-        together, self._waiting = [step, *others[: MOST - 1]], others[MOST - 1 :]
+        others = (other for other in self._waiting if other is not step)
+        alike = [other for other in others if other.session.adapter is step.session.adapter]
+        together = [step, *sorted(alike, key=lambda other: other.rank)[: MOST - 1]]
+        self._waiting = [other for other in self._waiting if other not in together]
         self._since = time.perf_counter()
         return together
 
@@ -297,6 +315,7 @@ class Batch:
             {name: shared[first:end] for name, shared in self._kv.items()},
             np.array([[tokens.get(session, 0)] for session in rows], np.int64),
             [session.position for session in rows],
+            together[0].session.adapter,
         )
         for step in together:
             session = step.session
@@ -348,9 +367,10 @@ class Batch:
 
     def _let_go(self, came: set[Member]) -> None:
         """Gives sessions that stayed away buffers of their own; the last one too, when it is alone."""
+        turns = len({member.adapter for member in self._members})
         for session in list(self._members):
             self._missed[session] = 0 if session in came else self._missed.get(session, 0) + 1
-            if self._missed[session] > _MISSED:
+            if self._missed[session] > _MISSED * turns:
                 self._leave(session)
         if len(self._members) == 1:
             self._leave(self._members[0])

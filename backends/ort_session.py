@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.adapted import factors
 from embedllm.backends.base import (
     LARGER_EXPORT,
     Interrupted,
+    check_change,
     check_rewind,
     check_room,
     check_span,
@@ -25,8 +27,10 @@ from embedllm.rows import Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import Cached, KeyValues
     from embedllm.backends.ort import OrtEngine
+    from embedllm.export.decoder import Decoder
     from embedllm.types import F32
 
 _STEP = 256  # tokens; capacities are multiples of it
@@ -41,8 +45,11 @@ class OrtSession:
         self.capacity = 0
         self.is_stopping = False
         self.priority = 0
+        self.adapter: Adapter | None = None
+        self._adapts = engine.adapts
         self._context = engine.package.context
-        self._vocabulary = engine.package.decoder.vocabulary
+        self._decoder = engine.package.decoder
+        self._vocabulary = self._decoder.vocabulary
         self._session: ort.InferenceSession | None = engine.session
         self._binding: ort.IOBinding | None = engine.session.io_binding()
         self._batch = engine.batch
@@ -53,6 +60,8 @@ class OrtSession:
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
         self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
+        if self._adapts:
+            bind_adapter(self._binding, self._decoder, None)
         self._reserve(max(capacity, 1))
 
     def feed(self, tokens: Sequence[int]) -> Row:
@@ -127,6 +136,12 @@ class OrtSession:
                 for part, values in zip(("key", "value"), pair, strict=True):
                     self.kv[f"{index}.{part}"][0, :, self.position : end] = values
             self.position = end
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=self._adapts)
+        if self._adapts and self._binding is not None:
+            bind_adapter(self._binding, self._decoder, adapter)
+            self.adapter = adapter  # its arrays are bound, not copied
 
     def interrupt(self, stop: bool = True) -> None:
         self.is_stopping = stop
@@ -214,12 +229,20 @@ class StepsTogether:
         self._options = ort.RunOptions()
         self._binding: ort.IOBinding | None = None
         self._bound: list[int] = []  # where the buffers lie that it is bound to, and of how many sequences
+        self._adapter: Adapter | None = None  # that it is bound to
         self._logits = np.empty((0, 1, 0), np.float32)
 
     def __call__(
-        self, kv: dict[str, NDArray[Cached]], tokens: NDArray[np.int64], positions: Sequence[int]
+        self,
+        kv: dict[str, NDArray[Cached]],
+        tokens: NDArray[np.int64],
+        positions: Sequence[int],
+        adapter: Adapter | None,
     ) -> NDArray[np.floating]:
         binding = self._binding_of(kv, len(tokens))
+        if self._engine.adapts and adapter is not self._adapter:
+            bind_adapter(binding, self._engine.package.decoder, adapter)
+            self._adapter = adapter
         mask = np.arange(max(positions) + 1) <= np.array(positions)[:, None]
         binding.bind_cpu_input("input_ids", tokens)
         binding.bind_cpu_input("attention_mask", mask.astype(np.int64))
@@ -232,7 +255,7 @@ class StepsTogether:
         return self._logits
 
     def release(self) -> None:
-        self._binding = None
+        self._binding = self._adapter = None
 
     def _binding_of(self, kv: dict[str, NDArray[Cached]], count: int) -> ort.IOBinding:
         bound = [count, *(array.ctypes.data for array in kv.values())]
@@ -242,7 +265,9 @@ class StepsTogether:
             self._logits = np.empty((count, 1, vocabulary), self._engine.dtype)
             self._binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
             bind_kv(self._binding, kv)
-            self._bound = bound
+            if self._engine.adapts:
+                bind_adapter(self._binding, self._engine.package.decoder, None)
+            self._bound, self._adapter = bound, None
         return self._binding
 
 
@@ -252,3 +277,9 @@ def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[Cached]]) -> None:
         value = ort.OrtValue.ortvalue_from_numpy(array)
         binding.bind_ortvalue_input(f"past_key_values.{name}", value)
         binding.bind_ortvalue_output(f"present.{name}", value)
+
+
+def bind_adapter(binding: ort.IOBinding, decoder: Decoder, adapter: Adapter | None) -> None:
+    """The inputs of a graph with room for an adapter."""
+    for name, values in factors(decoder, adapter):
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))

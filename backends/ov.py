@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.backends.adapted_openvino import add_adapters, set_adapter
 from embedllm.backends.base import (
     LARGER_EXPORT,
     Device,
     Interrupted,
+    check_change,
     check_rewind,
     check_room,
     check_span,
@@ -31,6 +33,7 @@ from embedllm.rows import Row
 op = ov.opset13
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.types import F32
 
@@ -43,16 +46,24 @@ _VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
 def compile_folder(
-    package: Package, graph: Graph, target: str, properties: dict[str, object], *, cut_logits: bool
+    package: Package,
+    graph: Graph,
+    target: str,
+    properties: dict[str, object],
+    *,
+    cut_logits: bool,
+    adapts: bool = False,
 ) -> ov.CompiledModel:
     """Reads the folder's model over its weights file and compiles it. Raises DeviceError.
 
     cut_logits: adds the input `logits_from`, the first position whose logits are wanted. Not in the file, because
-    openvino-genai takes four inputs and no more.
+    openvino-genai takes four inputs and no more. adapts: adds those of adapters.
     """
     path = package.folder / graph.file
     with as_device_error(f"cannot load '{path}' on {target}"):
         model = core().read_model(path, package.weights)
+        if adapts:
+            add_adapters(model, package.decoder)
         if cut_logits:
             _cut_logits(model, len(package.decoder.layers))
         return core().compile_model(model, target, properties)
@@ -73,17 +84,23 @@ class OvEngine:
         options: OpenVINOOptions | None = None,
         threads: int = 0,
         exact: bool = False,
+        adapts: bool = False,
     ) -> None:
-        """target: the device in OpenVINO's words, such as "CPU", "GPU.1" or "HETERO:GPU,CPU"."""
+        """target: the device in OpenVINO's words, such as "CPU", "GPU.1" or "HETERO:GPU,CPU".
+
+        adapts: its sessions take adapters.
+        """
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
+        self.adapts = adapts
         # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/test_ov.py)
         self.lock = threading.Lock()
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
+        properties = _properties(target, options or OpenVINOOptions(), threads, exact)
         self._compiled: ov.CompiledModel | None = compile_folder(
-            package, graph, target, _properties(target, options or OpenVINOOptions(), threads, exact), cut_logits=True
+            package, graph, target, properties, cut_logits=True, adapts=adapts
         )
 
     @property
@@ -91,6 +108,13 @@ class OvEngine:
         if self._compiled is None:
             raise ValueError("this model was closed")
         return self._compiled
+
+    def request(self) -> ov.InferRequest:
+        """A new one, of the bare model."""
+        made = self.compiled.create_infer_request()
+        if self.adapts:
+            set_adapter(made, self.package.decoder, None)
+        return made
 
     def open(self, capacity: int = 0) -> OvSession:
         return OvSession(self)
@@ -102,12 +126,11 @@ class OvEngine:
         shapes and takes those of the last whole step for current, so that one of the same size would fail. A step of
         other sizes puts it right.
         """
-        compiled = self._compiled
-        if compiled is None:  # closed meanwhile; nobody will feed it
+        if self._compiled is None:  # closed meanwhile; nobody will feed it
             return
         for count in (n for n in range(1, 8) if n not in (*cancelled, *self.last)):
             try:
-                compiled.create_infer_request().infer(_inputs([0] * count, 0, -1))
+                self.request().infer(_inputs([0] * count, 0, -1))
             except RuntimeError:
                 continue  # a size that part of the graph still has
             self.last = (count, count)
@@ -125,9 +148,10 @@ class OvSession:
         self._engine = engine
         self._context = engine.context
         self._decoder = engine.package.decoder
+        self._adapter: Adapter | None = None
         self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
         with as_device_error("cannot make a session"):
-            self._request: ov.InferRequest | None = engine.compiled.create_infer_request()
+            self._request: ov.InferRequest | None = engine.request()
             self._states = self._by_layer(self._request)
         self._stopping = False
         self._is_running = False
@@ -151,6 +175,13 @@ class OvSession:
                 self._cut()  # gives the memory back
             finally:
                 self._engine.lock.release()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=self._engine.adapts)
+        if self._engine.adapts and self._request is not None:
+            with self._engine.lock, as_device_error("cannot take an adapter"):
+                set_adapter(self._request, self._decoder, adapter)
+            self._adapter = adapter  # its arrays are set, not copied
 
     def interrupt(self, stop: bool = True) -> None:
         self._stopping = stop

@@ -14,6 +14,7 @@ import numpy as np
 from embedllm.backends.base import (
     LARGER_EXPORT,
     Device,
+    check_change,
     check_rewind,
     check_room,
     check_span,
@@ -28,6 +29,7 @@ from embedllm.rows import Row
 from embedllm.tensorfile import TensorFile, read_header
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.types import F32
 
@@ -105,6 +107,7 @@ class ReferenceSession:
         self.position = 0
         self.capacity = 0  # it takes memory with each token
         self._engine = engine
+        self._adapter: Adapter | None = None
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros((a.kv_heads, 0, a.head_dim), np.float32),) * 2
             for a in (layer.attention for layer in engine.decoder.layers)
@@ -133,6 +136,10 @@ class ReferenceSession:
             for (key, value), (more, also) in zip(self._kv, state, strict=True)
         ]
         self.position = self.capacity = self.position + count
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=True)
+        self._adapter = adapter
 
     def close(self) -> None:
         self.rewind(0)
@@ -190,6 +197,9 @@ class ReferenceSession:
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         product = x @ self._engine.matrix(linear).T
+        if self._adapter is not None and linear.name in self._adapter.factors:
+            a, b = self._adapter.factors[linear.name]
+            product = product + x @ a @ b
         return product + self._engine.tensor(f"{linear.name}.bias") if linear.bias else product
 
     def _norm(self, x: F32, norm: Norm) -> F32:

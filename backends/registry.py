@@ -15,24 +15,29 @@ from embedllm.backends.drivers import Choices, driver_of, known_driver
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.dialects import DIALECTS, FLOAT32, OPENVINO
+from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
 _FREE = "openvino:"  # a target in OpenVINO's own words follows
 _PLUG_IN = "plugin:"  # a path follows
+_CALIBRATED = {dialect.name for dialect in CALIBRATED}
+_WITHOUT_ADAPTERS = "use the device 'cpu' or 'openvino', or merge the adapter: embedllm export --lora ADAPTER ..."
 _log = logging.getLogger("embedllm")
 
 
 class Found:
     """The devices of this machine for one folder, listed source by source when they are first asked for."""
 
-    def __init__(self, package: Package | None = None, *, exact: bool = False, kv: str | None = None) -> None:
+    def __init__(
+        self, package: Package | None = None, *, exact: bool = False, kv: str | None = None, adapts: bool = False
+    ) -> None:
         """package: devices that it has no graph for, or that cannot do what is asked, are not available."""
         self._package = package
         self._exact = exact
         self._kv = kv
+        self._adapts = adapts
         self._listed: dict[Source, list[Device]] = {}
 
     def everything(self) -> list[Device]:
@@ -64,7 +69,7 @@ class Found:
         """As available as the folder lets it be."""
         if self._package is None or not device.available:
             return device
-        lack = _lack(self._package, device, exact=self._exact, kv=self._kv)
+        lack = _lack(self._package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
         return replace(device, available=False, reason=lack[0], remedy=lack[1]) if lack else device
 
 
@@ -119,20 +124,24 @@ def open_engine(
     threads: int = 0,
     exact: bool = False,
     kv: str | None = None,
+    adapts: bool = False,
     openvino: OpenVINOOptions | None = None,
     dialects: Mapping[str, Sequence[str]] | None = None,
 ) -> Engine:
     """Loads the package on an available device.
 
+    adapts: its sessions shall take adapters.
     dialects: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
     them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
     found = parts(package, device, exact=exact)
     if len(found) > 1:
-        return _open_pair(package, device, found, threads=threads, exact=exact, openvino=openvino, dialects=dialects)
+        return _open_pair(
+            package, device, found, threads=threads, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+        )
     allowed = (dialects or {}).get(device.name, ())
-    if lack := _lack(package, device, exact=exact, kv=kv, dialects=allowed):
+    if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, dialects=allowed):
         raise cannot_run(device, *lack)
     driver = known_driver(device)
     refused: list[DeviceUnavailable] = []
@@ -147,6 +156,7 @@ def open_engine(
                     exact=exact,
                     openvino=openvino,
                     kv=kv,
+                    adapts=adapts,
                 )
             )
         except DeviceUnavailable as error:
@@ -171,6 +181,7 @@ def _open_pair(
     *,
     threads: int,
     exact: bool,
+    adapts: bool,
     openvino: OpenVINOOptions | None,
     dialects: Mapping[str, Sequence[str]] | None,
 ) -> Engine:
@@ -179,7 +190,10 @@ def _open_pair(
     opened: list[Engine] = []
     try:
         for one in devices:
-            opened.append(open_engine(package, one, threads=threads, exact=exact, openvino=openvino, dialects=dialects))
+            engine = open_engine(
+                package, one, threads=threads, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+            )
+            opened.append(engine)
     except BaseException:
         for engine in opened:  # its packed weights, when memory may be short
             engine.close()
@@ -229,12 +243,26 @@ def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
 
 
 def _lack(
-    package: Package, device: Device, *, exact: bool, kv: str | None = None, dialects: Sequence[str] = ()
+    package: Package,
+    device: Device,
+    *,
+    exact: bool,
+    kv: str | None = None,
+    adapts: bool = False,
+    dialects: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
+    if adapts and not all(known_driver(half).adapts for half in _halves(device)):
+        return "it takes no adapters with this library", _WITHOUT_ADAPTERS
     if len(_halves(device)) > 1:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)
+    if adapts and kv is not None and set(driver.kv.get(kv, ())) & _CALIBRATED:
+        # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/test_adapters.py)
+        return (
+            f"the scales of its {kv} KV were found without adapters, which reach farther",
+            "load it without kv, or use the device 'openvino'",
+        )
     if kv is not None and kv not in driver.kv:
         return f"its KV cannot be kept as {kv} with this library", "use the device 'cpu', or load without kv"
     if driver.dialects and exact and not driver.exact:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from embedllm.backends.base import Device, Engine, Interruptible, MovesState, Session, check_rewind
+from embedllm.backends.base import Device, Engine, Interruptible, MovesState, Session, TakesAdapters, check_rewind
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
 
 LEAST = 32  # tokens; fewer are fed where tokens are made: handing over costs more (docs/performance.md)
@@ -72,6 +73,11 @@ class SplitSession:
         for session in (self._reads, self._makes):
             if isinstance(session, Interruptible):
                 session.interrupt(stop)
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        for session in (self._reads, self._makes):
+            if isinstance(session, TakesAdapters):
+                session.adapt(adapter)
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         ahead = max(self._reads, self._makes, key=lambda session: session.position)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embedllm.adapters import Adapter
 from embedllm.backends.base import Interrupted
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.errors import DeviceError
@@ -37,6 +38,7 @@ class Told:
         self.logits: NDArray[np.floating] = np.zeros((1, 1, 1))
         self.is_stopping = False
         self.priority = 0
+        self.adapter: Adapter | None = None
         self.batch = batch
         self.before: Callable[[], None] = lambda: None  # of a run by itself
 
@@ -68,11 +70,15 @@ class Runs:
 
     def __init__(self) -> None:
         self.counts: list[int] = []
+        self.adapters: list[Adapter | None] = []
         self.before: Callable[[], None] = lambda: None
 
-    def __call__(self, kv: dict[str, np.ndarray], tokens: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    def __call__(
+        self, kv: dict[str, np.ndarray], tokens: np.ndarray, positions: Sequence[int], adapter: Adapter | None
+    ) -> np.ndarray:
         self.before()
         self.counts.append(len(positions))
+        self.adapters.append(adapter)
         for row, position in enumerate(positions):
             for array in kv.values():
                 array[row, 0, position, 0] = tokens[row, 0]
@@ -338,3 +344,70 @@ def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_none_is_left_
     ends = [max(at for at, place in enumerate(order) if place == which) for which in range(len(sequences))]
     assert sum(ends[-6:]) / 6 < sum(ends[:-6]) / MOST  # the urgent, which came last, end earlier
     assert len(order) == 8 * len(sequences)
+
+
+def adapter(name: str) -> Adapter:
+    return Adapter(name=name, sha256=name, factors={})
+
+
+def test_a_run_has_sequences_of_one_adapter_only(batch: Batch, runs: Runs) -> None:
+    adapters = [adapter("one"), adapter("two"), None]
+    sequences = [Told(batch) for _ in range(9)]
+    for at, sequence in enumerate(sequences):
+        sequence.adapter = adapters[at % 3]
+    assert together(batch, sequences, 4) == [told(np.array([4.0]))] * 9
+    assert runs.counts == [3, 3, 3]
+    assert set(runs.adapters) == set(adapters)
+    assert [sequence.position for sequence in sequences] == [1] * 9
+
+
+def test_who_waits_longest_is_next_whatever_its_adapter_is(batch: Batch, runs: Runs) -> None:
+    """Two that always come back at once do not keep a third one waiting that has another adapter."""
+    steady, other = [Told(batch), Told(batch)], Told(batch)
+    other.adapter = adapter("other")
+    go_on = threading.Event()
+    go_on.set()
+
+    def talk(sequence: Told) -> None:
+        while go_on.is_set() and sequence.position < CONTEXT - 1:
+            sequence.step(1)
+
+    with ThreadPoolExecutor(3) as threads:
+        talking = [threads.submit(talk, sequence) for sequence in steady]
+        while min(sequence.position for sequence in steady) < 5:
+            pass
+        try:
+            for token in range(1, 21):
+                before = sum(sequence.position for sequence in steady)
+                assert threads.submit(other.step, token).result(WAIT_S) == told(np.arange(1, token + 1, dtype=float))
+                # one run that was under way, one of its turn, and what they did before the thread was awake
+                assert sum(sequence.position for sequence in steady) - before < CONTEXT // 4
+        finally:
+            go_on.clear()
+        for one in talking:
+            one.result(WAIT_S)
+    assert other.position == 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_threads_with_any_adapters_get_what_one_would(seed: int, batch: Batch, runs: Runs) -> None:
+    adapters = [None, adapter("one"), adapter("two")]
+
+    def talk(random: Random) -> bool:
+        sequence, past = Told(batch), list[int]()
+        right = True
+        for _ in range(random.randrange(20, 80)):
+            if random.random() < 0.1:
+                past.clear()
+                sequence.position = 0
+                sequence.adapter = random.choice(adapters)
+            past.append(random.randrange(1, 50))
+            right = right and sequence.step(past[-1]) == told(np.array(past, float))
+        sequence.close()
+        return right
+
+    random = Random(seed)
+    with ThreadPoolExecutor(6) as threads:
+        talks = [threads.submit(talk, Random(random.random())) for _ in range(12)]
+        assert all(one.result(WAIT_S) for one in talks)
+    assert len(batch._members) == 0

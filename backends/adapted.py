@@ -1,0 +1,38 @@
+"""Where a low-rank adapter joins a graph, for ONNX and OpenVINO alike: the products, and inputs for its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.adapters import Adapter
+from embedllm.export.decoder import Decoder, Linear, linears
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+
+def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
+    """Of every product in the layers: the value that it gives, and its matrices, whose outputs lie side by side."""
+    for index, layer in enumerate(decoder.layers):
+        attention, mlp = layer.attention, layer.mlp
+        yield f"layers.{index}.qkv", (attention.q, attention.k, attention.v)
+        yield f"layers.{index}.o", (attention.o,)
+        yield f"layers.{index}.gate", (mlp.gate,)
+        yield f"layers.{index}.up", (mlp.up,)
+        yield f"layers.{index}.down", (mlp.down,)
+
+
+def input_names(linear: Linear) -> tuple[str, str]:
+    """Of the inputs that take a matrix's factors."""
+    return f"{linear.name}.lora_a", f"{linear.name}.lora_b"
+
+
+def factors(decoder: Decoder, adapter: Adapter | None) -> Iterator[tuple[str, F32]]:
+    """What every such input takes: of rank 0, which adds nothing, where the adapter has nothing for a matrix."""
+    given = {} if adapter is None else adapter.factors
+    for linear in (linear for layer in decoder.layers for linear in linears(layer)):
+        none = np.empty((linear.columns, 0), np.float32), np.empty((0, linear.rows), np.float32)
+        yield from zip(input_names(linear), given.get(linear.name, none), strict=True)

@@ -1,0 +1,59 @@
+"""A folder's OpenVINO model with room for an adapter: as adapted_onnx.py, in the model that was read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedllm.backends.adapted import factors, input_names, products
+from embedllm.backends.ov_runtime import ov
+from embedllm.export.decoder import Decoder
+
+if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
+
+op = ov.opset13
+
+
+def add_adapters(model: ov.Model, decoder: Decoder) -> None:
+    """Adds to each product of a layer the adapter's, whose factors are inputs. RuntimeError when one is not there."""
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
+    parameters = []
+    for value, parts in products(decoder):
+        product = named.get(f"{value}.product") or named.get(value)  # the first one where a bias is added
+        if product is None or product.get_type_name() != "MatMul":
+            raise RuntimeError(f"the model has no product '{value}'")  # as OpenVINO's own, for the caller to name
+        x, alone = _unpadded(product.input(0).get_source_output(), f"{value}.padded"), product.output(0)
+        readers = alone.get_target_inputs()
+        outputs = []
+        for part in parts:
+            a, b = (
+                _parameter(name, shape)
+                for name, shape in zip(input_names(part), ([part.columns, -1], [-1, part.rows]), strict=True)
+            )
+            parameters += [a, b]
+            outputs.append(op.matmul(op.matmul(x, a, False, False), b, False, False))
+        added = op.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        total = op.add(alone, added)
+        for reader in readers:
+            reader.replace_source_output(total.output(0))
+    model.add_parameters(parameters)
+    model.validate_nodes_and_infer_types()
+
+
+def set_adapter(request: ov.InferRequest, decoder: Decoder, adapter: Adapter | None) -> None:
+    """Gives a request the factors, which are not copied: the adapter has to live as long as they are set."""
+    for name, values in factors(decoder, adapter):
+        # nothing cannot be shared
+        request.set_tensor(name, ov.Tensor(values, shared_memory=values.size > 0))
+
+
+def _parameter(name: str, shape: list[int]) -> ov.Node:
+    made = op.parameter(ov.PartialShape(shape), ov.Type.f32, name=name)
+    made.output(0).set_names({name})
+    return made
+
+
+def _unpadded(x: ov.Output, padded: str) -> ov.Output:
+    """Without the zeros that a last group of the weights is filled up with."""
+    node = x.get_node()
+    return node.input(0).get_source_output() if node.get_friendly_name() == padded else x
