@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from embedllm.adapters import Adapter
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.beam_search import Beam, BeamSearch
 from embedllm.decode import Cancel, Statistics
@@ -44,12 +45,14 @@ class BeamRunner:
         cancel: Cancel,
         *,
         queued_s: float = 0.0,
+        adapter: Adapter | None = None,
     ) -> None:
-        """queued_s: waited before, for the statistics."""
+        """queued_s: waited before, for the statistics. adapter: of every beam."""
         self._search = search
         self._sequences = sequences
         self._prompt = list(prompt)
         self._cancel = cancel
+        self._adapter = adapter
         self._held = ExitStack()
         self._free: list[HeldSequence] = []
         self._cached_tokens = 0
@@ -110,7 +113,9 @@ class BeamRunner:
         def note_held(held: int) -> None:
             self._cached_tokens = held
 
-        self._cached_tokens = self._sequences.begin(sequence, self._prompt, step=step, note_held=note_held)
+        self._cached_tokens = self._sequences.begin(
+            sequence, self._prompt, step=step, note_held=note_held, adapter=self._adapter
+        )
         rest = self._prompt[self._cached_tokens :]
         logits = [self._feed(sequence, rest[at : at + step]) for at in range(0, len(rest), step)]
         return logits[-1]
@@ -133,6 +138,8 @@ class BeamRunner:
 
     def _copy(self, parent: HeldSequence, beam: Beam) -> HeldSequence:
         copy = self._free.pop() if self._free else self._taken()
+        if copy.adapter is not self._adapter:  # a new one
+            copy.adapt(self._adapter)
         tokens = [*self._prompt, *beam.tokens]
         held = copy.keep(tokens)
         missing = tokens[held:-1]

@@ -34,6 +34,7 @@ class Conversation:
     messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
     cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
     when_full: see Model.conversation().
+    adapter: of the turns that name no other; another one computes the whole history anew.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Conversation:
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
         when_full: WhenFull = "error",
+        adapter: str | None = None,
     ) -> None:
         if when_full not in (modes := get_args(WhenFull)):
             raise ValueError(f"when_full is {when_full!r}; expected {', '.join(map(repr, modes))}.")
         self.model = model
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.tools = tools
+        self.adapter = adapter
         self._variables = variables
         self._when_full: WhenFull = when_full
         self._seen = ALL
@@ -125,6 +128,7 @@ class Conversation:
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        options = {"adapter": self.adapter, **options}
         request, seen = self._fitted([*self.messages, said], sampling, options)
         self.model.runner.check(request)
         return self._turn(said, seen), request
@@ -209,6 +213,7 @@ class Conversation:
             when_full=self.when_full,
             first_seen=self._first_seen,
             dropped_tokens=self._seen.dropped_tokens,
+            adapter=self.adapter,
         )
         with self._alone():
             write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind, cancel=cancel)
@@ -226,12 +231,15 @@ class Conversation:
         from embedllm.conversation_file import read_conversation, restored
 
         saved, file = read_conversation(Path(path))
-        conversation = cls(model, tools=saved.tools, variables=saved.variables, when_full=when_full or saved.when_full)
+        conversation = cls(model, tools=saved.tools, variables=saved.variables, adapter=saved.adapter,
+                           when_full=when_full or saved.when_full)  # fmt: skip
         conversation.messages = list(saved.messages)
         if saved.first_seen is not None:
             conversation._seen = Seen(first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens)
+        runner = model.runner
         try:
-            sequence = restored(file, model.runner.sequences, model=model.kind, cancel=cancel or Cancel())
+            sequence = restored(file, runner.sequences, model=model.kind, adapters=runner.adapters,
+                                cancel=cancel or Cancel())  # fmt: skip
         except BaseException:
             conversation.close()
             raise

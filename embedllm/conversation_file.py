@@ -21,6 +21,7 @@ from embedllm.state_kind import kind_of
 from embedllm.tool_schema import tool_schema
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapters
     from embedllm.backends.base import KeyValues
     from embedllm.chat import JSON
     from embedllm.sequences import HeldSequence, Sequences
@@ -38,6 +39,7 @@ class SavedConversation:
     when_full: WhenFull = "error"
     first_seen: int | None = None  # the message with which begins what the model sees; None: the first
     dropped_tokens: int = 0  # before it
+    adapter: str | None = None  # its name
 
 
 def write_conversation(
@@ -68,7 +70,8 @@ def write_conversation(
         return
     tokens = list(sequence.plain_tokens)
     with sequence.lock:
-        about |= {"kind": json.dumps(kind_of(model, sequence.session)), "tokens": json.dumps(tokens)}
+        kind = kind_of(model, sequence.session, sequence.adapter)
+        about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
     write_state(path, about, _pieces(sequence, len(tokens), cancel))
 
 
@@ -90,8 +93,15 @@ def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
         raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
 
 
-def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str], cancel: Cancel) -> HeldSequence | None:
-    """A sequence that holds the KV of a file; None when another model, device or version has computed it.
+def restored(
+    file: StateFile,
+    sequences: Sequences,
+    *,
+    model: Mapping[str, str],
+    adapters: Adapters | None = None,
+    cancel: Cancel,
+) -> HeldSequence | None:
+    """A sequence that holds the KV of a file; None when another model, adapter, device or version has computed it.
 
     Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
     """
@@ -100,11 +110,17 @@ def restored(file: StateFile, sequences: Sequences, *, model: Mapping[str, str],
         return None
     sequence = sequences.new(len(tokens))
     session = sequence.session
-    if not isinstance(session, MovesState) or json.loads(file.about["kind"]) != kind_of(model, session):
-        _log.info("the KV in '%s' is of another model, device or version; the next turn computes it again", file.path)
+    kind = json.loads(file.about["kind"])
+    adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
+    if not isinstance(session, MovesState) or kind != kind_of(model, session, adapter):
+        _log.info(
+            "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
+        )
         sequence.close()
         return None
     try:
+        if adapter is not None:
+            sequence.adapt(adapter)
         for state in file.read():
             if cancel.cancelled:
                 raise Interrupted

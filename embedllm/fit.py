@@ -46,7 +46,7 @@ class Fit:
     model: str
     device: str
     context: int
-    weights_bytes: int  # as the runtime keeps them, with what it needs itself
+    weights_bytes: int  # as the runtime keeps them, with what it needs itself, and adapters
     kv_bytes: int
     scratch_bytes: int  # of a prompt that is being read
     free_bytes: int | None  # of a device's own memory: all of it; None: not told
@@ -72,11 +72,18 @@ class Fit:
 
 
 def fit(
-    package: Package, device: Device, *, context: int | None = None, exact: bool = False, kv: str | None = None
+    package: Package,
+    device: Device,
+    *,
+    context: int | None = None,
+    exact: bool = False,
+    kv: str | None = None,
+    adapter_bytes: int = 0,
 ) -> Fit:
     """What a model needs on an available device; of a pair, which holds two copies of the weights, both together.
 
     context: tokens of the sequence; None: as many as the package holds. kv: as in load().
+    adapter_bytes: of all adapters, which the halves of a pair share.
     Raises ValueError for a context that the package cannot hold.
     """
     from embedllm.backends import registry
@@ -92,7 +99,7 @@ def fit(
         return replace(
             found[0],
             device=device.name,
-            weights_bytes=sum(one.weights_bytes for one in found),
+            weights_bytes=sum(one.weights_bytes for one in found) + adapter_bytes,
             kv_bytes=max(one.kv_bytes for one in found),  # it is held once
             scratch_bytes=sum(one.scratch_bytes for one in found),
             free_bytes=free,
@@ -106,11 +113,13 @@ def fit(
     return replace(needs(asked), largest_context=largest if largest >= min(LEAST, package.context) else 0)
 
 
-def lack(package: Package, device: Device, *, exact: bool = False, kv: str | None = None) -> tuple[str, str] | None:
+def lack(
+    package: Package, device: Device, *, exact: bool = False, kv: str | None = None, adapter_bytes: int = 0
+) -> tuple[str, str] | None:
     """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told."""
     if os.environ.get(SWITCH) == "off":
         return None
-    least = fit(package, device, context=min(LEAST, package.context), exact=exact, kv=kv)
+    least = fit(package, device, context=min(LEAST, package.context), exact=exact, kv=kv, adapter_bytes=adapter_bytes)
     if least.free_bytes is None or least.fits:
         return None
     reason = f"it has too little memory: '{package.name}' needs {least}; {least.free_bytes / 2**20:,.0f} MiB are free"

@@ -7,13 +7,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from embedllm.backends.base import FeedsAll, FeedsAsync, Interrupted, Interruptible, MovesState, Session
+from embedllm.adapters import is_same
+from embedllm.backends.base import (
+    FeedsAll,
+    FeedsAsync,
+    Interrupted,
+    Interruptible,
+    MovesState,
+    Session,
+    TakesAdapters,
+)
 from embedllm.decode import Cancel
 from embedllm.prefix_cache import common
 from embedllm.prefixes import Source, joined_states
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.shift import Shift
 
@@ -29,6 +39,7 @@ class HeldSequence:
         self.session = session
         self.awaited = session if isinstance(session, FeedsAsync) else None  # asked once, not at every step
         self.tokens: list[int] = []
+        self.adapter: Adapter | None = None  # that they were computed with
         self.lock = threading.Lock()  # held by whoever uses the session: its request, or one that copies from it
         self.prompt: Sequence[int] = ()  # of the request that runs
         self.is_running = False  # a request has it; closed by nobody else then
@@ -80,6 +91,20 @@ class HeldSequence:
         del self.tokens[position:]
         if self._shifted_from is not None and position <= self._shifted_from:
             self._shifted_from = None
+
+    def shares(self, tokens: Sequence[int], adapter: Adapter | None) -> int:
+        """How many of these tokens others may have of it, computed with that adapter."""
+        return common(self.plain_tokens, tokens) if is_same(self.adapter, adapter) else 0
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Forgets everything, to go on with another adapter."""
+        with self.lock:
+            if self.is_ended:
+                raise Interrupted
+            assert isinstance(self.session, TakesAdapters)  # else the model has none
+            self.forget_from(0)
+            self.session.adapt(adapter)
+            self.adapter = adapter
 
     def rewind_by(self, count: int) -> None:
         """Forgets the last tokens."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from embedllm.adapters import Adapters, present
 from embedllm.admission import Places
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
@@ -56,6 +57,7 @@ class Model:
         prefixes: Prefixes | None = None,  # None: no prefix cache
         places: Places | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given
+        adapters: Adapters | None = None,  # None: the engine takes none
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
@@ -64,8 +66,10 @@ class Model:
         self.context = engine.context  # the most tokens that prompt and reply can have together
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         guessing = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, places=places)
-        self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars)
+        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, places=places,
+                             adapters=adapters)  # fmt: skip
+        self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
+                                       adapters=adapters)  # fmt: skip
         self._kind_of = package, engine.device, settings
         self._own_draft = draft if owns_draft else None
 
@@ -81,6 +85,29 @@ class Model:
     def kind(self) -> dict[str, str]:
         """What a saved KV has to be of, to be used by this model."""
         return model_kind(*self._kind_of)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that a call may choose."""
+        found = self.runner.adapters
+        return () if found is None else found.names
+
+    def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Reads a LoRA adapter as PEFT saves it; from now on a call may choose it by its name. See load().
+
+        Raises ValueError for a name that is taken, and when the model was loaded without adapters.
+        """
+        from embedllm.peft import read_adapters
+
+        found = present(self.runner.adapters)
+        if name in found.names:  # before it is read
+            raise ValueError(f"there is an adapter '{name}' already; remove it first, or choose another name.")
+        for adapter in read_adapters({name: path}, self.package.decoder):
+            found.add(adapter)
+
+    def remove_adapter(self, name: str) -> None:
+        """Frees an adapter, once the calls that run with it are done. Raises ValueError when there is none."""
+        present(self.runner.adapters).remove(name)
 
     @property
     def can_chat(self) -> bool:
@@ -136,6 +163,7 @@ class Model:
         tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call.
         priority: among the calls that wait (load(max_sequences=...)) lower ones are served earlier, as in vLLM; a step
         is worth 10 seconds of waiting, so that none waits for ever.
+        adapter: the name of the adapter that computes the reply; None: the bare model. See load().
         special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
         the text then, nor are they from the reply to a prompt that is no messages.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
@@ -318,6 +346,7 @@ class Model:
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
         when_full: WhenFull = "error",
+        adapter: str | None = None,
     ) -> Conversation:
         """A chat that remembers: its history, and the KV cache of it, so that each turn computes only what is new.
 
@@ -325,11 +354,12 @@ class Model:
         ContextFull. "drop-oldest" leaves whole turns out of what the model sees. "shift" drops tokens, in the middle of
         a reply too, and keeps the KV of the others, which is approximate. The history stays whole; the tokens that the
         model sees no more are in Statistics.dropped_tokens.
+        adapter: of every turn that names no other.
         Raises ValueError for "shift" where KV cannot be moved.
         """
         from embedllm.conversation import Conversation
 
-        return Conversation(self, system, tools=tools, variables=variables, when_full=when_full)
+        return Conversation(self, system, tools=tools, variables=variables, when_full=when_full, adapter=adapter)
 
     def open_conversation(self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
         """One that Conversation.save() wrote, tools as JSON schemas. when_full: None leaves it as it was.

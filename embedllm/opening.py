@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedllm.adapters import Adapters
 from embedllm.backends.base import Device, Engine, cannot_run
 from embedllm.chat import ChatTemplate
 from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
@@ -26,6 +27,7 @@ from embedllm.vocabulary import check_draft
 if TYPE_CHECKING:
     from asyncio import Future
 
+    from embedllm.adapters import Adapter
     from embedllm.backends.probe_run import Probes
     from embedllm.backends.select import Search
     from embedllm.fit import Fit
@@ -46,6 +48,7 @@ def load(
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     prefix_cache: int = PREFIX_CACHE,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
@@ -65,6 +68,8 @@ def load(
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" keeps what was read in a quarter of the memory, "int4" in an eighth, and approximately; None as floats.
     The CPU's take a graph that an export does not have: embedllm graph FOLDER --flavour int8-kv (docs/numerics.md).
+    adapters: LoRA adapters as PEFT saves them, folders or safetensors files by the names that calls choose them by
+    (docs/guide-python.md#adapters); {} for a model that is given some later. On `cpu`, `openvino` and `reference`.
     openvino: choices for OpenVINO's devices, the NPU among them.
     draft: a much smaller model with the same vocabulary, which guesses for this one (speculate= of Model.generate()): a
     folder, opened on the same device, or a Model, which stays yours to close.
@@ -77,12 +82,12 @@ def load(
     None: as many as have room for a whole context each in the memory that is free, at least 16.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact, kv, openvino, draft, cache_dir, max_sequences and max_waiting are refused,
-    and the call needs JSPI, which aload() does not (docs/web.md).
+    In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences and max_waiting are
+    refused, and the call needs JSPI, which aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir,
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
                            max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
         from embedllm import web
 
@@ -95,6 +100,7 @@ def load(
             urls=urls,
         )
     from embedllm.backends import registry, select
+    from embedllm.peft import read_adapters
     from embedllm.structured_grammars import TokenGrammars  # not in a browser, which has JavaScript's
 
     if not 0 <= threads <= _MOST_THREADS:
@@ -105,28 +111,33 @@ def load(
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     _check_kv(kv, exact=exact, openvino=openvino)
-    search = select.Search(registry.Found(package, exact=exact, kv=kv).named, wish)
+    adapts = adapters is not None
+    search = select.Search(registry.Found(package, exact=exact, kv=kv, adapts=adapts).named, wish)
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
+    found = None if adapters is None else read_adapters(adapters, package.decoder)
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
         drafter = load(drafter, device=device, threads=threads, exact=exact, openvino=openvino, prefix_cache=0)
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine, memory = _open_first(package, search, threads=threads, exact=exact, kv=kv, openvino=openvino)
+        engine, memory = _open_first(
+            package, search, threads=threads, exact=exact, kv=kv, openvino=openvino, adapters=found
+        )
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()
         raise
-    settings = f"exact={exact} kv={kv} openvino={openvino}"
+    settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}"
     prefixes = None
     if prefix_cache or folder is not None:
         prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
                  owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
-                 settings=settings, places=places(memory, engine, max_sequences, max_waiting))  # fmt: skip
+                 settings=settings, places=places(memory, engine, max_sequences, max_waiting),
+                 adapters=None if found is None else Adapters(found))  # fmt: skip
 
 
 async def aload(
@@ -139,6 +150,7 @@ async def aload(
     chat_template: str | None = None,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     prefix_cache: int = PREFIX_CACHE,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
@@ -149,7 +161,7 @@ async def aload(
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, cache_dir=cache_dir,
+        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
                            max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
         from embedllm import web
 
@@ -165,7 +177,7 @@ async def aload(
 
     def loaded() -> Model:
         return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
-                    openvino=openvino, draft=draft, prefix_cache=prefix_cache, cache_dir=cache_dir,
+                    openvino=openvino, draft=draft, adapters=adapters, prefix_cache=prefix_cache, cache_dir=cache_dir,
                     cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
@@ -211,6 +223,7 @@ def _open_first(
     exact: bool,
     kv: str | None,
     openvino: OpenVINOOptions | None,
+    adapters: Sequence[Adapter] | None,
 ) -> tuple[Engine, Fit]:
     """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory."""
     from embedllm import fit
@@ -219,24 +232,32 @@ def _open_first(
 
     failures: list[DeviceUnavailable] = []
     probed = _Probed(package, exact=exact)
+    adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
     for device in search:
         if (bad := probed.refusal_of(device)) is not None:
             search.refuse(device, *bad)
             continue
         if exact and registry.runs_graphs(device):
             _check_exact(package)
-        if (short := fit.lack(package, device, exact=exact, kv=kv)) is not None:
+        if (short := fit.lack(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)) is not None:
             if search.is_explicit:
                 raise cannot_run(device, "; ".join(short), short[1])
             search.refuse(device, *short)
             continue
-        memory = fit.fit(package, device, exact=exact, kv=kv)
+        memory = fit.fit(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
         noted = "".join(f"; {note}" for note in probed.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
             engine = registry.open_engine(
-                package, device, threads=threads, exact=exact, kv=kv, openvino=openvino, dialects=probed.dialects
+                package,
+                device,
+                threads=threads,
+                exact=exact,
+                kv=kv,
+                adapts=adapters is not None,
+                openvino=openvino,
+                dialects=probed.dialects,
             )
             return engine, memory
         except DeviceError as error:

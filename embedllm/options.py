@@ -28,6 +28,7 @@ class ReplyOptions(TypedDict, total=False):
     speculate: Speculate | None
     tool_choice: str
     priority: int
+    adapter: str | None
 
 
 class PromptOptions(ReplyOptions, total=False):

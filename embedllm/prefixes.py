@@ -11,8 +11,10 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
+from embedllm.adapters import Adapter, is_same
 from embedllm.backends.base import Interrupted, MovesState, Session
 from embedllm.prefix_cache import BLOCK, Block, PrefixCache, common, keys_of, part, state_bytes
 from embedllm.state_kind import kind_of, root_of
@@ -28,6 +30,7 @@ class Holder(Protocol):
     """A sequence that may run meanwhile."""
 
     session: Session
+    adapter: Adapter | None  # that its tokens were computed with
     lock: threading.Lock  # held by whoever uses the session
 
     @property
@@ -90,20 +93,25 @@ class Prefixes:
         """Held in memory now."""
         return self._memory.bytes
 
-    def sources(self, prompt: Sequence[int], start: int, peers: Iterable[Holder]) -> list[Source]:
-        """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move."""
+    def sources(
+        self, prompt: Sequence[int], start: int, peers: Iterable[Holder], adapter: Adapter | None = None
+    ) -> list[Source]:
+        """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move.
+
+        adapter: that it was computed with.
+        """
         limit = len(prompt) - 1  # the last one is fed, for its logits
         if limit - start < LEAST:
             return []
-        keys = keys_of(prompt, self._root)
-        peer, shared = _longest(prompt, peers)
+        keys = keys_of(prompt, self._root_of(adapter))
+        peer, shared = _longest(prompt, (peer for peer in peers if is_same(peer.adapter, adapter)))
         sources: list[Source] = []
         used: list[Block] = []
         at = start
         while at < limit:
             source = self._in_memory(prompt, at, keys, used)
             if source is None and peer is not None and shared > at:
-                source = _in_sequence(peer, prompt, at, shared)
+                source = _in_sequence(peer, prompt, at, shared, adapter)
             source = source or self._on_disk(prompt, at, keys)
             if source is None:
                 break
@@ -118,7 +126,7 @@ class Prefixes:
         tokens = holder.plain_tokens
         if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
             return
-        keys = keys_of(tokens, self._root)
+        keys = keys_of(tokens, self._root_of(holder.adapter))
         kept: list[Block] = []
         taken = 0
         for parent, at, state in self._blocks(holder.session, tokens, start - start % BLOCK, keys):
@@ -133,15 +141,18 @@ class Prefixes:
         with self._lock:
             self._memory.touch(kept)
 
-    def store(self, holder: Holder, prompt: Sequence[int]) -> None:
-        """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory."""
+    def store(self, holder: Holder, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
+        """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory.
+
+        adapter: that they were computed with; by now the sequence may have another.
+        """
         folder = self.folder
         if folder is None:
             return
-        keys = keys_of(prompt, self._root)
+        keys = keys_of(prompt, self._root_of(adapter))
         missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
         for group in _runs(missing, GROUP // BLOCK):
-            state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK)
+            state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK, adapter)
             for at in group:
                 offset = (at - group[0]) * BLOCK
                 tokens = prompt[at * BLOCK : (at + 1) * BLOCK]
@@ -151,6 +162,10 @@ class Prefixes:
         folder.used(keys[1:])
         if missing:
             folder.trim()
+
+    def _root_of(self, adapter: Adapter | None) -> bytes:
+        """The key before every token: nothing under one adapter is found under another, or under none."""
+        return self._root if adapter is None else sha256(self._root + adapter.sha256.encode()).digest()
 
     def clear(self) -> None:
         """Frees what is in memory."""
@@ -234,16 +249,20 @@ def _longest(prompt: Sequence[int], peers: Iterable[Holder]) -> tuple[Holder | N
     )
 
 
-def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int) -> Source:
+def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int, adapter: Adapter | None) -> Source:
     stop = min(at + GROUP, shared, len(prompt) - 1)
-    return Source(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop))
+    return Source(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop, adapter))
 
 
-def _exported(holder: Holder, prompt: Sequence[int], start: int, stop: int) -> KeyValues | None:
+def _exported(
+    holder: Holder, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
+) -> KeyValues | None:
     """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
     with holder.lock:
         session = holder.session
-        if not isinstance(session, MovesState) or list(prompt[:stop]) != holder.plain_tokens[:stop]:
+        if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
+            return None
+        if list(prompt[:stop]) != holder.plain_tokens[:stop]:
             return None
         try:
             return session.export_state(start, stop)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from embedllm.adapters import Adapters, present
 from embedllm.chat import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.constraint import Constraint
 from embedllm.errors import TemplateError
@@ -38,12 +39,14 @@ class RequestBuilder:
         *,
         template: ChatTemplate | None,
         grammars: Grammars | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._package = package
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._template = template
         self._grammars = grammars
+        self._adapters = adapters
         self._tool_format: ToolFormat | None = None
 
     @property
@@ -88,6 +91,7 @@ class RequestBuilder:
         response_format: ResponseFormat | None = None,
         tool_choice: str = "auto",
         priority: int = 0,
+        adapter: str | None = None,
     ) -> Request:
         """See Model.generate()."""
         used = None if tool_choice == "none" else tools
@@ -108,6 +112,7 @@ class RequestBuilder:
             special=special,
             speculate=speculate or "off",
             priority=priority,
+            adapter=None if adapter is None else present(self._adapters).named(adapter),
         )
         if written is not None and not special and response_format is None:
             request = self._reading(request, written, used)

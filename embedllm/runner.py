@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
+from embedllm.adapters import Adapter, Adapters
 from embedllm.admission import Place, Places
 from embedllm.async_stream import AsyncStream, Feeder, Running
 from embedllm.backends.base import Engine, FeedsAll, Interrupted, Prioritized, best_parallel
@@ -50,6 +51,7 @@ class Request:
     dropped_tokens: int = 0  # of a conversation, before this
     priority: int = 0  # lower ones are served earlier
     is_refusable: bool = True  # by a full queue; False: part of a call that was begun
+    adapter: Adapter | None = None
 
 
 class Runner:
@@ -63,13 +65,18 @@ class Runner:
         draft: Runner | None = None,
         prefixes: Prefixes | None = None,
         places: Places | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary. places: None takes the usual number."""
+        """draft: of a smaller model with the same vocabulary. places: None takes the usual number.
+
+        adapters: None: the engine takes none.
+        """
         self.sequences = Sequences(engine, prefixes)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
         self.draft = draft
+        self.adapters = adapters
         self._experience = Experience()
         self.parallel = best_parallel(engine)  # requests that best run at once
         self.places = places or Places()
@@ -168,7 +175,8 @@ class Runner:
                 place.enter(cancel)
             except Interrupted:
                 is_served = False
-            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=place.queued_s)
+            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=place.queued_s,
+                                adapter=request.adapter)  # fmt: skip
             return runner.run(limit_reason) if is_served else runner.cancelled()
 
     def close(self) -> None:
@@ -257,7 +265,7 @@ class Runner:
         if request.shift is not None:
             step = min(step, request.shift.step)
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
-        held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held)
+        held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held, adapter=request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(
             sampler=Sampler(

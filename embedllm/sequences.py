@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+from embedllm.adapters import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
 from embedllm.background import Background
 from embedllm.held_sequence import HeldSequence, ignore
@@ -68,25 +69,34 @@ class Sequences:
         return used
 
     def begin(
-        self, sequence: HeldSequence, prompt: Sequence[int], *, step: int, note_held: Callable[[int], None]
+        self,
+        sequence: HeldSequence,
+        prompt: Sequence[int],
+        *,
+        step: int,
+        note_held: Callable[[int], None],
+        adapter: Adapter | None = None,
     ) -> int:
         """How many tokens of a prompt need not be fed. They are made ready in the first feed, in its thread.
 
         step: tokens computed at once if something is gone by then. note_held: told how many were had in that case.
-        The last token is always fed, for its logits.
+        The last token is always fed, for its logits. adapter: that they are computed with.
         """
-        shared = min(common(sequence.tokens, prompt), len(prompt) - 1)
+        own = common(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
+        shared = min(own, len(prompt) - 1)
         sources: list[Source] = []
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
         if self.prefixes is not None and fits and isinstance(sequence.session, MovesState):
-            sources = self.prefixes.sources(prompt, shared, self._others(sequence))
+            sources = self.prefixes.sources(prompt, shared, self._others(sequence), adapter)
         planned = sources[-1].stop if sources else shared
         sequence.prompt = prompt
-        if planned == len(sequence.tokens) and not sources:
+        if planned == len(sequence.tokens) and not sources and is_same(sequence.adapter, adapter):
             return planned
 
         def make_ready() -> None:
             self._cut(sequence, shared)
+            if not is_same(sequence.adapter, adapter):
+                sequence.adapt(adapter)
             held = sequence.restore(sources, step) if sources else shared
             if held < planned:
                 note_held(held)
@@ -98,13 +108,14 @@ class Sequences:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
         prompt, sequence.prompt, sequence.before_feed = sequence.prompt, (), None
         sequence.shift, sequence.note_dropped = None, ignore
+        adapter = sequence.adapter
         with self._lock:
             sequence.is_running = False
             is_kept = self._engine is not None and not (to_pool and self._idle)
             if is_kept and to_pool:
                 self._idle.append(sequence)
             if (prefixes := self.prefixes) is not None and prefixes.folder is not None and self._engine is not None:
-                self._writing.add(lambda: prefixes.store(sequence, prompt))
+                self._writing.add(lambda: prefixes.store(sequence, prompt, adapter))
         if not is_kept:
             self.drop(sequence)
 
@@ -154,6 +165,6 @@ class Sequences:
         others = self._others(sequence)
         with sequence.lock:
             if self.prefixes is not None:
-                held = max((common(other.plain_tokens, sequence.tokens) for other in others), default=0)
+                held = max((other.shares(sequence.tokens, sequence.adapter) for other in others), default=0)
                 self.prefixes.keep(sequence, max(position, held))
             sequence.forget_from(position)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from embedllm.package import WEIGHTS
 
 if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
     from embedllm.backends.base import Device, MovesState
     from embedllm.package import Package
 
@@ -35,9 +36,10 @@ def kv_type(session: MovesState) -> str:
     return "; ".join(f"{key.dtype} {key.shape[0]}x{key.shape[-1]}" for key, _ in session.export_state(0, 0))
 
 
-def kind_of(model: Mapping[str, str], session: MovesState) -> dict[str, str]:
-    """Of the KV of one session, for comparison and as JSON."""
-    return {**model, "kv": kv_type(session)}
+def kind_of(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:
+    """Of the KV of one session, for comparison and as JSON. adapter: that it was computed with."""
+    kind = {**model, "kv": kv_type(session)}
+    return kind if adapter is None else {**kind, "adapter": adapter.sha256}
 
 
 def root_of(kind: Mapping[str, str]) -> bytes:

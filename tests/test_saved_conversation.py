@@ -62,7 +62,7 @@ def test_on_another_device_the_messages_come_back_and_the_kv_is_computed(
     with opened(folder, "reference") as llm, llm.open_conversation(path) as talk:
         assert len(talk.messages) == 3
         assert talk.say("and now?", GREEDY, max_tokens=6).statistics.cached_tokens == 0
-    assert sum("is of another model, device or version" in record.message for record in caplog.records) == 1
+    assert sum("is of another model, adapter, device or version" in record.message for record in caplog.records) == 1
 
 
 def test_of_a_damaged_kv_the_messages_come_back(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
