@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
 from embedllm.chat import Message, Tool, tool_schemas
-from embedllm.completion import Completion
+from embedllm.completion import Completion, collect
 from embedllm.conversation import Conversation
 from embedllm.model import Model
 from embedllm.options import ReplyOptions
@@ -20,7 +21,7 @@ from embedllm.tool_question import Question
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON
-    from embedllm.decode import Cancel
+    from embedllm.decode import Cancel, Chunk
 
 MOST_ROUNDS = 8
 
@@ -58,6 +59,7 @@ def run_tools(
     functions: Mapping[str, Callable[..., object]] | None = None,
     max_rounds: int = MOST_ROUNDS,
     on_call: Callable[[ToolOutcome], object] | None = None,
+    on_chunk: Callable[[Chunk], object] | None = None,
     confirm: Callable[[ToolCall], bool] | None = None,
     cancel: Cancel | None = None,
     variables: Mapping[str, JSON] | None = None,
@@ -68,12 +70,13 @@ def run_tools(
     model: or a Conversation, to which `messages` is then what is said, a text or a message; it has its own tools and
     variables, and its history gets all of it, or nothing when this fails.
     tools: functions, or JSON schemas whose functions `functions` has by name. max_rounds: replies with calls that are
-    run; those of one more are not. on_call: told of each call. confirm: asked before a tool runs; without it all run.
-    A call that cannot be read, of no tool, with wrong arguments or refused, and a tool that raises, are told to the
-    model as the result. options: as of Model.generate(); tool_choice goes for the first reply.
+    run; those of one more are not. on_call: told of each call. on_chunk: told of each step of each reply, as it comes.
+    confirm: asked before a tool runs; without it all run. A call that cannot be read, of no tool, with wrong arguments
+    or refused, and a tool that raises, are told to the model as the result. options: as of Model.generate();
+    tool_choice goes for the first reply.
     Raises ValueError for a tool without a function, and for one that has to be awaited: arun_tools takes those.
     """
-    asked = Question.of(model, messages, tools, variables)
+    asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
     known = _functions(asked.tools, functions)
     if awaited := [name for name, function in known.items() if inspect.iscoroutinefunction(function)]:
         raise ValueError(f"the tool '{awaited[0]}' has to be awaited; use arun_tools.")
@@ -81,8 +84,11 @@ def run_tools(
     def reply(said: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
         if isinstance(model, Model):
-            return model.chat(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
-        return model.say(asked.new_of(said), sampling, cancel=cancel, **now)
+            chunks = model.stream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+        else:
+            chunks = model.stream(asked.new_of(said), sampling, cancel=cancel, **now)
+        with closing(chunks):  # at once when on_chunk raises: a conversation then takes back what it has of the reply
+            return collect(map(tell, chunks))
 
     steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
     with asked.kept():
@@ -113,6 +119,7 @@ async def arun_tools(
     functions: Mapping[str, Callable[..., object]] | None = None,
     max_rounds: int = MOST_ROUNDS,
     on_call: Callable[[ToolOutcome], object] | None = None,
+    on_chunk: Callable[[Chunk], object] | None = None,
     confirm: Callable[[ToolCall], bool | Awaitable[bool]] | None = None,
     cancel: Cancel | None = None,
     variables: Mapping[str, JSON] | None = None,
@@ -123,13 +130,16 @@ async def arun_tools(
     Tools and `confirm` may be coroutine functions; others run in the event loop's thread.
     """
 
-    asked = Question.of(model, messages, tools, variables)
+    asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
 
-    def reply(said: Sequence[Message], choice: str) -> Awaitable[Completion]:
+    async def reply(said: Sequence[Message], choice: str) -> Completion:
         now: ReplyOptions = {**options, "tool_choice": choice}
         if isinstance(model, Model):
-            return model.agenerate(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
-        return model.asay(asked.new_of(said), sampling, cancel=cancel, **now)
+            chunks = model.astream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
+        else:
+            chunks = model.astream(asked.new_of(said), sampling, cancel=cancel, **now)
+        async with aclosing(chunks):
+            return collect([tell(chunk) async for chunk in chunks])
 
     known = _functions(asked.tools, functions)
     steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
@@ -152,6 +162,17 @@ async def _arun_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
                 step = steps.send(done)
     except StopIteration as end:
         return end.value
+
+
+def _telling(on_chunk: Callable[[Chunk], object] | None) -> Callable[[Chunk], Chunk]:
+    """What gives a chunk on after it was told."""
+
+    def tell(chunk: Chunk) -> Chunk:
+        if on_chunk is not None:
+            on_chunk(chunk)
+        return chunk
+
+    return tell
 
 
 def _functions(

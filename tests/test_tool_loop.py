@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 import embedllm
-from embedllm import Conversation, Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm import Chunk, Conversation, Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.admission import Places
 from embedllm.backends.base import Engine
 from embedllm.chat import ChatTemplate
@@ -298,6 +298,48 @@ def test_a_conversation_is_as_it_was_when_the_loop_fails(is_awaited: bool) -> No
             run(talk)
         assert talk.messages == before
         assert talk.say("hi").text == "Hello again."
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("is_talk", [False, True])
+def test_each_reply_is_told_step_by_step(is_awaited: bool, is_talk: bool) -> None:
+    model, _ = scripted("I add. " + call("add", '{"a": 1}'), "It is 2.")
+    chunks: list[Chunk] = []
+    seen: list[str] = []
+
+    def on_call(outcome: ToolOutcome) -> None:
+        seen.append("".join(chunk.text for chunk in chunks))
+
+    with model.conversation(tools=[add]) as talk:
+        asked: tuple[Any, ...] = (talk, "?") if is_talk else (model, ASK, [add])
+        if is_awaited:
+            reply = asyncio.run(arun_tools(*asked, on_call=on_call, on_chunk=chunks.append))
+        else:
+            reply = run_tools(*asked, on_call=on_call, on_chunk=chunks.append)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop", "stop"]
+    assert len(chunks) > 10
+    assert "".join(chunk.text for chunk in chunks) == "I add.It is 2."
+    assert seen == ["I add."]  # the calls are told after the reply that they stand in
+    assert [found for chunk in chunks for found in chunk.tool_calls] == [outcome.call for outcome in reply.outcomes]
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_conversation_is_as_it_was_when_a_step_cannot_be_told(is_awaited: bool) -> None:
+    model, _ = scripted("Hello.")
+
+    def broken(chunk: Chunk) -> None:
+        if chunk.text == "o":
+            raise KeyError("mine")
+
+    def run(talk: Conversation) -> ToolReply:
+        called = asyncio.run(arun_tools(talk, "?", on_chunk=broken)) if is_awaited else None
+        return called or run_tools(talk, "?", on_chunk=broken)
+
+    with model.conversation(tools=[add]) as talk:
+        with pytest.raises(KeyError, match="mine"):
+            run(talk)
+        assert talk.messages == []
+        talk.say("hi", max_tokens=1)  # no turn is left under way
 
 
 def test_a_message_is_said_and_what_does_not_go_together_is_refused() -> None:
