@@ -27,9 +27,9 @@ def opened(application: QApplication, tmp_path: Path) -> Iterator[Callable[..., 
     """A function that opens a window on the same conversations and settings; it is closed at the end of the test."""
     windows: list[Window] = []
 
-    def open_window(model: str = "demo", device: str = "cpu") -> Window:
+    def open_window(model: str = "demo", device: str = "cpu", first: str = "") -> Window:
         settings = QSettings(str(tmp_path / "settings.ini"), QSettings.Format.IniFormat)
-        window = Window(Store(tmp_path / "conversations"), settings, model=model, device=device)
+        window = Window(Store(tmp_path / "conversations"), settings, model=model, device=device, first=first)
         windows.append(window)
         window.show()
         return window

@@ -60,8 +60,8 @@ def test_a_reply_comes_in_pieces_while_the_window_goes_on(opened: Callable[..., 
     assert len(last_text(window)) > len(first)
     assert "tar" in last_text(window)
     assert roles(window) == ["user", "assistant"]
-    assert "tokens/s" in window.speed.text()
-    assert "demo on cpu" in window.device.text()
+    assert "tokens/s" in window.status.speed.text()
+    assert "demo on cpu" in window.status.device.text()
 
 
 def test_many_pieces_are_drawn_together(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +179,24 @@ def test_a_message_that_is_too_long_comes_back_into_the_box(window: Window) -> N
     assert "tokens" in window.banner.text()
     assert window.chat.composer.toPlainText() == long.strip()
     assert roles(window) == ["user", "assistant"]
+
+
+def test_a_first_message_is_said_when_the_model_is_ready(opened: Callable[..., Window]) -> None:
+    window = opened(first=QUESTION)
+    wait_until(lambda: window.chat.shown.messages, "the reply")
+    assert roles(window) == ["user", "assistant"]
+    assert window.chat.transcript.texts()[0][1] == QUESTION
+
+
+def test_a_conversation_goes_on_without_its_oldest_turns_when_the_context_is_full(window: Window) -> None:
+    long = "word " * 700
+    for _ in range(4):
+        window.chat.composer.setPlainText(long)
+        window.chat.send.click()
+        wait_until(lambda: window.chat.send.isEnabled() or window.banner.text(), "a reply")
+    assert not window.banner.text()
+    assert roles(window) == ["user", "assistant"] * 4
+    assert "left out" in window.status.speed.text()
 
 
 def test_a_mistake_in_the_thread_is_said_and_the_window_still_closes(

@@ -45,7 +45,9 @@ def test_a_reopened_conversation_goes_on_where_it_was(opened: Callable[..., Wind
         ("assistant", reply),
     ]  # before the thread did anything
     say(second, "list files by size")
-    had, prompt = map(int, second.speed.text().split("after")[1].split("ms, ")[1].split(" prompt")[0].split(" of "))
+    had, prompt = map(
+        int, second.status.speed.text().split("after")[1].split("ms, ")[1].split(" prompt")[0].split(" of ")
+    )
     assert 20 < had < prompt
 
 
@@ -183,7 +185,7 @@ def test_a_model_that_cannot_be_loaded_is_said_and_another_can_be_chosen(window:
     wait_until(window.banner.text, "the error")
     assert "damaged" in window.banner.text()
     assert not window.chat.send.isEnabled()
-    assert "no model" in window.device.text()
+    assert "no model" in window.status.device.text()
     window.picker.models.setCurrentIndex(0)
     window.picker.models.activated.emit(0)
     wait_ready(window)
@@ -195,7 +197,7 @@ def test_a_device_that_is_not_there_is_said(opened: Callable[..., Window]) -> No
     window = opened(device="nothing")
     wait_until(window.banner.text, "the error")
     assert "nothing" in window.banner.text()
-    assert "no model" in window.device.text()
+    assert "no model" in window.status.device.text()
     wait_until(lambda: window.picker.devices.count() > 2, "the devices")
     assert window.picker.device() == "nothing"
 

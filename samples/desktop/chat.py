@@ -10,7 +10,7 @@ import embedllm
 
 from . import tools
 from .core import ModelThread
-from .events import Answered, Filled, Found, Listed, Notice, Opened, Question, Ran, Turn
+from .events import Answered, Filled, Found, Listed, Notice, Opened, Question, Ran, Spoken, Turn
 from .store import Entry, Store
 
 _WARMTH = 0.7  # the least temperature of a reply that is asked for again: a greedy one would come out the same
@@ -125,6 +125,7 @@ class Chat:
             llm, [{"role": "user", "content": text}], tools.SCHEMAS, functions=tools.FUNCTIONS,
             max_rounds=_TOOL_ROUNDS, max_tokens=_PANE_TOKENS, confirm=confirm, cancel=cancel,
             on_call=lambda outcome: self._thread.tell(Ran(outcome)),
+            on_chunk=lambda chunk: self._thread.tell(Spoken(chunk)),
         )  # fmt: skip
         self._thread.tell(Answered(done.completion))
 
@@ -142,9 +143,9 @@ class Chat:
             self._thread.talk.close()
         file = self._store.kv_file(self._entry.id)
         try:
-            self._thread.talk = llm.open_conversation(file) if file.exists() else llm.conversation()
+            self._thread.talk = llm.open_conversation(file) if file.exists() else _begun(llm)
         except (embedllm.PackageError, OSError) as error:
-            self._thread.talk = llm.conversation()
+            self._thread.talk = _begun(llm)
             self._thread.tell(Notice(f"the conversation is read again by the model: {error}"))
         # what was said is in the entry: a KV file may be older, and then serves as far as it goes
         self._thread.talk.messages = list(self._entry.messages)
@@ -161,3 +162,8 @@ class Chat:
         self._thread.tell(Turn(self._entry))  # whether it can be written or not
         if not is_written:
             self._store.write(self._entry)
+
+
+def _begun(llm: embedllm.Model) -> embedllm.Conversation:
+    """One that goes on when it outgrows the context: its oldest turns are not read any more."""
+    return llm.conversation(when_full="drop-oldest")

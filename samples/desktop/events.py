@@ -83,6 +83,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoken:
+    """A piece of a reply for which there are tools."""
+
+    chunk: embedllm.Chunk
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """A tool ran, or why it did not."""
 

@@ -46,7 +46,7 @@ def main(file: str) -> None:
                 window.chat.composer.setPlainText(question)
                 window.chat.send.click()
                 _wait(window.chat.send.isEnabled)
-        _wait(lambda: not window.progress.isVisible())
+        _wait(lambda: not window.status.progress.isVisible())
         if not window.grab().save(file):
             raise OSError(f"'{file}' cannot be written.")
         window.ended.connect(application.quit)

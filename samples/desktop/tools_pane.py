@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPlainTextEdit, QPushButton, 
 import embedllm
 
 from . import tools
+from .coalescer import Coalescer
 from .composer import Composer
 from .events import Question
 
@@ -29,6 +30,7 @@ class ToolsPane(QWidget):
         self.allow, self.decline = QPushButton("Run it"), QPushButton("Decline")
         self.call = QLabel(textFormat=Qt.TextFormat.PlainText, wordWrap=True)
         self._question: Question | None = None
+        self._coming = Coalescer(self, self._write)
         self._lay_out()
         self._show_question(None)
         self.run.clicked.connect(self._ask)
@@ -42,16 +44,20 @@ class ToolsPane(QWidget):
         self._show_question(question)
         self.allow.setFocus()
 
+    def take(self, chunk: embedllm.Chunk) -> None:
+        """A piece of a reply."""
+        self._coming.add(chunk.text)
+
     def take_outcome(self, outcome: embedllm.ToolOutcome) -> None:
-        self.log.appendPlainText(f"{outcome.call} → {outcome.result}")
+        self._add_line(f"{outcome.call} → {outcome.result}")
 
     def take_answer(self, completion: embedllm.Completion) -> None:
-        end = completion.finish_reason
-        self.log.appendPlainText(completion.text.strip() or "(no answer)")
+        """The end of the last reply; its text has come already."""
+        self._coming.flush()
         if completion.tool_calls:
-            self.log.appendPlainText("(stopped: the model wants to go on calling)")
-        elif end != "stop":
-            self.log.appendPlainText(f"(cut off: {end})")
+            self._add_line("(stopped: the model wants to go on calling)")
+        elif completion.finish_reason != "stop":
+            self._add_line(f"(cut off: {completion.finish_reason})")
 
     def end(self) -> None:
         """The question is over, whatever became of it."""
@@ -65,8 +71,20 @@ class ToolsPane(QWidget):
     def _ask(self) -> None:
         text = self.text.toPlainText().strip()
         if self.run.isEnabled() and text:
-            self.log.appendPlainText(f"\nYou: {text}" if self.log.toPlainText() else f"You: {text}")
+            self._add_line(f"\nYou: {text}" if self.log.toPlainText() else f"You: {text}")
             self.asked.emit(text)
+
+    def _add_line(self, line: str) -> None:
+        """A line of its own; the next text begins on the one after it."""
+        self._coming.flush()
+        log = self.log.toPlainText()
+        self._write(f"{line}\n" if not log or log.endswith("\n") else f"\n{line}\n")
+
+    def _write(self, text: str) -> None:
+        cursor = self.log.textCursor()
+        cursor.movePosition(cursor.MoveOperation.End)
+        cursor.insertText(text)
+        self.log.ensureCursorVisible()
 
     def _answer(self, is_allowed: bool) -> None:
         question = self._question

@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QObject, QSettings, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut
-from PySide6.QtWidgets import QLabel, QMainWindow, QProgressBar, QSplitter, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QMainWindow, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
 import embedllm
 
 from .banner import Banner
 from .chat_pane import ChatPane
-from .events import Answered, Ended, Filled, Found, Listed, Loaded, Notice, Opened, Question, Ran, Turn
+from .events import Answered, Ended, Filled, Found, Listed, Loaded, Notice, Opened, Question, Ran, Spoken, Turn
 from .picker import AUTO, DEMO, Picker
 from .session import Session
 from .sidebar import Sidebar
+from .status import Status
 from .store import Entry, Store
 from .structured_pane import StructuredPane
 from .tools_pane import ToolsPane
@@ -52,7 +53,7 @@ class Window(QMainWindow):
         self._is_closing = self._has_ended = False
         self.picker, self.sidebar, self.banner, self.tabs = Picker(), Sidebar(), Banner(), QTabWidget()
         self.chat, self.structured, self.tools = ChatPane(), StructuredPane(), ToolsPane()
-        self.device, self.speed, self.progress = QLabel(), QLabel(), QProgressBar(maximum=0)
+        self.status = Status()
         self._lay_out()
         self._restore(model, device)
         self._bridge = _Bridge()
@@ -86,14 +87,16 @@ class Window(QMainWindow):
                 self._take_chunk(event)
             case Filled(chunk):
                 self.structured.take(chunk)
-                self._show_statistics(chunk.statistics)
+                self.status.show_statistics(chunk.statistics)
+            case Spoken(chunk):
+                self.tools.take(chunk)
             case Question():
                 self.tools.ask(event)
             case Ran(outcome):
                 self.tools.take_outcome(outcome)
             case Answered(completion):
                 self.tools.take_answer(completion)
-                self._show_statistics(completion.statistics)
+                self.status.show_statistics(completion.statistics)
             case Turn(entry):
                 self._end_turn(entry)
             case Ended(job):
@@ -111,8 +114,7 @@ class Window(QMainWindow):
             case Loaded():
                 self._loaded = event
                 self.chat.transcript.speaker = event.name
-                self.device.setText(f"{event.name} on {event.device.name}, context {event.context:,} tokens")
-                self.device.setToolTip(f"{event.device.description}, {event.device.backend}; memory {event.memory}")
+                self.status.show_loaded(event)
             case Opened(name):
                 self._at = name
             case Listed(entries):
@@ -125,7 +127,7 @@ class Window(QMainWindow):
     def _take_chunk(self, chunk: embedllm.Chunk) -> None:
         if self._at == self.chat.shown.id:  # otherwise of a conversation that was left
             self.chat.take(chunk)
-            self._show_statistics(chunk.statistics)
+            self.status.show_statistics(chunk.statistics)
 
     def _end_turn(self, entry: Entry) -> None:
         self.sidebar.end_turn(entry)
@@ -156,7 +158,7 @@ class Window(QMainWindow):
     def _load(self, model: str, device: str) -> None:
         self._loaded = None
         self._session.stop()
-        self.device.setText(f"loading {model}…")
+        self.status.show_loading(model)
         self._ask("load", lambda: self._session.load(model, None if device == AUTO else device))
 
     def _open(self, entry: Entry) -> None:
@@ -164,7 +166,7 @@ class Window(QMainWindow):
         if entry.id != self.chat.shown.id:
             self._session.stop()
             self.chat.show_entry(entry)
-            self.speed.clear()
+            self.status.speed.clear()
             self._ask("open", lambda: self._session.open(entry))
 
     def _say(self, text: str) -> None:
@@ -195,14 +197,9 @@ class Window(QMainWindow):
         is_replying = any(self._jobs[job] > 0 for job in _REPLIES)
         for pane in (self.chat, self.structured, self.tools):
             pane.set_state(is_ready=is_ready, is_replying=is_replying)
-        self.progress.setVisible(is_busy)
+        self.status.progress.setVisible(is_busy)
         if self._loaded is None and not is_busy:
-            self.device.setText("no model; choose one above")
-
-    def _show_statistics(self, done: embedllm.Statistics) -> None:
-        first = f"first token after {done.prefill_s * 1000:.0f} ms"
-        had = f"{done.cached_tokens} of {done.prompt_tokens} prompt tokens were there"
-        self.speed.setText(f"{done.tokens} tokens, {done.decode_tokens_s:.0f} tokens/s · {first}, {had}")
+            self.status.show_nothing()
 
     def _connect(self) -> None:
         """What the user does becomes a job of the thread."""
@@ -234,10 +231,7 @@ class Window(QMainWindow):
         self.splitter.setStretchFactor(1, 1)
         self.splitter.setSizes([240, 720])
         self.setCentralWidget(self.splitter)
-        for part in (self.device, self.progress):
-            self.statusBar().addWidget(part)
-        self.progress.setMaximumWidth(120)
-        self.statusBar().addPermanentWidget(self.speed)
+        self.setStatusBar(self.status)
         self.resize(980, 680)
 
     def _restore(self, model: str, device: str) -> None:
