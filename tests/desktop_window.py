@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, QEventLoop, Qt, QTimer
 from PySide6.QtTest import QTest
 
 import embedllm
@@ -21,9 +21,12 @@ _PATIENCE_S = 60  # machines are shared
 def wait_until(is_so: Callable[[], object], what: str) -> None:
     """Lets the event loop go on until something is so; fails with its name when it never is."""
     end = time.monotonic() + _PATIENCE_S
+    awake = QTimer(interval=5)  # is_so may become true without an event
+    awake.start()
     while not is_so():
         assert time.monotonic() < end, f"waited {_PATIENCE_S} s in vain: {what}"
-        QTest.qWait(2)
+        # not QTest.qWait, which keeps the interpreter to itself: the model's thread would crawl
+        QCoreApplication.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
 
 
 class Gate:

@@ -147,8 +147,10 @@ def test_what_is_shown_follows_the_colours_of_the_system(window: Window) -> None
         dark.setColor(role, QColor(20, 20, 20))
     window.setPalette(dark)
     assert window.chat.transcript.texts() == texts
-    place = window.chat.transcript.mapTo(window, window.chat.transcript.rect().center())
-    assert window.grab().toImage().pixelColor(place).lightness() < before.pixelColor(place).lightness()
+    after = window.grab().toImage()
+    for part in (window.chat.transcript, window.sidebar.list, window.chat.composer):
+        place = part.mapTo(window, part.rect().center())
+        assert after.pixelColor(place).lightness() < before.pixelColor(place).lightness()
 
 
 @pytest.mark.parametrize("moment", ["loading", "replying", "asking"])
@@ -189,13 +191,13 @@ def test_a_first_message_is_said_when_the_model_is_ready(opened: Callable[..., W
 
 
 def test_a_conversation_goes_on_without_its_oldest_turns_when_the_context_is_full(window: Window) -> None:
-    long = "word " * 700
-    for _ in range(4):
+    long = "word " * 900
+    for _ in range(2):
         window.chat.composer.setPlainText(long)
         window.chat.send.click()
         wait_until(lambda: window.chat.send.isEnabled() or window.banner.text(), "a reply")
     assert not window.banner.text()
-    assert roles(window) == ["user", "assistant"] * 4
+    assert roles(window) == ["user", "assistant"] * 2
     assert "left out" in window.status.speed.text()
 
 
@@ -212,6 +214,7 @@ def test_a_mistake_in_the_thread_is_said_and_the_window_still_closes(
     wait_until(window.banner.text, "the end of the thread")
     assert "ended by an error" in window.banner.text()
     assert not window.chat.send.isEnabled()
+    window.join()
     assert len(seen) == 1
 
 

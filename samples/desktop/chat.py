@@ -31,11 +31,14 @@ class Chat:
         self._is_new_kv = False  # whether the model has read more than the KV file holds
 
     def begin(self) -> None:
-        """Tells the saved conversations and the devices."""
+        """Tells the saved conversations."""
         entries, problems = self._store.entries()
         self._thread.tell(Listed(tuple(entries)))
         for problem in problems:
             self._thread.tell(Notice(problem))
+
+    def find_devices(self) -> None:
+        """Tells what this machine has; runtimes that are imported for it may take a second."""
         self._thread.tell(Found(tuple(embedllm.devices())))
 
     def load(self, path: str, device: str | None) -> None:

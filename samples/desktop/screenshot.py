@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,7 @@ os.environ.setdefault("QT_SCALE_FACTOR", "1.5")
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from PySide6.QtCore import QSettings
-from PySide6.QtTest import QTest
+from PySide6.QtCore import QCoreApplication, QEventLoop, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from desktop.store import Store
@@ -28,7 +28,7 @@ CONVERSATIONS = (
     ("what is a process?", "list running processes"),
     ("find all log files", "only those larger than 10 MB"),
 )
-_PATIENCE_MS, _STEP_MS = 60_000, 10
+_PATIENCE_S = 60
 
 
 def main(file: str) -> None:
@@ -56,11 +56,14 @@ def main(file: str) -> None:
 
 
 def _wait(is_so: Callable[[], bool]) -> None:
-    for _ in range(_PATIENCE_MS // _STEP_MS):
-        if is_so():
-            return
-        QTest.qWait(_STEP_MS)
-    raise RuntimeError(f"waited {_PATIENCE_MS / 1000:.0f} s in vain for the model.")
+    """Lets the event loop go on; QTest.qWait keeps the interpreter to itself, and the model's thread crawls."""
+    end = time.monotonic() + _PATIENCE_S
+    awake = QTimer(interval=10)
+    awake.start()
+    while not is_so():
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {_PATIENCE_S} s in vain for the model.")
+        QCoreApplication.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
 
 
 if __name__ == "__main__":

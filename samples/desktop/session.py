@@ -24,6 +24,9 @@ class Session:
         self._chat = Chat(self._thread, store)
         self._do("begin", lambda cancel: self._chat.begin())
 
+    def find_devices(self) -> None:
+        self._do("find", lambda cancel: self._chat.find_devices())
+
     def load(self, path: str, device: str | None) -> None:
         self._do("load", lambda cancel: self._chat.load(path, device))
 

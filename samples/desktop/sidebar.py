@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from PySide6.QtCore import QDateTime, QLocale, Qt, Signal
+from PySide6.QtCore import QDateTime, QLocale, QSize, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QPushButton, QTreeWidget, QTreeWidgetItem, QVBoxLayout, QWidget
 
 from .store import NO_TITLE, Entry
 
 _ID = Qt.ItemDataRole.UserRole
+_PADDING = 8  # pixels
 
 
 class Sidebar(QWidget):
@@ -27,7 +28,6 @@ class Sidebar(QWidget):
         self.list = QTreeWidget(columnCount=2)
         self.list.setHeaderHidden(True)
         self.list.setRootIsDecorated(False)
-        self.list.setStyleSheet("QTreeView::item { padding: 4px }")
         self.list.setAccessibleName("Conversations")
         self.list.setEditTriggers(QTreeWidget.EditTrigger.EditKeyPressed | QTreeWidget.EditTrigger.DoubleClicked)
         self.list.header().setStretchLastSection(False)
@@ -112,6 +112,8 @@ class Sidebar(QWidget):
         item.setText(0, entry.title)
         item.setText(1, QLocale().toString(when, QLocale.FormatType.ShortFormat))
         item.setToolTip(0, entry.title)
+        # not by a style sheet, which would fix the colours
+        item.setSizeHint(0, QSize(0, self.list.fontMetrics().height() + _PADDING))
         self.list.blockSignals(was)
 
     def _item(self, name: str) -> QTreeWidgetItem:

@@ -47,9 +47,7 @@ class Transcript(QTextEdit):
 
     def add(self, role: str, text: str = "") -> None:
         """A new message, which append() goes on with."""
-        self._messages.append((role, ""))
-        self._begin(role)
-        self.append_text(text)
+        self._insert(role, text)
         self._to_end()
 
     def append_text(self, text: str) -> None:
@@ -58,7 +56,7 @@ class Transcript(QTextEdit):
         self._messages[-1] = role, before + text
         bar = self.verticalScrollBar()
         follows = bar.value() >= bar.maximum() - bar.singleStep()
-        self._end.insertText(text)  # insertText takes "<b>" for what it is
+        self._end.insertText(text)
         if follows:
             self._to_end()
 
@@ -75,8 +73,17 @@ class Transcript(QTextEdit):
         kept = list(messages)
         self._messages = []
         self.document().clear()
+        whole = QTextCursor(self.document())
+        whole.beginEditBlock()  # laid out once, at its end
         for role, text in kept:
-            self.add(role, text)
+            self._insert(role, text)
+        whole.endEditBlock()
+        self._to_end()
+
+    def _insert(self, role: str, text: str) -> None:
+        self._messages.append((role, text))
+        self._begin(role)
+        self._end.insertText(text)  # insertText takes "<b>" for what it is
 
     def _begin(self, role: str) -> None:
         """A frame with the speaker's name; the cursor stands where the text goes."""

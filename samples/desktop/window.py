@@ -63,6 +63,7 @@ class Window(QMainWindow):
         self._connect()
         self.sidebar.begin(Entry())
         self._load(self.picker.model(), self.picker.device())
+        self._ask("find", self._session.find_devices)  # after the model, which is waited for
 
     def join(self) -> None:
         """Waits for the model's thread; after `ended` it has nothing more to do."""
