@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.adapted_onnx import with_adapters
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
@@ -128,6 +127,8 @@ class OrtEngine:
         if attachment is None:
             model: str | bytes = os.fspath(path)
             if self.adapts:
+                from embedllm.backends.adapted_onnx import with_adapters  # onnx
+
                 model = with_adapters(path, self.package.decoder)
                 options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
