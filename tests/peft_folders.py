@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from embedllm.export.decoder import linears
+from embedllm.opening import package_folder
+from embedllm.package import open_package
+
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _STRENGTH = 0.5  # of a product with A and B beside that with the weight, which is about 1
 
@@ -41,20 +45,40 @@ def write_adapter(
     **config: object,
 ) -> Path:
     """Writes an adapter of all modules that end with one of the targets. ranks: of some of those, by their ends."""
-    random = np.random.default_rng(seed)
+    shapes = shapes_of(checkpoint, targets)
+    about = config_of(targets, rank, **{"alpha": float(rank), "rank_pattern": dict(ranks or {}), **config})  # type: ignore[arg-type]
+    return write_factors(folder, shapes, about, ranks=ranks, seed=seed)
+
+
+def write_factors(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, int]],
+    about: Mapping[str, object],
+    *,
+    ranks: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Path:
+    """An adapter of these modules. about: its configuration, with the rank of those that `ranks` does not name."""
+    random, rank = np.random.default_rng(seed), int(str(about["r"]))
     tensors: dict[str, np.ndarray] = {}
-    for module, (rows, columns) in shapes_of(checkpoint, targets).items():
+    for module, (rows, columns) in shapes.items():
         own = (ranks or {}).get(module.rpartition(".")[2], rank)
         a = random.standard_normal((own, columns)) / math.sqrt(columns)
         b = random.standard_normal((rows, own)) * _STRENGTH / math.sqrt(own)
         tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(np.float32)
         tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"rank_pattern": dict(ranks or {}), **config}
-    about = config_of(targets, rank, **{"alpha": float(rank), **settings})  # type: ignore[arg-type]
     (folder / "adapter_config.json").write_text(json.dumps(about))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def write_demo_adapter(folder: Path, seed: int) -> Path:
+    """A weak one for the demo model, whose replies stay replies."""
+    layers = open_package(package_folder("demo")).decoder.layers
+    matrices = [linear for layer in layers for linear in linears(layer)]
+    shapes = {linear.source: (linear.rows, linear.columns) for linear in matrices}
+    return write_factors(folder, shapes, config_of(ALL, 4, 1.0), seed=seed)
 
 
 def merged_checkpoint(checkpoint: Path, adapter: Path, out: Path, scale: float = 1.0) -> Path:

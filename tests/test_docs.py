@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.peft_folders import write_demo_adapter
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
@@ -16,6 +18,8 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="u
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, in order and in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
+        write_demo_adapter(tmp_path / name, seed)
     namespace: dict[str, object] = {"__name__": "__example__"}
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
