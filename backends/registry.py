@@ -252,7 +252,7 @@ def _lack(
     dialects: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
-    if adapts and not all(known_driver(half).adapts for half in _halves(device)):
+    if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
         return "it takes no adapters with this library", _WITHOUT_ADAPTERS
     if len(_halves(device)) > 1:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None

@@ -249,6 +249,8 @@ def test_other_devices_refuse_adapters_and_say_what_helps(made: Callable[..., Ma
         else:
             assert now == before
     assert {device.name for device in adapting if device.available} == set(DEVICES)
+    for name in ("openvino:AUTO:CPU", "cpu+npu-on-cpu", "openvino:HETERO:CPU"):  # on none of which they were tried
+        assert not Found(package, adapts=True).named(name)[-1].available
     assert "npu-on-cpu" in {device.name for device in plain if device.available}
 
 
