@@ -45,6 +45,7 @@ class Settings:
     kv: str | None
     openvino: OpenVINOOptions | None
     draft: Path | None
+    adapter: Path | None
     cache_dir: Path | None
     system: str | None
     sampling: Mapping[str, object]  # only what was given; the rest are the model's own defaults
@@ -60,7 +61,9 @@ class Settings:
     @property
     def reply(self) -> ReplyOptions:
         """What calls that make a reply take by name."""
+        adapter: ReplyOptions = {} if self.adapter is None else {"adapter": self.adapter.name}
         return {
+            **adapter,
             "max_tokens": self.max_tokens,
             "min_tokens": self.min_tokens,
             "stop": self.stop,
@@ -74,13 +77,15 @@ class Settings:
 
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         grammar_source(self.response_format)
+        adapters = None if self.adapter is None else {self.adapter.name: self.adapter}
         names = select.names_in(self.device or "")
         device = names if len(names) > 1 else self.device
         with _saying_after(
             _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
         ):
             return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact, kv=self.kv,
-                                 openvino=self.openvino, draft=self.draft, cache_dir=self.cache_dir)  # fmt: skip
+                                 openvino=self.openvino, draft=self.draft, adapters=adapters,
+                                 cache_dir=self.cache_dir)  # fmt: skip
 
     def sampled(self, defaults: Sampling) -> Sampling:
         """The model's own sampling with what was given; says so when an option has no effect."""
@@ -148,6 +153,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      "OpenVINOOptions. Repeatable."),
         click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
                      help="A much smaller model with the same vocabulary, which guesses for this one."),
+        click.option("--adapter", type=click.Path(path_type=Path), metavar="PATH",
+                     help="A LoRA adapter as PEFT saves it, with which the replies are computed."),
         click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",
                      help="Keep the KV of prompts here for later runs. What was said can be read from it."),
         click.option("--system", metavar="TEXT", help="What the model is told before all else."),

@@ -34,7 +34,7 @@ from embedllm.worker_messages import (
     lines,
     parse,
 )
-from embedllm.worker_params import PARAMETERS, checked, load_params, reply_params
+from embedllm.worker_params import PARAMETERS, LoadParams, checked, load_params, reply_params
 from embedllm.worker_reply import piece, whole
 from embedllm.worker_threads import Job, Lane, Output
 
@@ -180,12 +180,12 @@ class Worker:
     def _load(self, call: Call, cancel: Cancel) -> Mapping[str, object]:
         _check_not_cancelled(cancel)
         params = load_params(call.params)
-        for folder in (params.model, *([] if params.draft is None else [params.draft])):
-            open_package(opening.package_folder(folder), whole=False)  # a slip of the host's costs it no model
+        _check_files(params)
         self._close_model()  # two might not fit
         with self._telling_progress(call.id, f"loading '{params.model}'"):
             self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact,
-                                       kv=params.kv, draft=params.draft, cache_dir=params.cache_dir)  # fmt: skip
+                                       kv=params.kv, draft=params.draft, adapters=params.adapters,
+                                       cache_dir=params.cache_dir)  # fmt: skip
         if cancel.cancelled:
             self._close_model()
             _check_not_cancelled(cancel)
@@ -262,6 +262,17 @@ class _LogMessages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         params = {"level": record.levelname.lower(), "text": record.getMessage()}
         self._tell({"method": "log", "params": params})
+
+
+def _check_files(params: LoadParams) -> None:
+    """Raises PackageError for what `load` would stumble over: a slip of the host's costs it no model."""
+    package = open_package(opening.package_folder(params.model), whole=False)
+    if params.draft is not None:
+        open_package(opening.package_folder(params.draft), whole=False)
+    if params.adapters:
+        from embedllm.peft import read_adapters  # numpy
+
+        read_adapters(params.adapters, package.decoder)
 
 
 def _check_not_cancelled(cancel: Cancel) -> None:

@@ -27,6 +27,7 @@ class LoadParams:
     exact: bool = False
     kv: str | None = None
     draft: str | None = None
+    adapters: Mapping[str, str] | None = None
     cache_dir: str | None = None
 
 
@@ -94,6 +95,10 @@ _MESSAGES = _Kind("a list of at least one object, each with a 'role' and a 'cont
 _ID = _Kind("a whole number or a text", lambda value: isinstance(value, str) or _is_whole(value))
 
 _KV = _one_of("int8", "int4")
+_ADAPTERS = _Kind(
+    "an object of texts",
+    lambda value: isinstance(value, dict) and all(isinstance(path, str) for path in value.values()),
+)
 _FORMAT = _Kind(
     "an object with a 'type', or a list of texts", lambda value: isinstance(value, dict) or _are_listed(value)
 )
@@ -109,6 +114,7 @@ _LIMITS = {
     "stop": _TEXTS,
     "response_format": _FORMAT,
     "speculate": _one_of(*get_args(Speculate)),
+    "adapter": _TEXT,
 }
 _OF_TEMPLATE = {"tools": _TOOLS, "tool_choice": _TEXT, "variables": _OBJECT}
 
@@ -122,6 +128,7 @@ PARAMETERS: dict[str, dict[str, _Kind]] = {
         "exact": _SWITCH,
         "kv": _KV,
         "draft": _TEXT,
+        "adapters": _ADAPTERS,
         "cache_dir": _TEXT,
     },
     "generate": {"prompt": _TEXT, **_LIMITS, **_SAMPLING},

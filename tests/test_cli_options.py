@@ -15,8 +15,11 @@ from embedllm import Sampling
 from embedllm.cli import cli
 from embedllm.cli_reply import show
 from embedllm.decode import Chunk, Statistics
+from embedllm.export import Recipe, convert
 from embedllm.prompt import Prompt
 from embedllm.sampling_options import SAMPLING_OPTIONS, Option
+from tests.peft_folders import write_adapter
+from tests.tiny import tiny_checkpoint
 
 MakePackage = Callable[..., Path]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}}, "required": ["a"],
@@ -165,6 +168,29 @@ def test_options_of_the_model_reach_load(tiny: str, tmp_path: Path) -> None:
     assert "embedllm graph" in refused.stderr  # what the graph for it takes
     assert run(tiny, "--draft", tiny, "--speculate", "draft", "--max-tokens", "2").exit_code == 0
     assert run(tiny, "--speculate", "draft").stderr.startswith("error: speculate is 'draft', and this model has none")
+
+
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A package and an adapter of it."""
+    folder = tmp_path_factory.mktemp("adapted")
+    checkpoint = tiny_checkpoint(folder / "checkpoint", "llama")
+    return str(convert(checkpoint, folder / "package", Recipe())), write_adapter(folder / "mine", checkpoint)
+
+
+def test_an_adapter_computes_the_replies(adapted: tuple[str, Path], tmp_path: Path) -> None:
+    model, adapter = adapted
+    with embedllm.load(model, adapters={"mine": adapter}) as llm:
+        asked = [{"role": "user", "content": "hello"}]
+        bare, expected = (llm.chat(asked, max_tokens=12, adapter=name).text for name in (None, "mine"))
+    assert bare != expected
+    given = ("--adapter", str(adapter), "--max-tokens", "12")
+    assert run(model, *given).stdout == f"{expected}\n"
+    path = tmp_path / "talk"
+    said = CliRunner().invoke(cli, ["chat", "--model", model, *given], input=f"hello\n/save {path}\n")
+    assert (said.exit_code, said.stdout.rstrip("\n")) == (0, expected.rstrip("\n"))
+    again = CliRunner().invoke(cli, ["chat", "--model", model, *given, "--stats"], input=f"/open {path}\nand?\n")
+    assert "of them cached" in again.stderr
 
 
 # --- what is shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 import embedllm
 from embedllm import Sampling
+from embedllm.export import Recipe, convert
 from embedllm.worker_messages import MESSAGE_LIMIT
 from embedllm.worker_params import PARAMETERS
+from tests.peft_folders import write_adapter
+from tests.tiny import tiny_checkpoint
 from tests.worker_host import COMMAND, ROOT, Host, patched
 
 LONG = "1 2 3 4 5 6 7 8 9 10 11 12"  # the demo goes on with this for ever
@@ -117,6 +121,21 @@ def test_samplers_and_speculation_are_the_librarys(host: Host, llm: embedllm.Mod
     expected = llm.generate(LONG, Sampling(**given), max_tokens=30)  # type: ignore[arg-type]  # the fields' own types
     assert result["text"] == expected.text
     assert "this model has none" in error(host, "generate", prompt=LONG, speculate="draft")["message"]
+
+
+def test_a_reply_names_an_adapter_and_one_that_cannot_be_read_costs_no_model(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
+    model, adapter = convert(checkpoint, tmp_path / "package", Recipe()), write_adapter(tmp_path / "mine", checkpoint)
+    with Host() as host:
+        loaded = {"model": str(model), "device": "cpu"}
+        host.ask("load", "l", **loaded, adapters={"mine": str(adapter)})
+        asked = {"prompt": "hello", "max_tokens": 12}
+        texts = [host.ask("generate", f"g{name}", **asked, adapter=name)["text"] for name in (None, "mine")]
+        with embedllm.load(model, device="cpu", adapters={"mine": adapter}) as llm:
+            assert texts == [llm.generate("hello", max_tokens=12, adapter=name).text for name in (None, "mine")]
+        assert "there is no adapter 'other'" in error(host, "generate", **asked, adapter="other")["message"]
+        assert error(host, "load", **loaded, adapters={"mine": str(tmp_path)})["code"] == -32001
+        assert host.ask("generate", "still there", **asked, adapter="mine")["text"] == texts[1]
 
 
 def test_null_is_as_good_as_nothing(host: Host) -> None:
