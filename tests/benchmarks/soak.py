@@ -37,7 +37,7 @@ from tests.benchmarks.soak_requests import Soak
 
 MIB = 1 << 20
 _SAMPLE_S = 1.0
-_GROWTH = 0.05  # of the memory, between the second and the last quarter, that is called a leak
+_GROWTH = 0.05  # of the memory, between the second and the last third, that is called a leak
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,24 @@ class Result:
     differences: str = ""
 
     @property
+    def floors_mib(self) -> list[float]:
+        """Of twelve equal parts the least memory but for a tenth: what is there between the requests."""
+        parts = np.array_split(np.array([size.rss_mib for size in self.sizes]), min(12, len(self.sizes)))
+        return [float(np.quantile(part, 0.1)) for part in parts]
+
+    @property
     def slope_mib_min(self) -> float:
-        """Of the memory over the last three quarters."""
-        late = self.sizes[len(self.sizes) // 4 :]
-        if len(late) < 3:
-            return 0.0
-        return float(np.polyfit([size.seconds / 60 for size in late], [size.rss_mib for size in late], 1)[0])
+        """Of these, after the first third."""
+        late = self.floors_mib[len(self.floors_mib) // 3 :]
+        minutes = (self.sizes[-1].seconds - self.sizes[0].seconds) / 60 / max(len(self.floors_mib), 1)
+        return float(np.polyfit(np.arange(len(late)) * minutes, late, 1)[0]) if len(late) > 1 else 0.0
 
     @property
     def growth(self) -> float:
-        """Of the memory from the second to the last quarter, as a share."""
-        quarter = max(len(self.sizes) // 4, 1)
-        second, last = self.sizes[quarter : 2 * quarter] or self.sizes, self.sizes[-quarter:]
-        return float(np.median([s.rss_mib for s in last]) / np.median([s.rss_mib for s in second]) - 1)
+        """Of these, from the second third to the last, as a share."""
+        third = max(len(self.floors_mib) // 3, 1)
+        second, last = self.floors_mib[third : 2 * third] or self.floors_mib, self.floors_mib[-third:]
+        return float(np.mean(last) / np.mean(second) - 1)
 
 
 def size(began: float) -> Size:
@@ -172,7 +177,8 @@ def main() -> None:
     print(f"requests: {dict(result.counts)}\nkilled processes: {dict(result.killed)}\n{result.differences}")
     for at in np.linspace(0, len(result.sizes) - 1, 9).astype(int):
         print(result.sizes[at])
-    print(f"memory: {result.slope_mib_min:+.2f} MiB a minute, {result.growth:+.1%} from the second quarter to the last")
+    print(f"least memory in each twelfth, MiB: {[round(floor) for floor in result.floors_mib]}")
+    print(f"its slope {result.slope_mib_min:+.2f} MiB a minute, {result.growth:+.1%} from the second third to the last")
     if result.growth > _GROWTH:
         result.troubles.append("the memory grows")
     for trouble in result.troubles:
