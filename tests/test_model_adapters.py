@@ -158,6 +158,19 @@ def test_a_conversation_may_change_its_adapter_between_turns(opened: Opened) -> 
         assert (reply.tokens, reply.statistics.cached_tokens) == (expected, 0)
 
 
+@pytest.mark.parametrize("when_full", ["drop-oldest", "shift"])
+def test_a_conversation_that_outgrows_its_context_keeps_its_adapter(opened: Opened, when_full: str) -> None:
+    llm = opened()
+    texts: dict[str | None, list[tuple[int, ...]]] = {}
+    for name in ("one", "two", "one", None):  # what the calls before leave behind changes nothing
+        with llm.conversation("Be brief.", when_full=when_full, adapter=name) as talk:  # type: ignore[arg-type]
+            replies = [talk.say(f"{turn} " * 90, GREEDY, max_tokens=12) for turn in range(14)]
+        assert replies[-1].statistics.dropped_tokens > 0
+        found = [reply.tokens for reply in replies]
+        assert texts.setdefault(name, found) == found
+    assert len({str(found) for found in texts.values()}) == 3
+
+
 def test_a_saved_conversation_goes_on_with_its_adapter(
     opened: Opened, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
