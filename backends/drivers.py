@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,9 +10,12 @@ from functools import partial
 from embedllm.backends.base import Device, Engine
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
+from embedllm.errors import DeviceError
 from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
+
+_log = logging.getLogger("embedllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +132,19 @@ def _open_directml(provider: Provider, choices: Choices) -> Engine:
 
 
 def _open_ov(choices: Choices) -> Engine:
-    from embedllm.backends.ov import OvEngine
+    from embedllm.backends.ov import OvEngine, properties
+    from embedllm.backends.ov_paged import PagedEngine
     from embedllm.backends.ov_runtime import target_of
 
-    return OvEngine(
-        choices.package,
-        _graph(choices),
-        choices.device,
-        target_of(choices.device.name),
-        options=_with_kv(choices),
-        threads=choices.threads,
-        exact=choices.exact,
-        adapts=choices.adapts,
-    )
+    graph, target, options = _graph(choices), target_of(choices.device.name), _with_kv(choices)
+    if target == "CPU" and not choices.adapts:
+        chosen = properties(target, options or OpenVINOOptions(), choices.threads, choices.exact)
+        try:
+            return PagedEngine(choices.package, graph, choices.device, chosen)
+        except DeviceError as error:
+            _log.info("replies on '%s' take turns, without paged attention: %s", choices.device.name, error)
+    return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.threads,
+                    exact=choices.exact, adapts=choices.adapts)  # fmt: skip
 
 
 def _with_kv(choices: Choices) -> OpenVINOOptions | None:

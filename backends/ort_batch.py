@@ -70,10 +70,12 @@ class Runs(Protocol):
         tokens: NDArray[np.int64],
         positions: Sequence[int],
         adapter: Adapter | None,
+        stepping: Sequence[Member | None],
     ) -> NDArray[np.floating]:
         """Appends one token to each sequence; logits [B, V], valid until the next call.
 
         kv: by name, [B, kv heads, capacity, D], written in place. tokens: [B, 1]. positions: held before it.
+        stepping: None for one that only lies between others, whose token and logits nobody wants.
         """
         ...
 
@@ -316,6 +318,7 @@ class Batch:
             np.array([[tokens.get(session, 0)] for session in rows], np.int64),
             [session.position for session in rows],
             together[0].session.adapter,
+            [session if session in tokens else None for session in rows],
         )
         for step in together:
             session = step.session

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from embedllm.adapters import Adapter
     from embedllm.backends.base import Cached, KeyValues
     from embedllm.backends.ort import OrtEngine
+    from embedllm.backends.ort_batch import Member
     from embedllm.export.decoder import Decoder
     from embedllm.types import F32
 
@@ -238,6 +239,7 @@ class StepsTogether:
         tokens: NDArray[np.int64],
         positions: Sequence[int],
         adapter: Adapter | None,
+        stepping: Sequence[Member | None],
     ) -> NDArray[np.floating]:
         binding = self._binding_of(kv, len(tokens))
         if self._engine.adapts and adapter is not self._adapter:

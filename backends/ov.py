@@ -98,9 +98,9 @@ class OvEngine:
         # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/test_ov.py)
         self.lock = threading.Lock()
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
-        properties = _properties(target, options or OpenVINOOptions(), threads, exact)
+        chosen = properties(target, options or OpenVINOOptions(), threads, exact)
         self._compiled: ov.CompiledModel | None = compile_folder(
-            package, graph, target, properties, cut_logits=True, adapts=adapts
+            package, graph, target, chosen, cut_logits=True, adapts=adapts
         )
 
     @property
@@ -298,7 +298,7 @@ def _set(variable: ov.VariableState, values: np.ndarray) -> None:
     variable.state = ov.Tensor(np.ascontiguousarray(values[None], dtype=np.float32))
 
 
-def _properties(target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
+def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
     """The options in OpenVINO's words, for one device or for several behind one name (AUTO, HETERO)."""
     plugin = target.partition(".")[0]
     if options.precision == "f16" and plugin != "GPU":

@@ -29,6 +29,13 @@ def core() -> ov.Core:
     return ov.Core()
 
 
+def paged_attention(model: ov.Model) -> None:
+    """Makes attention read its KV through a table of blocks. Raises RuntimeError when it cannot."""
+    from openvino._offline_transformations import paged_attention_transformation
+
+    paged_attention_transformation(model)
+
+
 def version() -> str:
     """Such as "2026.4.1"."""
     return ov.get_version().partition("-")[0]

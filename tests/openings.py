@@ -7,7 +7,8 @@ from pathlib import Path
 from embedllm.backends.base import Device
 from embedllm.backends.npu import NpuEngine
 from embedllm.backends.ort import OrtEngine
-from embedllm.backends.ov import OvEngine
+from embedllm.backends.ov import OvEngine, properties
+from embedllm.backends.ov_paged import PagedEngine
 from embedllm.backends.registry import devices
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package, open_package
@@ -39,6 +40,14 @@ def ov_engine(
     package = open_package(folder)
     graph = _graph(package, "openvino")
     return OvEngine(package, graph, device("openvino"), target, options=options, threads=threads, exact=exact)
+
+
+def paged_engine(
+    folder: Path, *, options: OpenVINOOptions | None = None, threads: int = 0, exact: bool = True
+) -> PagedEngine:
+    package = open_package(folder)
+    chosen = properties("CPU", options or OpenVINOOptions(), threads, exact)
+    return PagedEngine(package, _graph(package, "openvino"), device("openvino"), chosen)
 
 
 def npu_engine(folder: Path, cache: Path, *, prompt: int = 64, reply: int = 32, exact: bool = True) -> NpuEngine:

@@ -233,7 +233,7 @@ def test_a_run_of_several_sequences_has_their_adapter(made: Callable[..., Made])
             session.feed(TOKENS[:count])
         assert all(isinstance(session, OrtSession) for session in alone)
         shared = {name: np.concatenate([session.kv[name] for session in alone]) for name in alone[0].kv}  # type: ignore[attr-defined]
-        logits = together(shared, np.array([[5], [6]]), [9, 4], adapter)
+        logits = together(shared, np.array([[5], [6]]), [9, 4], adapter, [None, None])
         for row, session, token in zip(logits, alone, (5, 6), strict=True):
             np.testing.assert_allclose(row[0], values(session, [token]), atol=EXACT_ATOL)
 

@@ -147,7 +147,7 @@ def test_sequences_that_step_together_get_what_each_gets_alone(dialect: Dialect,
     for session, count in zip(alone, (90, 41), strict=True):
         session.feed(TOKENS[:count])
     shared = {name: np.concatenate([session.kv[name] for session in alone]) for name in alone[0].kv}
-    logits = StepsTogether(opened)(shared, np.array([[5], [6]]), [90, 41], None)
+    logits = StepsTogether(opened)(shared, np.array([[5], [6]]), [90, 41], None, [None, None])
     for row, session, token in zip(logits, alone, (5, 6), strict=True):
         np.testing.assert_array_equal(row[0], session.feed([token]).values(range(307)))
 

@@ -398,9 +398,9 @@ def test_backends_import_little() -> None:
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "host", "probe",
-                      "probe_memory", "probe_run", "ov", "npu", "cuda", "resident", "resident_buffers",
-                      "device_session", "directml", "directml_session", "plugins", "web", "web_row", "webgpu",
-                      "webgpu_session", "webgpu_check", "adapted_openvino")  # fmt: skip
+                      "probe_memory", "probe_run", "ov", "ov_paged", "ov_blocks", "npu", "cuda", "resident",
+                      "resident_buffers", "device_session", "directml", "directml_session", "plugins", "web", "web_row",
+                      "webgpu", "webgpu_session", "webgpu_check", "adapted_openvino")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

@@ -85,11 +85,11 @@ def test_two_devices_at_once_refuse(folder: Path) -> None:
 
 def test_openvino_keeps_it_in_a_type_of_its_own(folder: Path) -> None:
     pytest.importorskip("openvino")
-    from embedllm.backends.ov import OvEngine
+    from embedllm.backends.ov_paged import PagedEngine
 
     with embedllm.load(folder, device="openvino", kv="int8") as model:
         engine = model.runner.engine
-        assert isinstance(engine, OvEngine)
+        assert isinstance(engine, PagedEngine)
         assert engine.compiled.get_property("KV_CACHE_PRECISION").to_string() == "u8"
     with pytest.raises(DeviceUnavailable, match="its KV cannot be kept as int4"):
         embedllm.load(folder, device="openvino", kv="int4")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embedllm.adapters import Adapter
 from embedllm.backends.base import Interrupted
-from embedllm.backends.ort_batch import MOST, Batch
+from embedllm.backends.ort_batch import MOST, Batch, _Step
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -71,14 +71,21 @@ class Runs:
     def __init__(self) -> None:
         self.counts: list[int] = []
         self.adapters: list[Adapter | None] = []
+        self.stepping: list[list[object]] = []
         self.before: Callable[[], None] = lambda: None
 
     def __call__(
-        self, kv: dict[str, np.ndarray], tokens: np.ndarray, positions: Sequence[int], adapter: Adapter | None
+        self,
+        kv: dict[str, np.ndarray],
+        tokens: np.ndarray,
+        positions: Sequence[int],
+        adapter: Adapter | None,
+        stepping: Sequence[object],
     ) -> np.ndarray:
         self.before()
         self.counts.append(len(positions))
         self.adapters.append(adapter)
+        self.stepping.append([session for session in stepping if session is not None])
         for row, position in enumerate(positions):
             for array in kv.values():
                 array[row, 0, position, 0] = tokens[row, 0]
@@ -314,36 +321,26 @@ def test_a_prompt_that_is_stopped_while_it_waits_keeps_nobody_waiting(batch: Bat
         assert other.result(WAIT_S)
 
 
-def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_none_is_left_behind(batch: Batch) -> None:
+def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_all_go(batch: Batch, runs: Runs) -> None:
     sequences = [Told(batch) for _ in range(MOST + 6)]
     for sequence in sequences[:-6]:
         sequence.priority = 3
-    order: list[int] = []
-    with ThreadPoolExecutor(len(sequences) + 1) as threads:
-        first, begun, go = Told(batch), threading.Event(), threading.Event()
+    assert together(batch, sequences, 4) == [told(np.array([4.0]))] * (MOST + 6)
+    assert set(sequences[-6:]) <= set(runs.stepping[0])  # which came last
+    assert len(runs.stepping[0]) == MOST
 
-        def hold() -> None:
-            begun.set()
-            go.wait(WAIT_S)
 
-        def steps(place: int) -> None:
-            for token in range(8):
-                sequences[place].step(token)
-                order.append(place)
-
-        first.before = hold
-        alone = threads.submit(first.step, 1)
-        assert begun.wait(WAIT_S)
-        found = [threads.submit(steps, place) for place in range(len(sequences))]
-        while len(batch._waiting) < len(sequences):
-            pass
-        go.set()
-        alone.result(WAIT_S)
-        for one in found:
-            one.result(WAIT_S)
-    ends = [max(at for at, place in enumerate(order) if place == which) for which in range(len(sequences))]
-    assert sum(ends[-6:]) / 6 < sum(ends[:-6]) / MOST  # the urgent, which came last, end earlier
-    assert len(order) == 8 * len(sequences)
+def test_a_step_that_was_passed_over_often_enough_goes_before_urgent_ones(batch: Batch) -> None:
+    waits = _Step(Told(batch), 0, rank=batch._runs + 3)
+    for _ in range(5):
+        batch._waiting = [waits]
+        urgent = _Step(Told(batch), 0, rank=batch._runs)
+        if min([waits, urgent], key=lambda step: step.rank) is waits:
+            return
+        batch._waiting = [urgent]
+        batch._gathered(urgent)
+        batch._taken.clear()
+    raise AssertionError("it waits for ever")
 
 
 def adapter(name: str) -> Adapter:

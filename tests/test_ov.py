@@ -23,6 +23,7 @@ from embedllm.backends import ov_runtime
 from embedllm.backends.base import FeedsAll, Interrupted, Interruptible, MovesState
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.ov import OvEngine, OvSession
+from embedllm.backends.ov_paged import PagedEngine, PagedSession
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, onnx_graph
@@ -33,9 +34,11 @@ from embedllm.opening import package_folder
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import WEIGHTS, Package, open_package
 from embedllm.types import Logits
-from tests.openings import device, ort_engine, ov_engine
+from tests.openings import device, ort_engine, ov_engine, paged_engine
 
 MakePackage = Callable[..., Path]
+AnyEngine = OvEngine | PagedEngine
+Opens = Callable[..., AnyEngine]
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs; 5e-6 measured on these, 5e-5 on the demo
 VOCABULARY = 307
 GREEDY = embedllm.Sampling(temperature=0)
@@ -46,17 +49,23 @@ def folder(tiny_package: MakePackage) -> Path:
     return tiny_package("qwen3", Recipe(), max_position_embeddings=600)
 
 
+@pytest.fixture(scope="module", params=[paged_engine, ov_engine], ids=["paged", "stateful"])
+def opens(request: pytest.FixtureRequest) -> Opens:
+    """One of the two engines of the CPU."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[OvEngine]:
-    opened = ov_engine(folder)
+def engine(folder: Path, opens: Opens) -> Iterator[AnyEngine]:
+    opened = opens(folder)
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[OvEngine]:
+def demo(opens: Opens) -> Iterator[AnyEngine]:
     """Large enough that a long prompt takes hundreds of milliseconds."""
-    opened = ov_engine(package_folder("demo"))
+    opened = opens(package_folder("demo"))
     yield opened
     opened.close()
 
@@ -81,25 +90,25 @@ def row(session: Feeds, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_logits_follow_the_reference(family: str, tiny_package: MakePackage) -> None:
+def test_logits_follow_the_reference(family: str, tiny_package: MakePackage, opens: Opens) -> None:
     folder = tiny_package(family, Recipe(symmetric=False), hidden_size=80)
     tokens = some_tokens(50)
     expected = ReferenceEngine(open_package(folder)).open().feed_all(tokens)
-    session = ov_engine(folder).open()
+    session = opens(folder).open()
     found = compare(expected, np.concatenate([session.feed_all(tokens[:40]), session.feed_all(tokens[40:])]))
     assert found.max_difference <= ATOL, found
 
 
-def test_only_exact_is_exact(folder: Path) -> None:
+def test_only_exact_is_exact(folder: Path, opens: Opens) -> None:
     """Activations in int8 by groups and an 8-bit KV: measured 0.08 on this model (docs/numerics.md)."""
     tokens = some_tokens(50)
     expected = ReferenceEngine(open_package(folder)).open().feed_all(tokens)
-    rounded = compare(expected, ov_engine(folder, exact=False).open().feed_all(tokens))
+    rounded = compare(expected, opens(folder, exact=False).open().feed_all(tokens))
     assert 10 * ATOL < rounded.max_difference < 0.5, rounded
     assert rounded.same_top >= 0.8, rounded
 
 
-def test_feed_gives_the_last_row_of_feed_all(engine: OvEngine) -> None:
+def test_feed_gives_the_last_row_of_feed_all(engine: AnyEngine) -> None:
     one, all_of_them = engine.open(), engine.open()
     for piece in ([1, 2, 3], [4], [5, 6]):
         rows = all_of_them.feed_all(piece)
@@ -107,7 +116,7 @@ def test_feed_gives_the_last_row_of_feed_all(engine: OvEngine) -> None:
         np.testing.assert_allclose(row(one, piece), rows[-1], atol=ATOL)
 
 
-def test_what_feed_all_gave_stays_as_it_is(engine: OvEngine) -> None:
+def test_what_feed_all_gave_stays_as_it_is(engine: AnyEngine) -> None:
     session = engine.open()
     first = session.feed_all([1, 2, 3])
     before = first.copy()
@@ -117,7 +126,7 @@ def test_what_feed_all_gave_stays_as_it_is(engine: OvEngine) -> None:
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject, engine: OvEngine) -> None:
+def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject, engine: AnyEngine) -> None:
     tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=300))
     whole = row(engine.open(), tokens)
     session = engine.open()
@@ -136,7 +145,7 @@ def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_rewind_then_feed_equals_a_fresh_session(data: st.DataObject, engine: OvEngine) -> None:
+def test_rewind_then_feed_equals_a_fresh_session(data: st.DataObject, engine: AnyEngine) -> None:
     session = engine.open()
     session.feed(some_tokens(60, 1))
     kept = some_tokens(60, 1)
@@ -149,7 +158,7 @@ def test_rewind_then_feed_equals_a_fresh_session(data: st.DataObject, engine: Ov
         np.testing.assert_allclose(row(session, new), row(engine.open(), kept), atol=ATOL)
 
 
-def test_sessions_of_one_engine_do_not_see_each_other(engine: OvEngine) -> None:
+def test_sessions_of_one_engine_do_not_see_each_other(engine: AnyEngine) -> None:
     alone = engine.open()
     expected = [row(alone, [token]) for token in (1, 2, 3, 4)]
     one, other = engine.open(), engine.open()
@@ -158,7 +167,7 @@ def test_sessions_of_one_engine_do_not_see_each_other(engine: OvEngine) -> None:
         other.feed([200 - token])
 
 
-def test_sessions_run_in_parallel_threads(engine: OvEngine) -> None:
+def test_sessions_run_in_parallel_threads(engine: AnyEngine) -> None:
     def run(tokens: list[int], into: list[list[float]]) -> None:
         session = engine.open()
         into += [row(session, [token]) for token in tokens]
@@ -179,7 +188,7 @@ def test_sessions_run_in_parallel_threads(engine: OvEngine) -> None:
 # --- interrupting
 
 
-def stopped_in(session: OvSession, tokens: list[int], after_s: float) -> bool:
+def stopped_in(session: OvSession | PagedSession, tokens: list[int], after_s: float) -> bool:
     """Feeds, to be interrupted after that time; whether it came before the end of the feed."""
     stopper = threading.Timer(after_s, session.interrupt)
     stopper.start()
@@ -195,7 +204,7 @@ def stopped_in(session: OvSession, tokens: list[int], after_s: float) -> bool:
 
 @pytest.mark.parametrize("held", [0, 40])
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.2, 0.4, 0.7])  # as a share of what the whole feed takes
-def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo: OvEngine) -> None:
+def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo: AnyEngine) -> None:
     import time
 
     before, long, after = (some_tokens(count, seed, 16000) for count, seed in ((40, 1), (1000, 2), (9, 3)))
@@ -224,7 +233,7 @@ def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo:
         np.testing.assert_allclose(ours, theirs, atol=ATOL)
 
 
-def test_a_session_may_be_read_and_rewound_after_a_feed_was_stopped(demo: OvEngine) -> None:
+def test_a_session_may_be_read_and_rewound_after_a_feed_was_stopped(demo: AnyEngine) -> None:
     before, after = some_tokens(40, 1, 16000), some_tokens(9, 3, 16000)
     session, fresh = demo.open(), demo.open()
     session.feed(before)
@@ -244,9 +253,9 @@ def test_a_session_may_be_read_and_rewound_after_a_feed_was_stopped(demo: OvEngi
 
 
 @pytest.mark.parametrize("moment_s", [0.02, 0.2])
-def test_after_a_feed_was_stopped_the_shapes_before_it_come_again(moment_s: float) -> None:
+def test_after_a_feed_was_stopped_the_shapes_before_it_come_again(moment_s: float, opens: Opens) -> None:
     """All requests of a compiled model share one graph, which takes the shapes of its last whole step for current."""
-    demo = ov_engine(package_folder("demo"))  # its own: it computes nothing of these shapes from then on
+    demo = opens(package_folder("demo"))  # its own: it computes nothing of these shapes from then on
     session, before = demo.open(), some_tokens(40, 1, 16000)
     expected = row(session, before)
     stopper = threading.Timer(moment_s, session.interrupt)
@@ -257,7 +266,7 @@ def test_after_a_feed_was_stopped_the_shapes_before_it_come_again(moment_s: floa
     np.testing.assert_allclose(row(demo.open(), before), expected, atol=ATOL)
 
 
-def test_interrupting_a_session_that_rests_does_nothing_but_stop_the_next_feed(engine: OvEngine) -> None:
+def test_interrupting_a_session_that_rests_does_nothing_but_stop_the_next_feed(engine: AnyEngine) -> None:
     session = engine.open()
     session.feed([1, 2, 3])
     session.interrupt()
@@ -272,7 +281,7 @@ def test_interrupting_a_session_that_rests_does_nothing_but_stop_the_next_feed(e
 
 
 @pytest.mark.parametrize("there_and_back", [False, True])
-def test_a_sequence_goes_on_in_another_backend(there_and_back: bool, folder: Path, engine: OvEngine) -> None:
+def test_a_sequence_goes_on_in_another_backend(there_and_back: bool, folder: Path, engine: AnyEngine) -> None:
     cpu: OrtEngine = ort_engine(folder)
     tokens, more, last = some_tokens(50, 1), some_tokens(7, 2), some_tokens(4, 3)
     expected = row(engine.open(), tokens + more + last)
@@ -287,7 +296,7 @@ def test_a_sequence_goes_on_in_another_backend(there_and_back: bool, folder: Pat
     np.testing.assert_allclose(row(back, last), expected, atol=ATOL)
 
 
-def test_an_exported_state_is_a_copy(engine: OvEngine) -> None:
+def test_an_exported_state_is_a_copy(engine: AnyEngine) -> None:
     session = engine.open()
     session.feed(some_tokens(10))
     state = session.export_state(2, 8)
@@ -297,7 +306,7 @@ def test_an_exported_state_is_a_copy(engine: OvEngine) -> None:
     np.testing.assert_allclose(row(session, [5]), row(engine.open(), [*some_tokens(10), 5]), atol=ATOL)
 
 
-def test_what_a_rewind_forgot_is_not_kept_by_an_import(engine: OvEngine) -> None:
+def test_what_a_rewind_forgot_is_not_kept_by_an_import(engine: AnyEngine) -> None:
     one, other = engine.open(), engine.open()
     one.feed(some_tokens(20, 1))
     other.feed(some_tokens(30, 2))
@@ -309,7 +318,7 @@ def test_what_a_rewind_forgot_is_not_kept_by_an_import(engine: OvEngine) -> None
     np.testing.assert_allclose(row(other, [5]), row(one, [5]), atol=ATOL)
 
 
-def test_the_state_of_another_model_is_refused(tiny_package: MakePackage, engine: OvEngine) -> None:
+def test_the_state_of_another_model_is_refused(tiny_package: MakePackage, engine: AnyEngine) -> None:
     session = engine.open()
     session.feed([1, 2])
     for config in ({"num_hidden_layers": 1}, {"head_dim": 32}, {"num_key_value_heads": 1}):
@@ -327,14 +336,14 @@ def test_the_state_of_another_model_is_refused(tiny_package: MakePackage, engine
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 4)])
-def test_a_state_that_is_not_held_cannot_be_exported(start: int, stop: int, engine: OvEngine) -> None:
+def test_a_state_that_is_not_held_cannot_be_exported(start: int, stop: int, engine: AnyEngine) -> None:
     session = engine.open()
     session.feed([1, 2, 3])
     with pytest.raises(ValueError, match=f"there are no tokens {start} to {stop}; the session holds 3"):
         session.export_state(start, stop)
 
 
-def test_a_state_that_does_not_fit_is_refused_whole(engine: OvEngine) -> None:
+def test_a_state_that_does_not_fit_is_refused_whole(engine: AnyEngine) -> None:
     session, other = engine.open(), engine.open()
     session.feed([1] * 590)
     other.feed([2] * 11)
@@ -348,14 +357,14 @@ def test_a_state_that_does_not_fit_is_refused_whole(engine: OvEngine) -> None:
 # --- rules that all sessions share
 
 
-def test_a_session_offers_what_the_optional_protocols_name(engine: OvEngine) -> None:
+def test_a_session_offers_what_the_optional_protocols_name(engine: AnyEngine) -> None:
     session = engine.open()
     assert isinstance(session, FeedsAll)
     assert isinstance(session, Interruptible)
     assert isinstance(session, MovesState)
 
 
-def test_a_full_context_is_refused_whole(engine: OvEngine) -> None:
+def test_a_full_context_is_refused_whole(engine: AnyEngine) -> None:
     session = engine.open()
     session.feed([1] * 590)
     with pytest.raises(ContextFull, match="590 tokens are held and 11 more were given; 600 can be held") as caught:
@@ -370,7 +379,7 @@ def test_a_full_context_is_refused_whole(engine: OvEngine) -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"), [([], "at least one"), ([-1], "-1 is outside"), ([5, 307], "307 is outside")]
 )
-def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: str, engine: OvEngine) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: str, engine: AnyEngine) -> None:
     session = engine.open()
     for feed in (session.feed, session.feed_all):
         with pytest.raises(ValueError, match=message):
@@ -379,15 +388,15 @@ def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: s
 
 
 @pytest.mark.parametrize("position", [-1, 4])
-def test_a_rewind_goes_back_only(position: int, engine: OvEngine) -> None:
+def test_a_rewind_goes_back_only(position: int, engine: AnyEngine) -> None:
     session = engine.open()
     session.feed([1, 2, 3])
     with pytest.raises(ValueError, match=f"cannot rewind to {position}; the session holds 3"):
         session.rewind(position)
 
 
-def test_closed_things_say_so(folder: Path) -> None:
-    opened = ov_engine(folder)
+def test_closed_things_say_so(folder: Path, opens: Opens) -> None:
+    opened = opens(folder)
     session = opened.open()
     session.feed([1])
     state = session.export_state(0, 1)
@@ -408,9 +417,9 @@ def test_closed_things_say_so(folder: Path) -> None:
 # --- options
 
 
-def test_options_reach_the_plugin(folder: Path) -> None:
+def test_options_reach_the_plugin(folder: Path, opens: Opens) -> None:
     options = OpenVINOOptions(precision="f32", kv="f16", rounding_group=64)
-    compiled = ov_engine(folder, options=options, threads=1, exact=False).compiled
+    compiled = opens(folder, options=options, threads=1, exact=False).compiled
     assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
     assert compiled.get_property("KV_CACHE_PRECISION").get_type_name() == "f16"
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 64
@@ -418,27 +427,29 @@ def test_options_reach_the_plugin(folder: Path) -> None:
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
 
 
-def test_exact_goes_before_the_options(folder: Path) -> None:
+def test_exact_goes_before_the_options(folder: Path, opens: Opens) -> None:
     options = OpenVINOOptions(precision="bf16", kv="u8", rounding_group=64)
-    compiled = ov_engine(folder, options=options, exact=True).compiled
+    compiled = opens(folder, options=options, exact=True).compiled
     assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
     assert compiled.get_property("KV_CACHE_PRECISION").get_type_name() == "f32"
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 0
     assert str(compiled.get_property("PERFORMANCE_HINT")) == "LATENCY"
 
 
-def test_threads_are_the_physical_cores_unless_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_physical_cores_unless_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opens: Opens
+) -> None:
     monkeypatch.setattr(ov_backend, "compute_threads", lambda: 1)
-    assert ov_engine(folder).compiled.get_property("INFERENCE_NUM_THREADS") == 1
+    assert opens(folder).compiled.get_property("INFERENCE_NUM_THREADS") == 1
 
 
 @pytest.mark.parametrize("kv", ["f16", "u8"])
-def test_a_small_kv_can_be_rewound_and_moved(kv: str, folder: Path) -> None:
+def test_a_small_kv_can_be_rewound_and_moved(kv: str, folder: Path, opens: Opens) -> None:
     """What is stored in fewer bits is unpacked and packed again on the way: as near as it was, not equal."""
     options = OpenVINOOptions(precision="f32", kv=kv, rounding_group=0)
-    engine = ov_engine(folder, options=options, exact=False)
+    engine = opens(folder, options=options, exact=False)
     tokens, more = some_tokens(50, 1), some_tokens(5, 2)
-    expected = np.array(row(ov_engine(folder).open(), tokens + more))
+    expected = np.array(row(opens(folder).open(), tokens + more))
     plain = engine.open()
     plain.feed(tokens)
     once = np.abs(row(plain, more) - expected).max()
@@ -540,7 +551,7 @@ PROMPTS = [
 ]  # fmt: skip
 
 
-def test_the_demo_gives_the_same_replies_on_both_runtimes(demo: OvEngine, tmp_path: Path) -> None:
+def test_the_demo_gives_the_same_replies_on_both_runtimes(demo: AnyEngine, tmp_path: Path) -> None:
     """The demo's own ONNX graph rounds the activations of its 8-bit head; a graph that does not is made here."""
     package = open_package(package_folder("demo"))
     decided = plan(package.decoder, Recipe(head_bits=8))
@@ -575,9 +586,9 @@ def test_float16_on_a_cpu_is_refused(folder: Path) -> None:
             embedllm.load(folder, device=name, openvino=OpenVINOOptions(precision="f16"))
 
 
-def test_a_session_is_stopped_beside_another_that_goes_on() -> None:
+def test_a_session_is_stopped_beside_another_that_goes_on(opens: Opens) -> None:
     """In one process; without the engine's lock this ended it within seconds (memory was corrupted)."""
-    demo = ov_engine(package_folder("demo"))
+    demo = opens(package_folder("demo"))
     first, second, tokens = demo.open(), demo.open(), some_tokens(200, 2, 16000)
     expected = row(demo.open(), tokens)
     ended = threading.Event()

@@ -59,7 +59,7 @@ def test_memory_that_grows_is_seen() -> None:
     assert abs(flat.slope_mib_min) < 1
     assert abs(flat.growth) < 0.01
     assert leak.slope_mib_min == pytest.approx(60, rel=0.1)
-    assert leak.growth > 0.1
+    assert leak.growth > 0.05
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""Several replies at once on the CPU, against one; and what a long prompt costs those who wait for their next token.
+"""Several replies at once, against one; and what a long prompt costs those who wait for their next token.
 
     python tests/benchmarks/make_checkpoint.py /tmp/q06
     embedllm export /tmp/q06 /tmp/q06-g32 --context 4096
-    python tests/benchmarks/bench_batch.py /tmp/q06-g32 [--streams 2 4 8] [--tokens 48] [--prompt 2000] [--rounds 5]
+    python tests/benchmarks/bench_batch.py /tmp/q06-g32 [--device cpu] [--streams 2 4 8] [--tokens 48] [--prompt 2000]
+        [--rounds 5]
 
 Each round times one stream and every number of streams in turn, while all of them make tokens. Prints tokens per second
 of all together, and the median over the rounds of the ratio to one. Then a prompt is fed while one stream runs: the
@@ -68,6 +69,7 @@ def gaps(llm: embedllm.Model, prompt: list[int], long: list[int]) -> tuple[list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--streams", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--prompt", type=int, default=2000)
@@ -78,7 +80,7 @@ def main() -> None:
     def prompt(length: int) -> list[int]:
         return random.integers(5, 8000, length).tolist()
 
-    with embedllm.load(arguments.folder, device="cpu") as llm:
+    with embedllm.load(arguments.folder, device=arguments.device) as llm:
         rates: dict[int, list[float]] = {count: [] for count in (1, *arguments.streams)}
         for _ in range(arguments.rounds):
             for count, found in rates.items():

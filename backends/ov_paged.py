@@ -1,0 +1,273 @@
+"""OpenVINO on the CPU, several sequences in one run: attention reads the KV through a table of blocks.
+
+A step reads the weights once for all of them (docs/performance.md#many-sequences). A rewind is a number. OpenVINO makes
+the graph of the folder's model; keys have a scale for each token, so that what comes later does not change them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Device,
+    Interrupted,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.ort_batch import MOST, Batch, Member
+from embedllm.backends.ov_blocks import BLOCK, Blocks, layout_of
+from embedllm.backends.ov_runtime import as_device_error, core, ov, paged_attention
+from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_SUM
+from embedllm.package import Graph, Package
+from embedllm.rows import Row
+
+op = ov.opset13
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.adapters import Adapter
+    from embedllm.backends.base import Cached, KeyValues
+    from embedllm.types import F32
+
+CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
+_PIECE = 256  # of these in one run: a run is not stopped in the middle
+_BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
+_INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
+           "block_indices", "rows")  # fmt: skip
+
+
+class PagedEngine:
+    """A folder on OpenVINO's CPU. Weights are mapped from the file, then packed by the plugin."""
+
+    chunk = CHUNK
+    parallel = MOST  # sessions that are best fed at once; their steps are one run
+
+    def __init__(self, package: Package, graph: Graph, device: Device, properties: Mapping[str, object]) -> None:
+        """properties: in OpenVINO's words. Raises DeviceError."""
+        self.device = device
+        self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
+        self.lock = threading.RLock()  # of the request and the blocks
+        path = package.folder / graph.file
+        with as_device_error(f"cannot load '{path}' on CPU"):
+            model = core().read_model(path, package.weights)
+            paged_attention(model)
+            _cut_rows(model, len(package.decoder.layers))
+            self.compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
+            self._request: ov.InferRequest | None = self.compiled.create_infer_request()
+            caches = {port.get_any_name(): port for port in self.compiled.inputs}
+            if unknown := sorted(name for name in caches if "_cache." not in name and name not in _INPUTS):
+                raise RuntimeError(f"the model with paged attention has inputs that are not known: {unknown}")
+            layouts = {name: layout_of(port) for name, port in caches.items() if "_cache." in name}
+            self.blocks = Blocks(layouts, self._request.set_tensor)
+        self.batch = Batch(StepsTogether(self), context=package.context)
+
+    def open(self, capacity: int = 0) -> PagedSession:
+        if self._request is None:
+            raise ValueError("this model was closed")
+        return PagedSession(self)
+
+    def run(self, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False) -> F32:
+        """Appends tokens to each session; the logits after the last of each, or after all, [rows, V].
+
+        The positions of the sessions are left to the caller.
+        """
+        with self.lock, as_device_error("cannot make a step"):
+            if self._request is None:
+                raise Interrupted  # closed meanwhile
+            for session, tokens in feeds:
+                session.reserve(session.position + len(tokens))
+            for name, values in _inputs(feeds, is_all=is_all).items():
+                self._request.set_tensor(name, ov.Tensor(values))
+            self._request.infer()
+            return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
+
+    def close(self) -> None:
+        with self.lock:
+            self._request = None
+
+
+class PagedSession:
+    """One sequence: the blocks that it has of the engine's, and how many tokens they hold."""
+
+    def __init__(self, engine: PagedEngine) -> None:
+        self.position = 0
+        self.capacity = 0
+        self.is_stopping = False
+        self.priority = 0
+        self.adapter: Adapter | None = None  # an engine for adapters is OvEngine
+        self.kv: dict[str, NDArray[Cached]] = {}  # nothing is moved to step together
+        self.logits = np.empty((1, 1, engine.package.decoder.vocabulary), np.float32)
+        self._engine = engine
+        self._decoder = engine.package.decoder
+        self._blocks: list[int] = []
+        self._is_closed = False
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return self._blocks
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        self._check(tokens)
+        if len(tokens) == 1:
+            self._engine.batch.step(self, tokens[0])
+        else:
+            self._feed_apart(tokens)
+        return Row(self.logits[0, 0])
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._check(tokens)
+        with self._engine.batch.apart(self, len(tokens)):
+            return self._run(tokens, is_all=True)
+
+    def run_alone(self, token: int) -> None:
+        self.logits[0] = self._run([token])
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+        if not position:
+            self._give_back()
+
+    def interrupt(self, stop: bool = True) -> None:
+        self.is_stopping = stop
+        self._engine.batch.wake()
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        with self._engine.lock:
+            read = self._engine.blocks.read
+            return [
+                (read(f"key_cache.{layer}", self._blocks, start, stop),
+                 read(f"value_cache.{layer}", self._blocks, start, stop))
+                for layer in range(len(self._decoder.layers))
+            ]  # fmt: skip
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._is_closed:
+            raise ValueError("this session was closed")
+        attentions = [layer.attention for layer in self._decoder.layers]
+        count = check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        check_room(self.position, count, limit=self._engine.context, remedy=LARGER_EXPORT)
+        with self._engine.lock:
+            self.reserve(self.position + count)
+            for layer, pair in enumerate(state):
+                for part, values in zip(("key", "value"), pair, strict=True):
+                    self._engine.blocks.write(f"{part}_cache.{layer}", self._blocks, self.position, values)
+        self.position += count
+
+    def close(self) -> None:
+        self._engine.batch.forget(self)
+        self._is_closed = True
+        self.position = 0
+        self._give_back()
+
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
+        """Nothing: the blocks stay where they are."""
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for that many; called with the engine's lock."""
+        if (more := -(-tokens // BLOCK) - len(self._blocks)) > 0:
+            self._blocks += self._engine.blocks.take(more)
+            self.capacity = BLOCK * len(self._blocks)
+
+    def _feed_apart(self, tokens: Sequence[int]) -> None:
+        """By runs of its own, small ones where the sessions of others are in the middle of replies."""
+        start, batch = self.position, self._engine.batch
+        try:
+            with batch.apart(self, len(tokens)):
+                for size in batch.pieces(self, len(tokens)):
+                    at = self.position - start
+                    for piece in range(at, at + size, _PIECE):
+                        self.logits[0] = self._run(tokens[piece : min(piece + _PIECE, at + size)])
+        except BaseException:
+            self.position = start
+            raise
+
+    def _run(self, tokens: Sequence[int], *, is_all: bool = False) -> F32:
+        if self.is_stopping:
+            raise Interrupted
+        logits = self._engine.run([(self, tokens)], is_all=is_all)
+        self.position += len(tokens)
+        return logits
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if self._is_closed:
+            raise ValueError("this session was closed")
+        check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
+                     remedy=LARGER_EXPORT)  # fmt: skip
+
+    def _give_back(self) -> None:
+        with self._engine.lock:
+            self._engine.blocks.give_back(self._blocks)
+            self._blocks, self.capacity = [], 0
+
+
+class StepsTogether:
+    """Runs a step of several sessions."""
+
+    def __init__(self, engine: PagedEngine) -> None:
+        self._engine = engine
+
+    def __call__(
+        self,
+        kv: dict[str, NDArray[Cached]],
+        tokens: NDArray[np.int64],
+        positions: Sequence[int],
+        adapter: Adapter | None,
+        stepping: Sequence[Member | None],
+    ) -> NDArray[np.floating]:
+        feeds = [(session, row.tolist()) for session, row in zip(stepping, tokens, strict=True)
+                 if isinstance(session, PagedSession)]  # fmt: skip
+        logits = np.empty((len(stepping), 1, self._engine.package.decoder.vocabulary), np.float32)
+        logits[[place for place, session in enumerate(stepping) if session is not None], 0] = self._engine.run(feeds)
+        return logits
+
+    def release(self) -> None:
+        pass
+
+
+def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:
+    """What the model takes, all sequences behind one another."""
+    counts = [len(tokens) for _, tokens in feeds]
+    held = [session.position for session, _ in feeds]
+    ends = [past + count for past, count in zip(held, counts, strict=True)]
+    tables = [session.blocks[: -(-end // BLOCK)] for (session, _), end in zip(feeds, ends, strict=True)]
+    rows = np.arange(sum(counts)) if is_all else np.array(list(accumulate(counts))) - 1
+    return {
+        "input_ids": np.array([token for _, tokens in feeds for token in tokens], np.int64),
+        "position_ids": np.concatenate([np.arange(*span) for span in zip(held, ends, strict=True)]).astype(np.int64),
+        "past_lens": np.array(held, np.int32),
+        "subsequence_begins": np.array([0, *accumulate(counts)], np.int32),
+        "block_indices": np.array([block for table in tables for block in table], np.int32),
+        "block_indices_begins": np.array([0, *accumulate(map(len, tables))], np.int32),
+        "max_context_len": np.array(max(ends), np.int32),
+        "rows": rows.astype(np.int64),
+    }
+
+
+def _cut_rows(model: ov.Model, layers: int) -> None:
+    """From the last layer's output projection on, only the tokens in the input `rows` are computed."""
+    rows = op.parameter([-1], ov.Type.i64, name="rows")
+    rows.output(0).set_names({"rows"})
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
+    lacking = {OPENVINO_CONTEXT.format(layers - 1), OPENVINO_SUM.format(layers - 1)} - named.keys()
+    if lacking:
+        raise RuntimeError(f"the model has no layer '{min(lacking)}'")  # as OpenVINO's own, for the caller to name
+    context, total = named[OPENVINO_CONTEXT.format(layers - 1)].output(0), named[OPENVINO_SUM.format(layers - 1)]
+    for place in [*context.get_target_inputs(), total.input(0)]:
+        wanted = op.gather(place.get_source_output(), rows, op.constant(0, ov.Type.i64))
+        place.replace_source_output(wanted.output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()

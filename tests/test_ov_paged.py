@@ -1,0 +1,192 @@
+"""Several sequences in one run on OpenVINO's CPU, and the blocks that their KV lies in; sessions alone: test_ov.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embedllm
+from embedllm.backends import ov_paged
+from embedllm.backends.ov_blocks import BLOCK, Blocks, Layout
+from embedllm.backends.ov_paged import PagedEngine, PagedSession
+from embedllm.export import Recipe
+from embedllm.openvino_options import OpenVINOOptions
+from tests.openings import ov_engine, paged_engine
+
+ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
+WAIT_S = 60  # a test that waits this long has failed
+GREEDY = embedllm.Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_package: Callable[..., Path]) -> Path:
+    return tiny_package("qwen3", Recipe(), max_position_embeddings=600)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[PagedEngine]:
+    opened = paged_engine(folder)
+    yield opened
+    opened.close()
+
+
+def rows(session: PagedSession, tokens: list[int]) -> list[list[float]]:
+    return [session.feed([token]).values(range(307)) for token in tokens]
+
+
+# --- together
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sequences_that_come_and_go_together_get_what_each_gets_alone(seed: int, engine: PagedEngine) -> None:
+    """Of different lengths; they feed prompts, go back and are closed while others step."""
+
+    def talk(place: int) -> None:
+        random, past, session = Random(seed * 100 + place), list[int](), engine.open()
+        for _ in range(12):
+            act = random.random()
+            if act < 0.2 and past:
+                del past[random.randrange(len(past)) :]
+                session.rewind(len(past))
+            elif act < 0.4:
+                past += (more := [random.randrange(300) for _ in range(random.choice([2, 5, 70]))])
+                session.feed(more)
+            else:
+                past += (more := [random.randrange(300) for _ in range(4)])
+                rows(session, more)
+        past.append(7)
+        found = rows(session, [7])[0]
+        session.close()
+        talks.append((past, found))
+
+    talks: list[tuple[list[int], list[float]]] = []
+    with ThreadPoolExecutor(6) as threads:
+        for done in [threads.submit(talk, place) for place in range(10)]:
+            done.result(WAIT_S)
+    for past, found in talks:
+        alone = engine.open()
+        np.testing.assert_allclose(found, alone.feed(past).values(range(307)), atol=ATOL)
+        alone.close()
+
+
+def test_steps_of_several_are_one_run(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    run = engine.run
+
+    def counted(feeds: list[tuple[PagedSession, list[int]]], *, is_all: bool = False) -> np.ndarray:
+        counts.append(len(feeds))
+        return run(feeds, is_all=is_all)
+
+    monkeypatch.setattr(engine, "run", counted)
+    with ThreadPoolExecutor(4) as threads:
+        sessions = [engine.open() for _ in range(4)]
+        for done in [threads.submit(rows, session, list(range(40))) for session in sessions]:
+            done.result(WAIT_S)
+    for session in sessions:
+        session.close()
+    assert sum(counts) == 160
+    assert max(counts) > 1
+
+
+def test_a_batch_of_prompts_gives_what_each_gives_alone(folder: Path) -> None:
+    prompts = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
+    with embedllm.load(folder, device="openvino", exact=True) as llm:
+        assert llm.runner.parallel == engine_parallel(llm) > 1
+        expected = [llm.generate(prompt, GREEDY, max_tokens=20, stop_tokens=[]).tokens for prompt in prompts]
+        found = llm.generate_batch(prompts, GREEDY, max_tokens=20, stop_tokens=[])
+        assert [one.tokens for one in found] == expected
+
+
+def engine_parallel(llm: embedllm.Model) -> int:
+    assert isinstance(llm.runner.engine, PagedEngine)
+    return llm.runner.engine.parallel
+
+
+def test_a_model_whose_attention_cannot_be_paged_runs_all_the_same_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(model: object) -> None:
+        raise RuntimeError("no such pattern")
+
+    monkeypatch.setattr(ov_paged, "paged_attention", refuse)
+    caplog.set_level(logging.INFO, "embedllm")
+    with embedllm.load(folder, device="openvino") as llm:
+        assert llm.runner.parallel == 1
+        assert len(llm.generate([1, 2, 3], GREEDY, max_tokens=4, stop_tokens=[]).tokens) == 4
+    assert "take turns, without paged attention: OpenVINO" in caplog.text
+
+
+# --- the blocks
+
+
+def buffers(kind: str = "f32", width: int = 8) -> Blocks:
+    return Blocks({"k": Layout(2, width, kind), "v": Layout(1, width, kind)}, lambda name, tensor: None)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 90)), max_size=30))
+def test_each_sequence_finds_what_it_wrote(acts: list[tuple[bool, int]]) -> None:
+    blocks = buffers()
+    held: list[tuple[list[int], np.ndarray]] = []
+    for place, (is_end, count) in enumerate(acts):
+        if is_end and held:
+            blocks.give_back(held.pop(count % len(held))[0])
+        else:
+            taken = blocks.take(-(-count // BLOCK))
+            values = np.full((2, count, 8), place, np.float32) + np.arange(count, dtype=np.float32)[:, None] / 100
+            blocks.write("k", taken, 0, values[:, : count // 2])
+            blocks.write("k", taken, count // 2, values[:, count // 2 :])
+            held.append((taken, values))
+        used = [block for taken, _ in held for block in taken]
+        assert len(used) == len(set(used))
+        for taken, values in held:
+            np.testing.assert_array_equal(blocks.read("k", taken, 0, values.shape[1]), values)
+
+
+@pytest.mark.parametrize(("kind", "off"), [("f32", 0), ("f16", 2e-3), ("bf16", 2e-2), ("u8", 2e-2)])
+def test_what_was_read_is_stored_as_it_was(kind: str, off: float) -> None:
+    blocks = buffers(kind, 24 if kind == "u8" else 16)
+    first, second = blocks.take(2), blocks.take(2)
+    values = np.random.default_rng(0).normal(size=(2, 50, 16)).astype(np.float32)
+    blocks.write("k", first, 3, values)
+    read = blocks.read("k", first, 3, 53)
+    np.testing.assert_allclose(read, values, atol=off)
+    blocks.write("k", second, 5, read)
+    np.testing.assert_allclose(blocks.read("k", second, 5, 55), read, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kv", "precision"), [("u8", "f32"), ("bf16", "bf16")])
+def test_the_plugin_stores_the_kv_as_it_is_read_here(kv: str, precision: str, folder: Path) -> None:
+    """A layout that another version changes would show here."""
+    options = OpenVINOOptions(precision=precision, kv=kv, rounding_group=0)
+    small, exact = paged_engine(folder, options=options, exact=False).open(), ov_engine(folder).open()
+    tokens = np.random.default_rng(1).integers(0, 300, 70).tolist()
+    small.feed(tokens)
+    exact.feed(tokens)
+    pairs = zip(small.export_state(0, 70), exact.export_state(0, 70), strict=True)
+    first = next(pairs)  # of the first layer, whose inputs are the same
+    for found, expected in zip(*first, strict=True):
+        np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+
+
+def test_memory_goes_back_with_the_last_sequence(engine: PagedEngine) -> None:
+    sessions = [engine.open() for _ in range(3)]
+    for session in sessions:
+        session.feed(list(range(200)))
+    assert [session.capacity for session in sessions] == [224] * 3
+    sessions[0].rewind(0)
+    assert sessions[0].capacity == 0
+    for session in sessions:
+        session.close()
+    assert all(len(buffer) == 1 for buffer in engine.blocks._buffers.values())
+    session = engine.open()
+    np.testing.assert_allclose(
+        session.feed([1, 2, 3]).values(range(307)), rows(engine.open(), [1, 2, 3])[-1], atol=ATOL
+    )
