@@ -28,6 +28,8 @@ _NPU_LEAST = 64
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
+@click.option("--method", type=click.Choice(["search", "nearest"]), default="search", show_default=True,
+              help="Scales of 4 bits: of the least squared error, or such as reach the extremes.")  # fmt: skip
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
@@ -51,6 +53,7 @@ def export(
     group: str | None,
     target: str | None,
     asymmetric: bool,
+    method: str,
     lm_head_bits: str | None,
     embedding_bits: str | None,
     context: int | None,
@@ -83,6 +86,7 @@ def export(
         bits=int(bits),
         group=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
+        method=method,
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,
         context=context,

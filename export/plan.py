@@ -11,6 +11,8 @@ from embedllm.export.decoder import Decoder, Linear, norms
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out
 
+METHODS = ("search", "nearest")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -19,13 +21,14 @@ class Recipe:
     bits: int = 4  # of the layers' matrices: 4, 8, 16 or 32
     group: int = 32  # values that share a scale
     symmetric: bool = True
+    method: str = "search"  # of the scales of 4 bits: "search", by least squares, or "nearest", from the extremes
     head_bits: int | None = None  # None: as `bits`
     embedding_bits: int | None = None  # None: as the head; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
     exact: bool = False  # float activations in every product: slower, see docs/numerics.md
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that follows from a description and a recipe."""
 
@@ -33,11 +36,14 @@ class Plan:
     packing: dict[str, Packing]  # by the name of the matrix
     runs: tuple[tuple[Linear, ...], ...]  # matrices in file order; those of a run lie next to each other
     constants: bytes  # of the OpenVINO model
+    search: bool  # the scales of 4 bits
     layout: Layout
 
 
 def plan(decoder: Decoder, recipe: Recipe) -> Plan:
     """Packing and layout of a model. Raises ExportError for a recipe that does not fit it."""
+    if recipe.method not in METHODS:
+        raise ExportError(f"method is {recipe.method!r}; expected {' or '.join(map(repr, METHODS))}.")
     packing = _packing(decoder, recipe)
     runs = tuple(_runs(decoder))
     constants = openvino_graph.constants(decoder, packing)
@@ -46,7 +52,14 @@ def plan(decoder: Decoder, recipe: Recipe) -> Plan:
         [Entry(CONSTANTS, "U8", (len(constants),))],
         *(block for run in runs for block in _blocks(run, packing[run[0].name])),
     ]
-    return Plan(decoder, packing, runs, constants, lay_out(entries, {"format": "embedllm"}))
+    return Plan(
+        decoder=decoder,
+        packing=packing,
+        runs=runs,
+        constants=constants,
+        search=recipe.method == "search",
+        layout=lay_out(entries, {"format": "embedllm"}),
+    )
 
 
 def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:

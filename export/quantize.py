@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
+from embedllm.export.scale_search import search_asymmetric, search_symmetric
 
 if TYPE_CHECKING:
     from embedllm.types import F16, F32, U8
 
 
+_SEARCHED = (4,)  # bits; eight are so fine that searching gains nothing (docs/numerics.md)
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
 
@@ -53,42 +55,57 @@ class Packed:
     zero: U8 | None
 
 
-def quantize(rows: F32, packing: Packing) -> Packed:
-    """Round to nearest, a scale per group: value = (q - zero) * scale.
+def quantize(rows: F32, packing: Packing, *, search: bool = False) -> Packed:
+    """A scale per group, to the nearest step of it: value = (q - zero) * scale.
 
     rows: [n, K], float32. The scale is rounded to float16 before the values are rounded by it, so that nothing is
     lost twice. Symmetric: the value of the largest magnitude becomes exactly -2**(bits-1) steps, so that the whole
     range of the integer is used (as in GGUF's Q4_0 and ONNX Runtime's own quantizer).
+    search: of 4 bits, the scales with the least squared error instead (scale_search.py).
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
     grouped = _grouped(rows, packing)
-    levels = 1 << packing.bits
-    low, high = _extremes(grouped)
+    turned = np.ascontiguousarray(grouped.reshape(-1, packing.group).T)  # NumPy reduces a short last axis slowly
+    low, high = turned.min(axis=0), turned.max(axis=0)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ExportError(NOT_FINITE)
-    with np.errstate(over="ignore"):  # found and named below
-        if packing.symmetric:
-            scale = np.where(-low >= high, low, high) / np.float32(-(levels // 2))
-            zeros = None
-        else:
-            low, high = np.minimum(low, 0), np.maximum(high, 0)
-            scale = (high - low) / np.float32(levels - 1)
-            zeros = np.zeros_like(scale)
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
+        scale, zeros = _scales(turned, low, high, packing, search=search and packing.bits in _SEARCHED)
         half = scale.astype(np.float16)
     if not np.isfinite(half).all():
         raise ExportError(f"a weight of {np.abs(grouped).max():.3g} needs a scale beyond float16; use 32 bits.")
-    wide = half.astype(np.float32)
-    inverse = np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
-    if zeros is not None:
-        np.rint(-low * inverse, out=zeros)
-        np.clip(zeros, 0, levels - 1, out=zeros)
-    steps = grouped * inverse[:, :, None]
+    shape = grouped.shape[:2]
+    return _rounded(grouped, half.reshape(shape), None if zeros is None else zeros.reshape(shape), packing)
+
+
+def _scales(turned: F32, low: F32, high: F32, packing: Packing, *, search: bool) -> tuple[F32, F32 | None]:
+    """The scale and, when there is any, the zero point of each group: [groups] all but `turned`, [size, groups]."""
+    levels = 1 << packing.bits
+    if packing.symmetric:
+        extreme = np.where(-low >= high, low, high)
+        return (search_symmetric(turned, extreme, levels) if search else extreme / np.float32(-(levels // 2))), None
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    if search:
+        return search_asymmetric(turned, low, high, levels)
+    scale = (high - low) / np.float32(levels - 1)
+    return scale, np.clip(np.rint(-low * _inverse(scale.astype(np.float16))), 0, levels - 1)
+
+
+def _rounded(grouped: F32, scale: F16, zeros: F32 | None, packing: Packing) -> Packed:
+    levels = 1 << packing.bits
+    steps = grouped * _inverse(scale)[:, :, None]
     np.rint(steps, out=steps)
     steps += np.float32(levels // 2) if zeros is None else zeros[:, :, None]
     np.clip(steps, 0, levels - 1, out=steps)
     values = steps.astype(np.uint8)
     packed = None if zeros is None else _pack(zeros.astype(np.uint8), packing.bits)
-    return Packed(_pack(values, packing.bits), half, packed)
+    return Packed(_pack(values, packing.bits), scale, packed)
+
+
+def _inverse(scale: F16) -> F32:
+    """1 / scale, and 0 for 0."""
+    wide = scale.astype(np.float32)
+    return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
 
 
 def dequantize(packed: Packed, packing: Packing, columns: int) -> F32:
@@ -110,16 +127,6 @@ def _grouped(rows: F32, packing: Packing) -> F32:
     if missing:
         rows = np.pad(rows, ((0, 0), (0, missing)))
     return rows.reshape(count, -1, packing.group)
-
-
-def _extremes(grouped: F32) -> tuple[F32, F32]:
-    """The smallest and the largest value of each group: [n, groups] both.
-
-    Turned first, since NumPy reduces a short last axis one group at a time, six times slower.
-    """
-    count, groups, size = grouped.shape
-    turned = np.ascontiguousarray(grouped.reshape(-1, size).T)
-    return turned.min(axis=0).reshape(count, groups), turned.max(axis=0).reshape(count, groups)
 
 
 def _pack(values: U8, bits: int) -> U8:

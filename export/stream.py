@@ -101,7 +101,8 @@ def _write_matrices(
     def work(piece: tuple[Linear, int, int]) -> tuple[Linear, Packed | F16 | F32]:
         linear, start, stop = piece
         try:
-            return linear, _pack(source.rows(f"{linear.source}.weight", start, stop), plan.packing[linear.name])
+            rows = source.rows(f"{linear.source}.weight", start, stop)
+            return linear, _pack(rows, plan.packing[linear.name], search=plan.search)
         except ExportError as error:
             raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
 
@@ -133,9 +134,9 @@ def _pieces(plan: Plan) -> Iterator[tuple[Linear, int, int]]:
                 yield linear, start, min(start + step, linear.rows)
 
 
-def _pack(rows: F32, packing: Packing) -> Packed | F16 | F32:
+def _pack(rows: F32, packing: Packing, *, search: bool) -> Packed | F16 | F32:
     if packing.quantized:
-        return quantize(rows, packing)
+        return quantize(rows, packing, search=search)
     if not np.isfinite(rows).all():
         raise ExportError(NOT_FINITE)
     if packing.bits == 32:

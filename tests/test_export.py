@@ -83,7 +83,7 @@ def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
     assert manifest["context"] == 100
     assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2]}
     assert manifest["recipe"] == {"bits": 4, "group": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
-                                  "context": 100, "exact": False}  # fmt: skip
+                                  "method": "search", "context": 100, "exact": False}  # fmt: skip
     quantization = manifest["quantization"]
     assert isinstance(quantization, dict)
     assert quantization["layers.0.attention.q"] == {"bits": 4, "group": 16, "symmetric": False}
@@ -258,7 +258,16 @@ def test_float_weights_are_those_of_the_source(family: str, dtype: str, bits: in
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 18])
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(bits=8, group=16, symmetric=False)], ids=["4", "8"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(symmetric=False),
+        Recipe(method="nearest"),
+        Recipe(bits=8, group=16, symmetric=False),
+    ],
+    ids=["4", "4, zero points", "4, nearest", "8"],
+)
 def test_pieces_make_the_matrix_that_quantizing_it_whole_makes(
     piece: int, recipe: Recipe, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +278,7 @@ def test_pieces_make_the_matrix_that_quantizing_it_whole_makes(
     source = tiny_tensors(tiny_config(), seed=0)
     packing = Packing(bits=recipe.bits, group=recipe.group, symmetric=recipe.symmetric)
     for matrix in matrices_of(package):
-        packed = quantize(source[f"{matrix.source}.weight"], packing)
+        packed = quantize(source[f"{matrix.source}.weight"], packing, search=recipe.method == "search")
         assert np.array_equal(stored[f"{matrix.name}.weight"], packed.weight), matrix.name
         assert np.array_equal(stored[f"{matrix.name}.scale"], packed.scale)
         if packed.zero is not None:

@@ -91,8 +91,9 @@ def test_8_bit_groups_by_hand() -> None:
 
 
 @pytest.mark.parametrize("packing", FORMATS[:2] + FORMATS[10:12], ids=named)
-def test_a_group_of_zeros_stays_zero(packing: Packing) -> None:
-    packed = quantize(np.zeros((2, 16), np.float32), packing)
+@pytest.mark.parametrize("search", [False, True])
+def test_a_group_of_zeros_stays_zero(packing: Packing, search: bool) -> None:
+    packed = quantize(np.zeros((2, 16), np.float32), packing, search=search)
     assert np.all(packed.scale == 0)
     assert np.all(dequantize(packed, packing, 16) == 0)
 
@@ -120,6 +121,24 @@ def test_values_are_rounded_by_the_scale_that_is_stored() -> None:
     packed = quantize(of(-8 / 3, *[0] * 15), Packing(bits=4, group=16))
     assert packed.scale.tolist() == [[0.333251953125]]
     assert dequantize(packed, Packing(bits=4, group=16), 16)[0, 0] == -8 * 0.333251953125
+
+
+def test_a_searched_scale_by_hand() -> None:
+    """10 and fifteen 1s: steps of 1.25 make each 1 a 1.25. The integers 8 and 1 fit best with (80 + 15) / (64 + 15)."""
+    packing = Packing(bits=4, group=16)
+    packed = quantize(of(10, *[1] * 15), packing, search=True)
+    assert packed.scale.tolist() == [[np.float16(-95 / 79)]]
+    assert packed.weight[0, 0].tolist() == [0x70, *[0x77] * 7]  # -8 and -1 as stored
+
+
+def test_a_searched_scale_cuts_an_extreme_off_where_that_costs_least() -> None:
+    """-9 alone would need steps of 9/8; with steps of 1 it becomes -8, and the fifteen others are exact."""
+    packing = Packing(bits=4, group=16)
+    others = [-7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
+    packed = quantize(of(-9, *others), packing, search=True)
+    integers = np.array([-8, *others])
+    assert packed.scale.tolist() == [[np.float16((72 + 280) / (64 + 280))]]
+    assert np.array_equal(np.rint(dequantize(packed, packing, 16)[0] / np.float32(packed.scale[0, 0])), integers)
 
 
 # Properties
@@ -174,6 +193,46 @@ def test_quantizing_symmetrically_twice_changes_nothing(weights: F32, packing: P
     assert np.array_equal(once, dequantize(quantize(once, packing), packing, columns))
 
 
+FOUR_BITS = [packing for packing in FORMATS if packing.bits == 4]
+
+
+@settings(deadline=None)
+@given(matrices(), st.sampled_from(FOUR_BITS))
+def test_no_group_is_further_off_with_searched_scales(weights: F32, packing: Packing) -> None:
+    """In squares, but for the rounding of scales to float16."""
+    columns = weights.shape[1]
+    nearest, searched = quantize(weights, packing), quantize(weights, packing, search=True)
+    normal = np.finfo(np.float16).smallest_normal
+    assume(all(np.all((one.scale == 0) | (np.abs(one.scale) >= normal)) for one in (nearest, searched)))
+
+    def errors(packed: Packed) -> F32:
+        off = dequantize(packed, packing, columns) - weights
+        return np.add.reduceat(off * off, range(0, columns, packing.group), axis=1)
+
+    squares = np.add.reduceat(weights * weights, range(0, columns, packing.group), axis=1)
+    assert np.all(errors(searched) <= errors(nearest) * (1 + 1e-3) + squares * 2.0**-20)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(FOUR_BITS))
+def test_what_was_of_four_bits_already_stays_as_it_is(seed: int, packing: Packing) -> None:
+    """Values that have 4 bits and reach both ends: searching finds the scale that they have."""
+    random = np.random.default_rng(seed)
+    levels = random.integers(0, 16, (3, 2 * packing.group))
+    levels[:, :: packing.group], levels[:, 1 :: packing.group] = 0, 15
+    zero = 8 if packing.symmetric else 5
+    scale = np.repeat(random.uniform(0.01, 2, (3, 2)).astype(np.float16), packing.group, axis=1)
+    weights = ((levels - zero) * scale.astype(np.float32)).astype(np.float32)
+    packed = quantize(weights, packing, search=True)
+    assert np.array_equal(dequantize(packed, packing, 2 * packing.group), weights)
+
+
+def test_eight_bits_are_not_searched() -> None:
+    packing = Packing(bits=8, group=32)
+    weights = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    assert np.array_equal(quantize(weights, packing, search=True).scale, quantize(weights, packing).scale)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(FORMATS), st.integers(1, 5))
 def test_what_is_packed_is_unpacked_bit_for_bit(seed: int, packing: Packing, groups: int) -> None:
@@ -202,20 +261,24 @@ def pack_by_hand(values: np.ndarray, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("packing", FORMATS[:2] + FORMATS[10:12], ids=named)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_refused(value: float, packing: Packing) -> None:
+@pytest.mark.parametrize("search", [False, True])
+def test_weights_that_are_not_finite_are_refused(value: float, packing: Packing, search: bool) -> None:
     weights = np.ones((2, 40), np.float32)
     weights[1, 39] = value
     with pytest.raises(ExportError, match="not finite"):
-        quantize(weights, packing)
+        quantize(weights, packing, search=search)
 
 
 @pytest.mark.parametrize("packing", FORMATS[:2] + FORMATS[10:12], ids=named)
 @pytest.mark.parametrize("extreme", [7e7, 3e38])
-def test_a_weight_beyond_a_float16_scale_is_refused_with_its_size(extreme: float, packing: Packing) -> None:
+@pytest.mark.parametrize("search", [False, True])
+def test_a_weight_beyond_a_float16_scale_is_refused_with_its_size(
+    extreme: float, packing: Packing, search: bool
+) -> None:
     """3e38 and -3e38 are further apart than float32 reaches."""
     weights = of(extreme, -extreme, *[0] * 14)
     with pytest.raises(ExportError, match=f"weight of {re.escape(f'{extreme:.3g}')} needs a scale beyond float16"):
-        quantize(weights, packing)
+        quantize(weights, packing, search=search)
 
 
 def test_the_largest_weight_that_a_float16_scale_holds_is_stored() -> None:
