@@ -17,6 +17,7 @@ from embedllm.backends.base import (
     LARGER_EXPORT,
     Device,
     Interrupted,
+    check_change,
     check_rewind,
     check_room,
     check_span,
@@ -139,6 +140,9 @@ class PagedSession:
         self.position = position
         if not position:
             self._give_back()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=False)
 
     def interrupt(self, stop: bool = True) -> None:
         self.is_stopping = stop
