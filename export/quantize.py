@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from embedllm.types import F16, F32, U8
 
 
-_SEARCHED = (4,)  # bits; eight are so fine that searching gains nothing (docs/numerics.md)
+_SEARCHED = (4,)  # bits; eight lose a two-hundredth of what four do (docs/numerics.md)
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
 
