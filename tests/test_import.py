@@ -329,6 +329,7 @@ def level(module: str) -> int:
             "export.decoder_json",
             "export.dialects",
             "export.quantize",
+            "export.scale_search",
             "peft_config",
             "peft",
             "decode",
