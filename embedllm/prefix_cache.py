@@ -89,7 +89,9 @@ class PrefixCache:
         One that begins a longer one is of no use beside it.
         """
         siblings = self._after.get(block.parent, [])
-        if any(other.tokens[: len(block.tokens)] == block.tokens for other in siblings):
+        longer = next((other for other in siblings if other.tokens[: len(block.tokens)] == block.tokens), None)
+        if longer is not None:
+            self.touch([longer])  # or the next block of its chain might drop it
             return True
         size = block.bytes
         if size > self.budget_bytes:

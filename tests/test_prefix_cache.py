@@ -73,6 +73,14 @@ def test_within_a_budget_it_never_gives_wrong_tokens_nor_takes_more(
         assert len(given) >= common(last, prompt)
 
 
+def test_the_blocks_of_a_chain_that_were_there_are_not_dropped_for_its_next_ones() -> None:
+    cache = PrefixCache(8 * 3 * BLOCK)
+    put(cache, [1] * BLOCK)
+    put(cache, [2] * 2 * BLOCK)
+    put(cache, [1] * 2 * BLOCK)
+    assert found(cache, [1] * 2 * BLOCK) == [1] * 2 * BLOCK
+
+
 def test_what_chains_share_is_held_once() -> None:
     cache = PrefixCache(1 << 20)
     put(cache, [1] * BLOCK + [2] * 10)

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     checkpoint = parser.parse_args().checkpoint
-    convert(checkpoint, DEMO, Recipe(head_bits=8), replace=DEMO.exists(), verify=True)
+    convert(checkpoint, DEMO, Recipe(head_bits=8, method="nearest"), replace=DEMO.exists(), verify=True)
     for name in ("README.md", "SOURCES.md"):
         shutil.copyfile(checkpoint / name, DEMO / name)
     size = sum(path.stat().st_size for path in DEMO.iterdir())

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embedllm.backends.probe import ANSWERS, FOLDER, STEPS, answers
 from embedllm.backends.reference import ReferenceEngine
-from embedllm.export import convert
+from embedllm.export import Recipe, convert
 from embedllm.package import open_package
 
 LIMIT = 400 << 10  # bytes: what an installation may cost
@@ -54,7 +54,8 @@ def main() -> None:
 def make(folder: Path) -> None:
     """Writes the package and its answers into a folder, in place of what is there."""
     with tempfile.TemporaryDirectory() as scratch:
-        convert(_write_checkpoint(Path(scratch) / "checkpoint"), folder, replace=folder.exists())
+        recipe = Recipe(method="nearest")  # the same bytes wherever it is made: a search sums, in an order of NumPy's
+        convert(_write_checkpoint(Path(scratch) / "checkpoint"), folder, recipe, replace=folder.exists())
     with closing(ReferenceEngine(open_package(folder))) as engine:
         rows = [[round(value, _DIGITS) for value in row] for row in answers(engine)]
     partial = folder / "answers.partial"
