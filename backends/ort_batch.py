@@ -179,7 +179,7 @@ class Batch:
                 self._is_feeding, self._fed = False, time.perf_counter()
             count -= size
             if count > 0:
-                self._rest(session, self._steps - steps, self._steps_s - steps_s)
+                self._rest(session, steps, steps_s)
 
     def forget(self, session: Member) -> None:
         """The session is closed: its slot goes to others."""
@@ -236,11 +236,15 @@ class Batch:
         if not self._is_feeding and before > self._fed:
             self._usual_s += (between_s - self._usual_s) * (0.1 if self._usual_s else 1.0)
 
-    def _rest(self, session: Member, slowed: int, slowed_s: float) -> None:
-        """Waits while others make as many quick steps as make up for the slowed ones."""
-        if not slowed or not self._usual_s:
-            return
+    def _rest(self, session: Member, steps: int, steps_s: float) -> None:
+        """Waits while others make as many quick steps as make up for those that were slowed since then."""
         with self._changed:
+            ended = self._ended
+            while _KV in self._taken and self._ended == ended:  # slowed too, by all of it where runs take turns
+                self._changed.wait(_LEAST_IDLE_S)
+            slowed, slowed_s = self._steps - steps, self._steps_s - steps_s
+            if not slowed or not self._usual_s:
+                return
             # the average of all of them is _MOST_SLOWED when quick ones take the usual time
             quick = slowed * (slowed_s / slowed / self._usual_s - _MOST_SLOWED) / (_MOST_SLOWED - 1)
             until = self._steps + quick

@@ -321,6 +321,39 @@ def test_a_prompt_that_is_stopped_while_it_waits_keeps_nobody_waiting(batch: Bat
         assert other.result(WAIT_S)
 
 
+def test_a_step_that_waited_for_the_end_of_a_piece_is_made_up_for(batch: Batch) -> None:
+    """Where runs take turns, it ends after the piece that slowed it."""
+    turn, is_over, prompt, steady = threading.Lock(), threading.Event(), Told(batch), Told(batch)
+
+    def wait_for_turn() -> None:
+        threading.Event().wait(0.002)  # what a usual step takes
+        with turn:
+            pass
+
+    def talk() -> None:
+        while not is_over.is_set() and steady.position < CONTEXT - 1:
+            steady.step(1)
+
+    steady.before = wait_for_turn
+    with ThreadPoolExecutor(1) as threads:
+        talking = threads.submit(talk)
+        while steady.position < 20:
+            pass
+        between, ended = [], 0
+        with batch.apart(prompt, 192):
+            for _ in batch.pieces(prompt, 192):
+                between.append(steady.position - ended)
+                with turn:
+                    while not batch._taken:
+                        pass
+                    threading.Event().wait(0.1)  # what a piece takes
+                    ended = steady.position
+        is_over.set()
+        talking.result(WAIT_S)
+    assert len(between) == 3
+    assert min(between[1:]) > 1
+
+
 def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_all_go(batch: Batch, runs: Runs) -> None:
     sequences = [Told(batch) for _ in range(MOST + 6)]
     for sequence in sequences[:-6]:
