@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 _SUFFIX = ".safetensors"
+_OURS = re.compile(rf"[0-9a-f]{{64}}{re.escape(_SUFFIX)}(.*{re.escape(PARTIAL)})?")  # all that is ours to remove
 _LEFT_BEHIND_S = 3600.0  # a file that has been written for so long was left by a process that ended
 _log = logging.getLogger("embedllm")
 
@@ -80,11 +82,13 @@ class CacheFolder:
         found: list[tuple[int, int, str]] = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
+                if _OURS.fullmatch(entry.name) is None:
+                    continue
                 with suppress(OSError):
                     status = entry.stat()
                     if entry.name.endswith(_SUFFIX):
                         found.append((status.st_mtime_ns, status.st_size, entry.path))
-                    elif entry.name.endswith(PARTIAL) and time.time() - status.st_mtime > _LEFT_BEHIND_S:
+                    elif time.time() - status.st_mtime > _LEFT_BEHIND_S:
                         os.unlink(entry.path)  # noqa: PTH108  # an entry of scandir
         surplus = sum(size for _, size, _ in found) - self._budget_bytes
         for _, size, path in sorted(found):

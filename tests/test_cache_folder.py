@@ -114,13 +114,26 @@ def test_the_files_used_least_recently_go_first(tmp_path: Path) -> None:
         os.utime(tmp_path / f"{key(name).hex()}.safetensors", ns=(name, name))
     size = next(tmp_path.iterdir()).stat().st_size
     folder.used([key(0)])
-    left_behind, under_way = (tmp_path / f"{name}{PARTIAL}" for name in ("old", "new"))
+    left_behind, under_way = (tmp_path / f"{key(9).hex()}.safetensors.{name}{PARTIAL}" for name in ("1-2", "3-4"))
     for partial in (left_behind, under_way):
         partial.write_bytes(b"half")
     os.utime(left_behind, (time.time() - 7200, time.time() - 7200))
     CacheFolder(tmp_path, budget_bytes=2 * size).trim()
     assert [folder.has(key(name)) for name in range(4)] == [True, False, False, True]
     assert (left_behind.exists(), under_way.exists()) == (False, True)
+
+
+def test_files_of_others_are_neither_removed_nor_counted(tmp_path: Path) -> None:
+    """A folder may hold saved conversations, a model's weights, another program's half-written files."""
+    others = [tmp_path / name for name in ("chat.safetensors", "weights.safetensors", f"download{PARTIAL}")]
+    for other in others:
+        other.write_bytes(b"x" * 100_000)
+        os.utime(other, (1, 1))
+    folder = CacheFolder(tmp_path, budget_bytes=50_000)
+    folder.write(key(1), TOKENS, state(), {})
+    folder.trim()
+    assert all(other.exists() for other in others)
+    assert folder.has(key(1))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
