@@ -76,7 +76,7 @@ class Blocks:
             shape = (count, layout.heads, BLOCK, layout.width)
             new = np.zeros(shape, _STORED[layout.kind])
             if name in self._buffers:
-                new[: self._count] = self._buffers[name]
+                new[: self._count] = self._buffers[name][: self._count]  # larger where there was no memory for all
             self._buffers[name] = new
             self._bind(name, ov.Tensor(new, ov.Shape(shape), getattr(ov.Type, layout.kind)))
         self._free += range(self._count, count)
