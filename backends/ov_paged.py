@@ -24,6 +24,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch, Member
 from embedllm.backends.ov_blocks import BLOCK, Blocks, layout_of
 from embedllm.backends.ov_runtime import as_device_error, core, ov, paged_attention
@@ -65,14 +66,21 @@ class PagedEngine:
             model = core().read_model(path, package.weights)
             paged_attention(model)
             _cut_rows(model, len(package.decoder.layers))
-            self.compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
-            self._request: ov.InferRequest | None = self.compiled.create_infer_request()
-            caches = {port.get_any_name(): port for port in self.compiled.inputs}
+            compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
+            self._compiled: ov.CompiledModel | None = compiled
+            self._request: ov.InferRequest | None = compiled.create_infer_request()
+            caches = {port.get_any_name(): port for port in compiled.inputs}
             if unknown := sorted(name for name in caches if "_cache." not in name and name not in _INPUTS):
                 raise RuntimeError(f"the model with paged attention has inputs that are not known: {unknown}")
             layouts = {name: layout_of(port) for name, port in caches.items() if "_cache." in name}
-            self.blocks = Blocks(layouts, self._request.set_tensor)
+            self.blocks = Blocks(layouts, self._bind)
         self.batch = Batch(StepsTogether(self), context=package.context)
+
+    @property
+    def compiled(self) -> ov.CompiledModel:
+        if self._compiled is None:
+            raise ValueError("this model was closed")
+        return self._compiled
 
     def open(self, capacity: int = 0) -> PagedSession:
         if self._request is None:
@@ -95,8 +103,13 @@ class PagedEngine:
             return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
 
     def close(self) -> None:
-        with self.lock:
-            self._request = None
+        with self.lock:  # sessions may be kept, and this with them: so that both go now
+            self._request = self._compiled = None
+            return_freed_memory()
+
+    def _bind(self, name: str, buffer: ov.Tensor) -> None:
+        if self._request is not None:  # else a session gives its blocks back after the end
+            self._request.set_tensor(name, buffer)
 
 
 class PagedSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -174,6 +175,38 @@ def test_the_plugin_stores_the_kv_as_it_is_read_here(kv: str, precision: str, fo
     first = next(pairs)  # of the first layer, whose inputs are the same
     for found, expected in zip(*first, strict=True):
         np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+
+
+def test_a_growth_for_which_memory_is_lacking_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Blocks({"k": Layout(2, 16, "f32"), "v": Layout(2, 16, "f32")}, lambda name, tensor: None)
+    values, zeros, made = np.ones((2, BLOCK, 16), np.float32), np.zeros, list[object]()
+    held = blocks.take(1)
+    blocks.write("k", held, 0, values)
+
+    def lacking(*args: object) -> object:
+        made.append(args)
+        if len(made) == 2:
+            raise MemoryError
+        return zeros(*args)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(np, "zeros", lacking)
+    with pytest.raises(MemoryError):
+        blocks.take(20)
+    held += blocks.take(20)
+    assert sorted(held) == list(range(21))
+    np.testing.assert_array_equal(blocks.read("k", held, 0, BLOCK), values)
+
+
+def test_what_was_compiled_goes_with_the_end_of_the_engine_though_its_sessions_are_kept(folder: Path) -> None:
+    engine = paged_engine(folder)
+    session = engine.open()
+    session.feed([1, 2, 3])
+    compiled = weakref.ref(engine.compiled)
+    engine.close()
+    assert compiled() is None  # at once, not when garbage is collected
+    session.close()  # as a reply that ran meanwhile does
+    with pytest.raises(ValueError, match="this model was closed"):
+        engine.open()
 
 
 def test_memory_goes_back_with_the_last_sequence(engine: PagedEngine) -> None:
