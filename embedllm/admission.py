@@ -1,7 +1,8 @@
 """Which replies run: so many at once, the others wait in turn or are refused. Standard library only.
 
 A reply has a place from its first step to its end. One whose consumer pauses between two chunks lends it: at once when
-the consumer's own thread or task is what waits, else after a pause of _PAUSE_S while others wait. So nobody waits for a
+the consumer's own thread or task is what waits, else after a pause of _PAUSE_S while others wait. It is a pause, too, when
+an event loop does not come to take what a worker computed, or the place that a task was given. So nobody waits for a
 reply that waits for them, however threads, tasks and tools that call the model are nested; it costs who pauses a wait.
 """
 
@@ -83,18 +84,20 @@ class Places:
                     running=len(self._held),
                     waiting=len(new),
                 )
-            insort(self._waiting, place, key=lambda one: one.rank)
+            self._queue(place)
             self._serve()
-            return place in self._held
+            return self._goes_on(place)
 
     def has(self, place: Place) -> bool:
         """Whether a place that was asked for is had by now. Lends out what is free after a pause."""
         with self._lock:
             now = self.clock()
             if place not in self._held:
+                if place.is_lent and place not in self._waiting and not place.is_ended:
+                    self._queue(place)  # lent between its turn and now
                 self._lend([held for held in list(self._held) if now - held.rests_since >= _PAUSE_S])
                 self._serve()
-            return place in self._held
+            return self._goes_on(place)
 
     def is_first(self, place: Place) -> bool:
         """Whether it is the next to be served."""
@@ -113,6 +116,16 @@ class Places:
                 self._waiting.remove(place)
             self._serve()
 
+    def _queue(self, place: Place) -> None:
+        insort(self._waiting, place, key=lambda one: one.rank)
+
+    def _goes_on(self, place: Place) -> bool:
+        """Whether a place is had; whoever asks comes to use it."""
+        if place not in self._held:
+            return False
+        place.rests_since = math.inf
+        return True
+
     def _lend(self, held: list[Place]) -> None:
         for place in held:
             place.is_lent = True
@@ -123,6 +136,7 @@ class Places:
             self._waiting.remove(first)
             if first.wake():
                 first.is_lent = False
+                first.rests_since = self.clock() if first.task else math.inf  # its event loop may be blocked
                 self._held.add(first)
         if first is not self._first and first is not None:
             first.wake()
@@ -195,6 +209,10 @@ class Place:
     def rest(self) -> None:
         """The consumer has a chunk: until resume() the place may be lent."""
         self.rests_since = self._among.clock()
+
+    def go_on(self) -> None:
+        """Its event loop has taken what was computed: until the next chunk the place is not lent any more."""
+        self.rests_since = math.inf
 
     def resume(self, cancel: Cancel) -> None:
         """The consumer wants the next chunk: waits until a place that was lent is had again, or it is cancelled."""

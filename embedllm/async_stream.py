@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.admission import Place
@@ -32,12 +33,15 @@ class AsyncStream:
         entered: AbstractContextManager[Place],
         running: Callable[[Place], AbstractContextManager[Running]],
         cancel: Cancel,
-        feed: Callable[[Feed], Awaitable[Sequence[Logits]]],
+        feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]],
         *,
         unserved: Callable[[Place], Chunk],
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
-        """entered: gives a place to ask for. running: begins once it is had. unserved: when that is never."""
+        """entered: gives a place to ask for. running: begins once it is had. unserved: when that is never.
+
+        feed: is given what to call when it is done, from any thread.
+        """
         self._entered = entered
         self._running = running
         self._unserved = unserved
@@ -82,13 +86,24 @@ class AsyncStream:
             return _only(self._unserved(place))
         used, pieces, generation, proposer = self._held.enter_context(self._running(place))
         self._place = place
-        return arun(generation, used, pieces, self._cancel, proposer, feed=self._feed)
+        return arun(generation, used, pieces, self._cancel, proposer, feed=partial(_feed, self._feed, place))
 
     async def aclose(self) -> None:
         """Ends it, as leaving the loop does."""
         if self._chunks is not None:
             await self._chunks.aclose()
         self._held.close()
+
+
+async def _feed(
+    feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]], place: Place, asked: Feed
+) -> Sequence[Logits]:
+    """Does what the loop asks for; from its end until the event loop comes to it the place may be lent."""
+    # no closure over the stream, which would have to be collected then
+    try:
+        return await feed(asked, place.rest)
+    finally:
+        place.go_on()
 
 
 async def _only(chunk: Chunk) -> AsyncGenerator[Chunk, None]:
@@ -105,13 +120,13 @@ class Feeder:
         self._worker: Executor | None = None
         self._lock = threading.Lock()
 
-    async def feed(self, asked: Feed) -> Sequence[Logits]:
-        """Does what the loop asks for."""
+    async def feed(self, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
+        """Does what the loop asks for. done: called by the worker, when the event loop may not come to it for long."""
         sequence = asked.sequence
         assert isinstance(sequence, HeldSequence)
         if sequence.awaited is not None and not asked.is_all:
             return (await sequence.afeed(sequence.awaited, asked.tokens),)
-        return await self._feed_in_worker(sequence, asked)
+        return await self._feed_in_worker(sequence, asked, done)
 
     def close(self) -> None:
         """Ends the thread after the feed that is running."""
@@ -121,7 +136,7 @@ class Feeder:
         if worker is not None:
             worker.shutdown(wait=False)
 
-    async def _feed_in_worker(self, sequence: HeldSequence, asked: Feed) -> Sequence[Logits]:
+    async def _feed_in_worker(self, sequence: HeldSequence, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
         with self._lock:
             if sequence.is_ended or self._is_closed:
                 raise Interrupted
@@ -130,15 +145,24 @@ class Feeder:
 
                 self._worker = ThreadPoolExecutor(self._threads, thread_name_prefix="embedllm")
             worker = self._worker
-        return await _in_thread(worker, sequence, asked)
+
+        def feed() -> Sequence[Logits]:
+            try:
+                return asked()
+            finally:
+                done()
+
+        return await _in_thread(worker, sequence, feed)
 
 
-async def _in_thread(worker: Executor, sequence: HeldSequence, asked: Feed) -> Sequence[Logits]:
+async def _in_thread(
+    worker: Executor, sequence: HeldSequence, feed: Callable[[], Sequence[Logits]]
+) -> Sequence[Logits]:
     """A feed in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
     # no task: a closing event loop would cancel that too, and the feed would go on unseen
-    feeding = asyncio.get_running_loop().run_in_executor(worker, asked)
+    feeding = asyncio.get_running_loop().run_in_executor(worker, feed)
     try:
         return await asyncio.shield(feeding)
     except asyncio.CancelledError:

@@ -387,6 +387,46 @@ def test_a_thread_that_blocks_its_event_loop_is_not_passed_over_for_a_task_of_it
     assert in_time(lambda: asyncio.run(main())) == alone(2)
 
 
+def test_a_place_that_is_lent_before_its_task_has_seen_it_is_had_later() -> None:
+    one = runner()
+
+    async def main() -> list[list[int | None]]:
+        with occupied(one.places) as (held,):
+            task = asyncio.create_task(read(one.astream(request(1), Cancel())))
+            while one.places.waiting < 1:
+                await asyncio.sleep(0)
+            held.leave()  # the task has the place now; it learns of it when the loop comes to it
+            blocking = [chunk.token for chunk in one.stream(request(2), Cancel())]
+            return [await asyncio.wait_for(task, WAIT_S), blocking]
+
+    assert in_time(lambda: asyncio.run(main())) == [alone(1), alone(2)]
+    assert (one.places.running, one.places.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_event_loop_that_is_blocked_by_who_waits_in_other_threads_lends_the_places_of_its_tasks(
+    is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by generate_batch(), while the task's place was given, or its reply is computed in a worker."""
+    monkeypatch.setattr(admission, "_PAUSE_S", 0.01)
+    one = runner()
+
+    async def main() -> list[list[int | None]]:
+        with ThreadPoolExecutor(1) as threads, occupied(one.places) as (held,):
+            task = asyncio.create_task(read(one.astream(request(1), Cancel())))
+            while one.places.waiting < 1:
+                await asyncio.sleep(0)
+            held.leave()
+            while is_begun and not one.sequences._all:
+                await asyncio.sleep(0)
+            other = threads.submit(lambda: [chunk.token for chunk in one.stream(request(2), Cancel())])
+            found = other.result(WAIT_S)  # blocks the loop
+            return [await asyncio.wait_for(task, WAIT_S), found]
+
+    assert in_time(lambda: asyncio.run(main())) == [alone(1), alone(2)]
+    assert (one.places.running, one.places.waiting) == (0, 0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_PAUSE_S", 0.002)
