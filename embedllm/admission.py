@@ -1,9 +1,9 @@
 """Which replies run: so many at once, the others wait in turn or are refused. Standard library only.
 
 A reply has a place from its first step to its end. One whose consumer pauses between two chunks lends it: at once when
-the consumer's own thread or task is what waits, else after a pause of _PAUSE_S while others wait. It is a pause, too, when
-an event loop does not come to take what a worker computed, or the place that a task was given. So nobody waits for a
-reply that waits for them, however threads, tasks and tools that call the model are nested; it costs who pauses a wait.
+the consumer's own thread or task is what waits, else after a pause of _PAUSE_S while others wait. It is a pause, too,
+when an event loop does not come to take what a worker computed, or the place that a task was given. So nobody waits for
+a reply that waits for them, however threads, tasks and tools that call the model are nested; who pauses may wait then.
 """
 
 from __future__ import annotations
