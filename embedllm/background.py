@@ -17,7 +17,7 @@ class Background:
 
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may add a job in the thread that has it
         self._thread: threading.Thread | None = None
 
     def add(self, job: Callable[[], None]) -> None:

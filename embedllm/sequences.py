@@ -9,6 +9,7 @@ from weakref import WeakSet
 from embedllm.adapters import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
 from embedllm.background import Background
+from embedllm.collecting import is_collecting, watch_collecting
 from embedllm.held_sequence import HeldSequence, ignore
 from embedllm.prefix_cache import common
 from embedllm.prefixes import Prefixes, Source
@@ -27,8 +28,9 @@ class Sequences:
         self._engine: Engine | None = engine
         self._idle: list[HeldSequence] = []
         self._all: WeakSet[HeldSequence] = WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream that was left may be collected in the thread that has it
         self._writing = Background()
+        watch_collecting()
 
     @property
     def engine(self) -> Engine:
@@ -116,7 +118,9 @@ class Sequences:
                 self._idle.append(sequence)
             if (prefixes := self.prefixes) is not None and prefixes.folder is not None and self._engine is not None:
                 self._writing.add(lambda: prefixes.store(sequence, prompt, adapter))
-        if not is_kept:
+        if not is_kept and is_collecting():  # this thread may have what drop() waits for, or lead a run of others
+            self._writing.add(lambda: self.drop(sequence))
+        elif not is_kept:
             self.drop(sequence)
 
     def drop(self, sequence: HeldSequence) -> None:

@@ -7,7 +7,7 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -246,6 +246,29 @@ def test_streams_that_never_begin_or_are_left_early_hold_no_place() -> None:
     asyncio.run(leave())
     assert in_time(lambda: [chunk.token for chunk in one.stream(request(3), Cancel())]) == alone(3)
     del streams
+
+
+def test_streams_that_the_garbage_collector_ends_wait_for_nothing_that_its_thread_has() -> None:
+    """It may come at any line, in a thread that has a lock, or leads the run that others wait for."""
+    engine = FakeEngine()
+    one = runner(3, engine=engine)
+    streams = [one.stream(request(which), Cancel()) for which in range(3)]
+    assert [next(stream).token is not None for stream in streams] == [True] * 3
+    list(streams.pop())  # its sequence waits for the next call: the others have to be closed
+    streams.append(streams)  # type: ignore[arg-type]  # a cycle, as an exception and its frame are one
+    del streams
+
+    def collect() -> None:
+        with ExitStack() as held:
+            for sequence in [*one.sequences._all]:
+                held.enter_context(sequence.lock)
+            held.enter_context(one.sequences._lock)
+            gc.collect()
+
+    in_time(collect)
+    one.sequences._writing.wait()
+    assert [session.closed for session in engine.sessions] == [True, True, False]
+    assert one.places.running == 0
 
 
 def test_a_reply_that_is_over_has_no_place_though_its_stream_is_kept() -> None:
