@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embedllm.decode import Cancel, Chunk
 
 MOST_ROUNDS = 8
+_CANCELLED = "error: cancelled before it ran."
 
 _Step: TypeAlias = "Callable[[], object]"  # what the rule wants done; its result, or what it raised, is sent back
 
@@ -72,8 +73,8 @@ def run_tools(
     tools: functions, or JSON schemas whose functions `functions` has by name. max_rounds: replies with calls that are
     run; those of one more are not. on_call: told of each call. on_chunk: told of each step of each reply, as it comes.
     confirm: asked before a tool runs; without it all run. A call that cannot be read, of no tool, with wrong arguments
-    or refused, and a tool that raises, are told to the model as the result. options: as of Model.generate();
-    tool_choice goes for the first reply.
+    or refused, and a tool that raises, are told to the model as the result. cancel: ends the reply that is
+    coming, and no tool runs after it. options: as of Model.generate(); tool_choice goes for the first reply.
     Raises ValueError for a tool without a function, and for one that has to be awaited: arun_tools takes those.
     """
     asked, tell = Question.of(model, messages, tools, variables), _telling(on_chunk)
@@ -90,7 +91,8 @@ def run_tools(
         with closing(chunks):  # at once when on_chunk raises: a conversation then takes back what it has of the reply
             return collect(map(tell, chunks))
 
-    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,
+                    cancel)  # fmt: skip
     with asked.kept():
         return _run_steps(steps)
 
@@ -142,7 +144,8 @@ async def arun_tools(
             return collect([tell(chunk) async for chunk in chunks])
 
     known = _functions(asked.tools, functions)
-    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm)
+    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,
+                    cancel)  # fmt: skip
     with asked.kept():
         return await _arun_steps(steps)
 
@@ -198,6 +201,7 @@ def _rounds(
     max_rounds: int,
     on_call: Callable[[ToolOutcome], object] | None,
     confirm: Callable[[ToolCall], object] | None,
+    cancel: Cancel | None,
 ) -> Generator[_Step, object, ToolReply]:
     """The rule of the loop: it says what is to be done, and is given the result, or thrown what that raised."""
     if max_rounds < 1:
@@ -212,7 +216,7 @@ def _rounds(
         if not completion.tool_calls or completion.finish_reason == "cancelled" or count == max_rounds:
             break
         for call in completion.tool_calls:
-            ran, result = yield from _run(call, functions, parameters, confirm)
+            ran, result = yield from _run(call, functions, parameters, confirm, cancel)
             outcome = ToolOutcome(call=call, ran=ran, result=result)
             outcomes.append(outcome)
             said.append(result_message(call, result))
@@ -221,11 +225,16 @@ def _rounds(
     return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes))  # pyright: ignore[reportPossiblyUnboundVariable] # there is at least one round
 
 
+def _is_cancelled(cancel: Cancel | None) -> bool:
+    return cancel is not None and cancel.cancelled
+
+
 def _run(
     call: ToolCall,
     functions: Mapping[str, Callable[..., object]],
     parameters: Mapping[str, Mapping[str, object]],
     confirm: Callable[[ToolCall], object] | None,
+    cancel: Cancel | None,
 ) -> Generator[_Step, object, tuple[bool, str]]:
     """Whether a call ran, and its result or what was wrong."""
     if call.problem:
@@ -236,8 +245,12 @@ def _run(
         check_arguments(call.arguments, cast("Mapping[str, JSON]", parameters[call.name]))
     except ValueError as error:
         return False, f"error: {error}"
+    if _is_cancelled(cancel):  # by a tool before it, say: nobody is asked any more
+        return False, _CANCELLED
     if confirm is not None and not (yield lambda: confirm(call)):
         return False, "error: the user declined the call."
+    if _is_cancelled(cancel):
+        return False, _CANCELLED
     try:
         value = yield lambda: functions[call.name](**call.arguments)
         return True, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -24,6 +24,7 @@ class Question:
     tools: Sequence[Tool]
     talk: Conversation | None = None
     _said: int = 0  # of all messages since the first one, how many the conversation has
+    _result: Message | None = None  # of a tool, said last: there when the reply to it has any text
 
     @classmethod
     def of(
@@ -51,13 +52,14 @@ class Question:
     def new_of(self, said: Sequence[Message]) -> Message:
         """What is to be said of all messages so far; those before it, which are new as well, go into the history."""
         assert self.talk is not None
+        self._result = said[-1] if self._said else None
         new, self._said = said[self._said :], len(said) + 1  # the reply to it will be there, too
         self.talk.messages += new[:-1]
         return new[-1]
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within the block an error leaves the conversation as it was."""
+        """Within the block an error leaves the conversation as it was; a cancel leaves it every result of a call."""
         before = None if self.talk is None else list(self.talk.messages)
         try:
             yield
@@ -65,3 +67,7 @@ class Question:
             if self.talk is not None and before is not None:
                 self.talk.messages[:] = before
             raise
+        if self.talk is not None and self._result is not None:
+            messages = self.talk.messages
+            if not any(message is self._result for message in messages):
+                messages.append(self._result)

@@ -10,7 +10,18 @@ from typing import Any, cast
 import pytest
 
 import embedllm
-from embedllm import Chunk, Conversation, Message, Model, ToolCall, ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm import (
+    Cancel,
+    Chunk,
+    Conversation,
+    Message,
+    Model,
+    ToolCall,
+    ToolOutcome,
+    ToolReply,
+    arun_tools,
+    run_tools,
+)
 from embedllm.admission import Places
 from embedllm.backends.base import Engine
 from embedllm.chat import ChatTemplate
@@ -389,3 +400,43 @@ def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
     done = run_tools(model, ASK, [ask])
     assert (said(done), done.text) == (["four"], "It is four.")
     assert (model.runner.places.running, model.runner.places.waiting) == (0, 0)
+
+
+# --- cancelled between two replies
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_after_a_cancel_no_tool_runs_and_a_conversation_has_a_result_for_each_call(is_async: bool) -> None:
+    cancel, ran, asked = Cancel(), [], []
+
+    def first() -> str:
+        """One."""
+        ran.append("first")
+        cancel.cancel()
+        return "done"
+
+    def second() -> str:
+        """Two."""
+        ran.append("second")
+        return "done"
+
+    model, _ = scripted(call("first", "{}") + call("second", "{}"), "never")
+    with model.conversation(tools=[first, second]) as talk:
+        loop: Any = (lambda *a, **k: asyncio.run(arun_tools(*a, **k))) if is_async else run_tools
+        done = loop(talk, "?", cancel=cancel, confirm=lambda one: asked.append(one.name) or True)
+        assert done.completion.finish_reason == "cancelled"
+        assert (ran, asked) == (["first"], ["first"])
+        assert [outcome.ran for outcome in done.outcomes] == [True, False]
+        assert [message["role"] for message in talk.messages] == ["user", "assistant", "tool", "tool"]
+        assert talk.messages[2]["content"] == "done"
+        assert talk.messages[3]["content"] == "error: cancelled before it ran."
+        assert talk.messages[2:] == list(done.messages[1:3])
+
+
+def test_a_question_that_is_cancelled_before_any_text_is_not_in_the_history() -> None:
+    cancel = Cancel()
+    cancel.cancel()
+    model, _ = scripted("never")
+    with model.conversation(tools=[add]) as talk:
+        assert run_tools(talk, "?", cancel=cancel).completion.finish_reason == "cancelled"
+        assert talk.messages == []
