@@ -174,7 +174,14 @@ def _compile(source: Source, vocabulary: LLTokenizer) -> LLMatcher:
     """Raises ValueError for a source that cannot be followed."""
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(vocabulary, _grammar(source), log_level=0)
+    try:
+        grammar = _grammar(source)
+    except RecursionError:
+        raise ValueError(
+            f"the {source.kind} cannot be followed: it is nested too deeply, or too many of its parts refer to the "
+            "next one. Make it flatter."
+        ) from None
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
     problem = _first_line(matcher) or "; ".join(matcher.get_grammar_warnings())
     if problem:
         raise ValueError(f"the {source.kind} cannot be followed: {problem}")

@@ -259,6 +259,9 @@ def test_replies_do_not_disturb_each_other() -> None:
     assert other.forced()
 
 
+CHAIN: Schema = {"$ref": "#/$defs/0", "$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(5000)}}
+
+
 @pytest.mark.parametrize(
     ("response_format", "message"),
     [
@@ -270,6 +273,9 @@ def test_replies_do_not_disturb_each_other() -> None:
         ({"type": "regex", "regex": "[0-9"}, "the regex cannot be followed: .*unclosed character class"),
         ({"type": "lark", "lark": "start: foo"}, "unknown name"),
         ({"type": "lark", "lark": 'start: "a" start'}, "the rule 'start' of the Lark grammar never comes to an end"),
+        ({"type": "lark", "lark": f'start: {"(" * 5000}"a"{")" * 5000}'}, "the lark cannot be followed: .*too deeply"),
+        ({"type": "lark", "lark": "start: %json " + '{"a":' * 5000}, "the lark cannot be followed: .*too deeply"),
+        (as_format(CHAIN), "the json_schema cannot be followed: .*refer to the next one"),
     ],
 )
 def test_what_cannot_be_followed_is_an_error_that_says_what(response_format: ResponseFormat, message: str) -> None:
