@@ -17,6 +17,7 @@ from embedllm.decode import Cancel, Chunk
 from embedllm.history import ALL, Asked, Seen, shifted, without_oldest
 from embedllm.model import Model
 from embedllm.options import ReplyOptions, WhenFull
+from embedllm.prompt import check_messages
 from embedllm.runner import Request
 from embedllm.sampling import Sampling
 from embedllm.sequences import HeldSequence
@@ -137,6 +138,7 @@ class Conversation:
         self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
     ) -> tuple[Request, Seen]:
         """What the model is asked, and what it sees then of the history."""
+        check_messages(messages)  # a list of numbers would be taken for token ids
         model, variables = self.model, self._variables
         tools = None if options.get("tool_choice") == "none" else self.tools
         asked = Asked(

@@ -6,7 +6,7 @@ The history itself stays whole. Standard library only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,14 +48,19 @@ class Asked:
     def turns(self) -> list[int]:
         """Where each turn begins. What comes before the first one, the system message, is part of all that is seen."""
         lead = 0
-        while lead < len(self.messages) and self.messages[lead]["role"] in _SYSTEM:
+        while lead < len(self.messages) and _role(self.messages[lead]) in _SYSTEM:
             lead += 1
-        users = [at for at in range(lead, len(self.messages)) if self.messages[at]["role"] == "user"]
+        users = [at for at in range(lead, len(self.messages)) if _role(self.messages[at]) == "user"]
         return users if users[:1] == [lead] or lead == len(self.messages) else [lead, *users]
 
     def shown(self, start: int) -> list[Message]:
         """The system message and all from a message on."""
         return [*self.messages[: self.turns[0]], *self.messages[start:]] if self.turns else list(self.messages)
+
+
+def _role(message: object) -> object:
+    """None where there is none: the chat template's own check says what is wrong with such a message."""
+    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def without_oldest(asked: Asked, seen: Seen) -> tuple[Request, Seen]:

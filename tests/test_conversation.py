@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from embedllm import Cancel, ContextFull, Conversation, DeviceError, Model, Sampling, TemplateError, load
+from embedllm import Cancel, ContextFull, Conversation, DeviceError, Message, Model, Sampling, TemplateError, load
+from embedllm.options import WhenFull
 from embedllm.sequences import HeldSequence
 from tests.tiny import TEMPLATE
 
@@ -105,10 +107,12 @@ def test_a_turn_that_does_not_fit_leaves_all_as_it_was(llm: Model) -> None:
         assert conversation.messages == other.messages
 
 
-def test_a_template_that_refuses_leaves_all_as_it_was(llm: Model) -> None:
-    with llm.conversation() as conversation:
-        with pytest.raises((TemplateError, ValueError)):
-            conversation.say({"content": "no role"})
+@pytest.mark.parametrize("when_full", get_args(WhenFull))
+@pytest.mark.parametrize("said", [{"content": "no role"}, {"role": 5, "content": "?"}, {}, 5])
+def test_a_template_that_refuses_leaves_all_as_it_was(llm: Model, when_full: WhenFull, said: Message) -> None:
+    with llm.conversation(when_full=when_full) as conversation:
+        with pytest.raises((TemplateError, ValueError), match=r"^messages"):
+            conversation.say(said)
         assert conversation.messages == []
 
 
