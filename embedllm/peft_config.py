@@ -30,6 +30,7 @@ _IDLE = {
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_ga_config", "runtime_config",
 }  # fmt: skip
 _LONGEST_PATTERN = 200  # letters
+_MOST_REPEATS = 3  # each multiplies the time of a search by the length of a name
 
 _Number = TypeVar("_Number", int, float)
 
@@ -114,6 +115,10 @@ def _patterns(data: Mapping[str, object], key: str, path: Path) -> list[tuple[st
         # groups could be nested repeats, which take time without end
         if "(" in pattern or len(pattern) > _LONGEST_PATTERN:
             raise PackageError(f"'{path}' has {pattern!r:.80} in '{key}'; followed are patterns without groups.")
+        if sum(map(pattern.count, "*+?{")) > _MOST_REPEATS:
+            raise PackageError(
+                f"'{path}' has {pattern!r:.80} in '{key}'; followed are patterns with at most {_MOST_REPEATS} repeats."
+            )
         try:
             re.compile(pattern)
         except re.error as error:

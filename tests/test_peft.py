@@ -183,6 +183,8 @@ def test_what_is_more_than_two_products_is_refused_by_its_name(
         ({"rank_pattern": ["q_proj"]}, "expected an object"),
         ({"alpha_pattern": {"[": 1}}, "no pattern"),
         ({"rank_pattern": {"(a+)+b": 1}}, "without groups"),
+        ({"rank_pattern": {".*" * 90 + "x": 1}}, "at most 3 repeats"),  # a search for it would not end
+        ({"alpha_pattern": {"a?" * 40 + "x": 1}}, "at most 3 repeats"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(
