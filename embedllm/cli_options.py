@@ -61,7 +61,7 @@ class Settings:
     @property
     def reply(self) -> ReplyOptions:
         """What calls that make a reply take by name."""
-        adapter: ReplyOptions = {} if self.adapter is None else {"adapter": self.adapter.name}
+        adapter: ReplyOptions = {} if self.adapter is None else {"adapter": _name(self.adapter)}
         return {
             **adapter,
             "max_tokens": self.max_tokens,
@@ -77,7 +77,7 @@ class Settings:
 
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         grammar_source(self.response_format)
-        adapters = None if self.adapter is None else {self.adapter.name: self.adapter}
+        adapters = None if self.adapter is None else {_name(self.adapter): self.adapter}
         names = select.names_in(self.device or "")
         device = names if len(names) > 1 else self.device
         with _saying_after(
@@ -94,6 +94,11 @@ class Settings:
         if sampling.temperature == 0 and idle:
             note(f"{', '.join(idle)}: without effect at temperature 0; add --temperature 0.7, say.")
         return sampling
+
+
+def _name(adapter: Path) -> str:
+    """Of its folder or file, where the path is "." or "..", too."""
+    return adapter.resolve().name
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -186,6 +187,8 @@ def test_an_adapter_computes_the_replies(adapted: tuple[str, Path], tmp_path: Pa
     assert bare != expected
     given = ("--adapter", str(adapter), "--max-tokens", "12")
     assert run(model, *given).stdout == f"{expected}\n"
+    with contextlib.chdir(adapter):
+        assert run(model, "--adapter", ".", "--max-tokens", "12").stdout == f"{expected}\n"
     path = tmp_path / "talk"
     said = CliRunner().invoke(cli, ["chat", "--model", model, *given], input=f"hello\n/save {path}\n")
     assert (said.exit_code, said.stdout.rstrip("\n")) == (0, expected.rstrip("\n"))
