@@ -114,7 +114,7 @@ class Feeder:
     """Feeds a sequence without blocking the event loop: by itself where it can, else in a worker thread."""
 
     def __init__(self, threads: int) -> None:
-        """threads: more than the device feeds at once would only compete for the same cores."""
+        """threads: feeds at once; where the device does one at a time more would only compete for the same cores."""
         self._is_closed = False
         self._threads = threads
         self._worker: Executor | None = None

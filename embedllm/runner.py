@@ -80,7 +80,8 @@ class Runner:
         self._experience = Experience()
         self.parallel = best_parallel(engine)  # requests that best run at once
         self.places = places or Places()
-        self._feeder = Feeder(self.parallel)
+        # a device for several has them take turns by itself: a thread for each, so that no prompt keeps a step from it
+        self._feeder = Feeder(max(self.parallel, self.places.most) if self.parallel > 1 else 1)
 
     @property
     def engine(self) -> Engine:

@@ -496,6 +496,31 @@ def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int, monkey
     assert (one.places.running, one.places.waiting) == (0, 0)
 
 
+def test_tasks_whose_prompts_take_their_time_keep_no_step_of_another_from_a_device_for_several() -> None:
+    """More of them than the device makes steps of at once: it has them take turns, and has to see the step for that."""
+    go = threading.Event()
+
+    def during(session: FakeSession) -> None:
+        if session.fed[-1][0] == 1:
+            assert go.wait(WAIT_S)
+
+    engine = FakeEngine(during_feed=during)
+    engine.parallel = 2  # type: ignore[attr-defined]  # as an engine that FeedsTogether
+    one = runner(4, engine=engine)
+
+    async def main() -> list[int | None]:
+        prompts = [asyncio.create_task(read(one.astream(request(1), Cancel()))) for _ in range(3)]
+        while len(engine.sessions) < 3:
+            await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(read(one.astream(request(2), Cancel())), WAIT_S / 3)
+        finally:
+            go.set()
+            await asyncio.gather(*prompts)
+
+    assert in_time(lambda: asyncio.run(main())) == alone(2)
+
+
 # --- one sequence, many requests
 
 
