@@ -140,7 +140,7 @@ def _open_ov(choices: Choices) -> Engine:
     if target == "CPU" and not choices.adapts:
         chosen = properties(target, options or OpenVINOOptions(), choices.threads, choices.exact)
         try:
-            return PagedEngine(choices.package, graph, choices.device, chosen)
+            return PagedEngine(choices.package, graph, choices.device, chosen, joins=not choices.exact)
         except DeviceError as error:
             _log.info("replies on '%s' take turns, without paged attention: %s", choices.device.name, error)
     return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.threads,

@@ -390,10 +390,11 @@ class Batch:
             own = np.zeros((1, shared.shape[1], capacity, shared.shape[3]), shared.dtype)
             own[:, :, :held] = shared[:, :, :held]
             session.hold({name: own}, capacity)
-        slot, last = self._members.index(session), self._members.pop()
+        slot, last = self._members.index(session), self._members[-1]
         self._missed.pop(session, None)
+        self._members[slot] = last  # before it goes from its place: apart() asks for members without a lock
+        self._members.pop()
         if last is not session:
-            self._members[slot] = last
             self._move(last, slot)
         if not self._members:
             self._run.release()

@@ -52,10 +52,22 @@ class PagedEngine:
     """A folder on OpenVINO's CPU. Weights are mapped from the file, then packed by the plugin."""
 
     chunk = CHUNK
-    parallel = MOST  # sessions that are best fed at once; their steps are one run
 
-    def __init__(self, package: Package, graph: Graph, device: Device, properties: Mapping[str, object]) -> None:
-        """properties: in OpenVINO's words. Raises DeviceError."""
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        properties: Mapping[str, object],
+        *,
+        joins: bool = True,
+    ) -> None:
+        """properties: in OpenVINO's words. joins: several make their steps in one run, which rounds otherwise.
+
+        Raises DeviceError.
+        """
+        self.joins = joins
+        self.parallel = MOST if joins else 1  # sessions that are best fed at once; their steps are one run
         self.device = device
         self.package = package
         self.context = package.context
@@ -134,7 +146,7 @@ class PagedSession:
 
     def feed(self, tokens: Sequence[int]) -> Row:
         self._check(tokens)
-        if len(tokens) == 1:
+        if len(tokens) == 1 and self._engine.joins:
             self._engine.batch.step(self, tokens[0])
         else:
             self._feed_apart(tokens)

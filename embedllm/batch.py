@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from embedllm.decode import Cancel
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from embedllm.runner import Request
 
 _Reply = TypeVar("_Reply")
+
+
+def begun_once(requests: Sequence[Request]) -> list[Request]:
+    """Requests of one call, of which a full queue can refuse the first only: what was begun is not lost."""
+    return [*requests[:1], *(replace(request, is_refusable=False) for request in requests[1:])]
 
 
 def run_batch(

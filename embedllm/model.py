@@ -12,7 +12,7 @@ from embedllm.adapters import Adapters, present
 from embedllm.admission import Places
 from embedllm.async_stream import AsyncStream
 from embedllm.backends.base import Device, Engine
-from embedllm.batch import run_batch
+from embedllm.batch import begun_once, run_batch
 from embedllm.beam_runner import BEAMLESS
 from embedllm.beside import beside
 from embedllm.chat import ChatTemplate, Message, Tool
@@ -188,8 +188,7 @@ class Model:
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
         requests = [self.request(prompt, sampling, **options) for prompt in prompts]
-        # what was begun is not refused in the middle
-        requests = [*requests[:1], *(replace(request, is_refusable=False) for request in requests[1:])]
+        requests = begun_once(requests)
 
         def run(request: Request, switch: Cancel) -> Completion:
             return collect(self.runner.stream(request, switch))
@@ -213,7 +212,8 @@ class Model:
             raise ValueError(f"n is {n}; expected 1 or more.")
         used, cancel = sampling or self.sampling, cancel or Cancel()
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
-        return [self.generate(prompt, replace(used, seed=seed), cancel=cancel, **options) for seed in seeds]
+        requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
+        return [collect(self.runner.stream(request, cancel)) for request in begun_once(requests)]
 
     def beam_search(
         self,

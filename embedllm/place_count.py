@@ -15,11 +15,10 @@ _MOST = 256  # replies at once, where there is much memory
 
 
 def check_places(most: int | None, most_waiting: int | None) -> None:
-    """Raises ValueError for no place, or fewer than none that wait."""
-    if most is not None and most < 1:
-        raise ValueError(f"max_sequences is {most}; expected at least 1, or None.")
-    if most_waiting is not None and most_waiting < 0:
-        raise ValueError(f"max_waiting is {most_waiting}; expected 0 or more, or None.")
+    """Raises ValueError for no place, fewer than none that wait, and what is no whole number."""
+    for name, value, least in (("max_sequences", most, 1), ("max_waiting", most_waiting, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
 
 
 def places(memory: Fit | None, engine: Engine, most: int | None, most_waiting: int | None) -> Places:

@@ -582,9 +582,9 @@ def test_there_are_places_for_as_many_as_have_room(free_bytes: int | None, expec
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_sequences is 0; expected at least 1"):
+    with pytest.raises(ValueError, match="max_sequences is 0; expected a whole number from 1"):
         check_places(0, None)
-    with pytest.raises(ValueError, match="max_waiting is -1; expected 0 or more"):
+    with pytest.raises(ValueError, match="max_waiting is -1; expected a whole number from 0"):
         check_places(None, -1)
     with pytest.raises(ValueError, match=r"priority is 1\.5; expected a whole number"):
         runner().check(replace(request(1), priority=1.5))  # type: ignore[arg-type]  # as a caller may

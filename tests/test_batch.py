@@ -13,7 +13,7 @@ import pytest
 import embedllm
 from embedllm.admission import Place
 from embedllm.batch import run_batch
-from embedllm.decode import Cancel
+from embedllm.decode import Cancel, Chunk
 from embedllm.errors import Busy, DeviceError
 from embedllm.runner import Request
 from embedllm.sampling import Sampling
@@ -126,6 +126,21 @@ def test_batches_from_a_pool_of_threads_share_the_places(llm: embedllm.Model, na
         found = [threads.submit(replies, narrow, PROMPTS) for _ in range(3)]
         assert [one.result(WAIT_S) for one in found] == [expected] * 3
     assert (narrow.runner.places.running, narrow.runner.places.waiting) == (0, 0)
+
+
+def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
+    narrow: embedllm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    stream = narrow.runner.stream
+
+    def noted(request: Request, cancel: Cancel) -> Iterator[Chunk]:
+        asked.append(request.is_refusable)
+        return stream(request, cancel)
+
+    monkeypatch.setattr(narrow.runner, "stream", noted)
+    assert len(narrow.generate_n(PROMPTS[0], 3, max_tokens=2, stop_tokens=[])) == 3
+    assert asked == [True, False, False]
 
 
 def test_a_conversation_has_a_place_only_while_it_replies(narrow: embedllm.Model) -> None:

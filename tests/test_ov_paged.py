@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ from embedllm.backends.ov_blocks import BLOCK, Blocks, Layout
 from embedllm.backends.ov_paged import PagedEngine, PagedSession
 from embedllm.export import Recipe
 from embedllm.openvino_options import OpenVINOOptions
+from embedllm.types import F32
 from tests.openings import ov_engine, paged_engine
 
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
@@ -99,11 +100,30 @@ def test_steps_of_several_are_one_run(engine: PagedEngine, monkeypatch: pytest.M
 
 def test_a_batch_of_prompts_gives_what_each_gives_alone(folder: Path) -> None:
     prompts = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
-    with embedllm.load(folder, device="openvino", exact=True) as llm:
+    as_exact = OpenVINOOptions(precision="f32", rounding_group=0, kv="f32")  # in numbers; exact itself runs each alone
+    with embedllm.load(folder, device="openvino", openvino=as_exact) as llm:
         assert llm.runner.parallel == engine_parallel(llm) > 1
         expected = [llm.generate(prompt, GREEDY, max_tokens=20, stop_tokens=[]).tokens for prompt in prompts]
         found = llm.generate_batch(prompts, GREEDY, max_tokens=20, stop_tokens=[])
         assert [one.tokens for one in found] == expected
+
+
+def test_what_is_exact_runs_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of several rows round otherwise: what a reply is may not depend on what runs beside it."""
+    counts: list[int] = []
+    run = PagedEngine.run
+
+    def counted(self: PagedEngine, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False) -> F32:
+        counts.append(len(feeds))
+        return run(self, feeds, is_all=is_all)
+
+    monkeypatch.setattr(PagedEngine, "run", counted)
+    with embedllm.load(folder, device="openvino", exact=True) as llm:
+        assert llm.runner.parallel == engine_parallel(llm) == 1
+        with ThreadPoolExecutor(4) as threads:
+            replies = [threads.submit(llm.generate, [1, 2], GREEDY, max_tokens=20, stop_tokens=[]) for _ in range(4)]
+            assert len({reply.result(WAIT_S).tokens for reply in replies}) == 1
+    assert set(counts) == {1}
 
 
 def engine_parallel(llm: embedllm.Model) -> int:
