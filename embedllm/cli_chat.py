@@ -168,6 +168,7 @@ class Talk:
     def _reset(self, _: str) -> None:
         messages = self.conversation.messages
         messages[:] = [message for message in messages[:1] if message["role"] == "system"]
+        self.conversation.close()  # its KV, which /save would write
         note("(what was said is forgotten)")
 
     def _set_system(self, text: str) -> None:
@@ -194,6 +195,7 @@ class Talk:
         path = expanded(Path(name))
         if _is_json(path):
             self.conversation.messages[:] = read_messages(path)
+            self.conversation.close()  # the KV of what was said before
         else:
             try:
                 opened = self.conversation.model.open_conversation(path, when_full=self._when_full)

@@ -199,8 +199,9 @@ class Conversation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
 
-        The file holds what was said, and its KV, as it is: docs/format.md#kv-files. Raises OSError, and ValueError
-        while a reply is under way.
+        The file holds what was said, and its KV, as it is: docs/format.md#kv-files. The KV goes as far as the last
+        turn did: of messages that were taken out or changed since then, tokens are still in it, until the next turn;
+        of a history that was cleared, nothing. Raises OSError, and ValueError while a reply is under way.
         """
         self._save(path, Cancel())
 
@@ -217,8 +218,9 @@ class Conversation:
             dropped_tokens=self._seen.dropped_tokens,
             adapter=self.adapter,
         )
+        sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
         with self._alone():
-            write_conversation(Path(path), saved, sequence=self._sequence, model=self.model.kind, cancel=cancel)
+            write_conversation(Path(path), saved, sequence=sequence, model=self.model.kind, cancel=cancel)
 
     @classmethod
     def open(

@@ -20,7 +20,6 @@ from embedllm.backends.ov_blocks import BLOCK, Blocks, Layout
 from embedllm.backends.ov_paged import PagedEngine, PagedSession
 from embedllm.export import Recipe
 from embedllm.openvino_options import OpenVINOOptions
-from embedllm.types import F32
 from tests.openings import ov_engine, paged_engine
 
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
@@ -113,7 +112,9 @@ def test_what_is_exact_runs_by_itself(folder: Path, monkeypatch: pytest.MonkeyPa
     counts: list[int] = []
     run = PagedEngine.run
 
-    def counted(self: PagedEngine, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False) -> F32:
+    def counted(
+        self: PagedEngine, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False
+    ) -> np.ndarray:
         counts.append(len(feeds))
         return run(self, feeds, is_all=is_all)
 

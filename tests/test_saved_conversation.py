@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embedllm import Model, PackageError, Sampling, load
+from embedllm.state_file import open_state
 
 GREEDY = Sampling(temperature=0)
 
@@ -107,6 +108,16 @@ def test_one_that_said_nothing_and_tools_are_saved_too(folder: Path, tmp_path: P
         talk.save(tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == (tmp_path / "talk").read_bytes()
         assert b"Name of the city" in (tmp_path / "again").read_bytes()
+
+
+def test_a_history_that_was_cleared_is_not_in_the_file(folder: Path, tmp_path: Path) -> None:
+    with opened(folder) as llm, llm.conversation() as talk:
+        talk.say("my password is hunter2", GREEDY, max_tokens=3)
+        talk.save(tmp_path / "before")
+        assert json.loads(open_state(tmp_path / "before").about["tokens"])
+        talk.messages.clear()
+        talk.save(tmp_path / "after")
+        assert json.loads(open_state(tmp_path / "after").about["tokens"]) == []
 
 
 def test_saving_waits_for_no_reply_and_leaves_the_file_when_it_fails(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from itertools import takewhile
 
 import embedllm
 
@@ -150,8 +151,11 @@ class Chat:
         except (embedllm.PackageError, OSError) as error:
             self._thread.talk = _begun(llm)
             self._thread.tell(Notice(f"the conversation is read again by the model: {error}"))
-        # what was said is in the entry: a KV file may be older, and then serves as far as it goes
-        self._thread.talk.messages = list(self._entry.messages)
+        # what was said is in the entry: a KV file may be older, and then serves as far as it goes. Messages that are in
+        # both stay the same objects: by them a conversation knows what it dropped
+        old, new = self._thread.talk.messages, self._entry.messages
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+        self._thread.talk.messages = [*old[:same], *new[same:]]
         self._is_new_kv = False
 
     def _note(self) -> None:
