@@ -40,8 +40,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     mine, theirs = options.out / "embedllm", options.out / "genai-builder"
     python = sys.executable
-    commands = {
-        "embedllm export": [python, "-m", "embedllm", "export", str(options.checkpoint), str(mine), "--quiet"],
+    export = [python, "-m", "embedllm", "export", str(options.checkpoint), str(mine), "--quiet"]
+    commands = {  # the first and the last are of one method
+        "embedllm, nearest scales": [*export, "--method", "nearest"],
+        "embedllm, searched scales": export,
         "onnxruntime-genai builder": [
             python, "-m", "onnxruntime_genai.models.builder",
             "-m", str(options.checkpoint), "-i", str(options.checkpoint),
@@ -60,7 +62,8 @@ def main() -> None:
     for name, rows in results.items():
         wall, cpu, peak = (statistics.median(column) for column in zip(*rows, strict=True))
         print(f"{name:28s} {wall:7.1f} s wall  {cpu:7.1f} s CPU  {peak:7.0f} MB peak")
-    ratios = [statistics.median(b[i] / a[i] for a, b in zip(*results.values(), strict=True)) for i in range(3)]
+    nearest, _, builder = results.values()
+    ratios = [statistics.median(b[i] / a[i] for a, b in zip(nearest, builder, strict=True)) for i in range(3)]
     print(f"ratio: {ratios[0]:.1f} wall, {ratios[1]:.1f} CPU, {ratios[2]:.1f} memory")
     for folder in (mine, theirs):
         print(f"{folder.name}: {sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.0f} MB")
