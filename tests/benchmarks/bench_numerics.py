@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import embedllm
+from embedllm.backends.base import FeedsAll
 from embedllm.backends.ort import OrtEngine, devices
 from embedllm.export import Recipe, convert
-from embedllm.export.dialects import FLOAT32, OPENVINO
+from embedllm.export.dialects import FLOAT32
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import open_package
 from embedllm.text import Tokenizer
 
 if TYPE_CHECKING:
-    from embedllm.backends.ov import OvEngine
+    from embedllm.backends.base import Engine
 
 WINDOW = 512  # tokens
 PIECE = 64  # tokens fed at once, so that most of what is attended to comes out of the KV cache
@@ -67,8 +69,9 @@ def windows(checkpoint: Path, text: Path, limit: int) -> Iterator[list[int]]:
                 return
 
 
-def logprobs(engine: OrtEngine | OvEngine, tokens: list[int]) -> np.ndarray:
+def logprobs(engine: Engine, tokens: list[int]) -> np.ndarray:
     session = engine.open(len(tokens))
+    assert isinstance(session, FeedsAll)
     pieces = [session.feed_all(tokens[at : at + PIECE]) for at in range(0, len(tokens), PIECE)]
     session.close()
     logits = np.concatenate(pieces).astype(np.float64)
@@ -76,7 +79,7 @@ def logprobs(engine: OrtEngine | OvEngine, tokens: list[int]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def differences(engines: Mapping[str, OrtEngine | OvEngine], pieces: list[list[int]]) -> Iterator[tuple[str, str]]:
+def differences(engines: Mapping[str, Engine], pieces: list[list[int]]) -> Iterator[tuple[str, str]]:
     """(name, cells of the table) of every engine, against the first of them."""
     totals: dict[str, list[np.ndarray]] = {name: [] for name in engines}
     for tokens in pieces:
@@ -108,15 +111,12 @@ def compare_recipes(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> 
 
 
 def compare_settings(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> None:
-    from embedllm.backends import ov, ov_runtime
-
-    package = open_package(convert(checkpoint, folder / "package", Recipe(head_bits=8)))
-    graph = package.graph(OPENVINO)
-    assert graph is not None
-    engines = {
-        name: ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU", options=options, exact=options is None)
+    package = convert(checkpoint, folder / "package", Recipe(head_bits=8))
+    models = {
+        name: embedllm.load(package, device="openvino", openvino=options, exact=options is None)
         for name, options in SETTINGS.items()
     }
+    engines = {name: model.runner.engine for name, model in models.items()}
     print("| settings | mean KL | 99 % KL | perplexity | same top token |")
     print("| --- | --- | --- | --- | --- |")
     for name, cells in differences(engines, pieces):
