@@ -211,7 +211,8 @@ def test_a_window_is_kept(device: str, properties: Mapping[str, object], tmp_pat
 @pytest.mark.peer
 def test_the_npu_pipeline_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
     genai()
-    folder = exported(tmp_path, "qwen3", NPU_SIZES, Recipe(group=128))
+    # its KV is float16: with searched scales this model has two tokens nearer to each other (0.003) than that rounds
+    folder = exported(tmp_path, "qwen3", NPU_SIZES, Recipe(group=128, method="nearest"))
     assert genai_tokens(folder, "NPU", NPUW) == our_tokens(folder)
 
 
