@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.admission import Place
 from embedllm.backends.base import Interrupted, Interruptible
+from embedllm.beside import to_its_end
 from embedllm.decode import Cancel, Chunk, Generation
 from embedllm.loop import Feed, Proposer, arun
 from embedllm.sequences import HeldSequence
@@ -152,24 +153,10 @@ class Feeder:
             finally:
                 done()
 
-        return await _in_thread(worker, sequence, feed)
+        import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
+        def stop() -> None:
+            if isinstance(sequence.session, Interruptible):
+                sequence.session.interrupt()
 
-async def _in_thread(
-    worker: Executor, sequence: HeldSequence, feed: Callable[[], Sequence[Logits]]
-) -> Sequence[Logits]:
-    """A feed in a worker thread; when the task is cancelled meanwhile, the feed is stopped and waited for."""
-    import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
-
-    # no task: a closing event loop would cancel that too, and the feed would go on unseen
-    feeding = asyncio.get_running_loop().run_in_executor(worker, feed)
-    try:
-        return await asyncio.shield(feeding)
-    except asyncio.CancelledError:
-        if isinstance(sequence.session, Interruptible):
-            sequence.session.interrupt()
-        while not feeding.done():
-            with suppress(asyncio.CancelledError):  # cancelled again; the sequence is of no use before the feed's end
-                await asyncio.wait([feeding])
-        feeding.exception()  # Interrupted, as was asked for
-        raise
+        return await to_its_end(asyncio.get_running_loop().run_in_executor(worker, feed), stop)

@@ -30,13 +30,8 @@ def run_batch(
         return [run(request, cancel) for request in requests]
     from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # not where there are no threads
 
-    others = Cancel()  # the caller's switch cannot be switched back
-
-    def pass_on(stop: bool) -> None:
-        if stop:
-            others.cancel()
-
-    with cancel.watching(pass_on), ThreadPoolExecutor(min(parallel, len(requests)), "embedllm-batch") as threads:
+    # a switch of their own: the caller's cannot be switched back
+    with cancel.passed_on() as others, ThreadPoolExecutor(min(parallel, len(requests)), "embedllm-batch") as threads:
         replies = [threads.submit(run, request, others) for request in requests]
         try:
             wait(replies, return_when=FIRST_EXCEPTION)

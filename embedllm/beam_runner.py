@@ -160,7 +160,7 @@ class BeamRunner:
     def _taken(self, *, first: bool = False) -> HeldSequence:
         """A sequence until the end of the search; the first may have the prompt from an earlier call."""
         needed = len(self._prompt) + self._search.limit
-        found = self._sequences.take(needed, None) if first else None
+        found = self._sequences.take(needed) if first else None
         sequence = found or self._sequences.new(len(self._prompt), is_running=True)
         self._held.callback(self._sequences.give_back, sequence, to_pool=True)
         self._held.enter_context(sequence.interruptible(self._cancel))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
@@ -219,7 +219,7 @@ class Conversation:
             adapter=self.adapter,
         )
         sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
-        with self._alone():
+        with nullcontext() if self._sequence is None else self.model.runner.sequences.using(self._sequence):
             write_conversation(Path(path), saved, sequence=sequence, model=self.model.kind, cancel=cancel)
 
     @classmethod
@@ -257,19 +257,6 @@ class Conversation:
         """Where in the history what the model sees of it begins; None: at its beginning."""
         places = (at for at, message in enumerate(self.messages) if message is self._seen.first)
         return next(places, None)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Within the block no reply runs. Raises ValueError when one does."""
-        if self._sequence is None:
-            yield
-            return
-        sequences = self.model.runner.sequences
-        sequences.take(0, self._sequence)
-        try:
-            yield
-        finally:
-            sequences.give_back(self._sequence, to_pool=False)
 
     def close(self) -> None:
         """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""

@@ -101,6 +101,18 @@ class Cancel:
                 self._interrupts.remove(interrupt)
                 interrupt(False)
 
+    @contextmanager
+    def passed_on(self) -> Iterator[Cancel]:
+        """Within the block, this one switches another, too, which can be switched by itself."""
+        other = Cancel()
+
+        def pass_on(stop: bool) -> None:
+            if stop:
+                other.cancel()
+
+        with self.watching(pass_on):
+            yield other
+
 
 @dataclass(slots=True, kw_only=True)
 class Generation:

@@ -21,7 +21,7 @@ from embedllm.decode import Cancel, Chunk
 from embedllm.options import PromptOptions, WhenFull
 from embedllm.package import Package
 from embedllm.prefixes import Prefixes
-from embedllm.prompt import Prompt, check_messages
+from embedllm.prompt import ForTemplate, Prompt, check_messages
 from embedllm.request_builder import RequestBuilder
 from embedllm.runner import Request, Runner
 from embedllm.sampling import Sampling
@@ -130,8 +130,7 @@ class Model:
         continue_final_message: leave the last message open, so that the model goes on with it.
         Raises TemplateError when the model has no template or its template refuses.
         """
-        return self._builder.prompt(messages, tools=tools, variables=variables, documents=documents,
-                                    continue_final_message=continue_final_message)  # fmt: skip
+        return self._builder.prompt(messages, ForTemplate(tools, variables, documents, continue_final_message))
 
     def generate(
         self,

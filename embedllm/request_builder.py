@@ -57,20 +57,12 @@ class RequestBuilder:
         except TemplateError:
             return False
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, JSON] | None = None,
-        documents: Sequence[Mapping[str, JSON]] | None = None,
-        continue_final_message: bool = False,
-    ) -> str:
+    def prompt(self, messages: Sequence[Message], beside: ForTemplate) -> str:
         """See Model.prompt()."""
         template, written = self._chat_template(), self._written()
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render(shown, tools=tools, documents=documents, variables=variables,
-                               continue_final_message=continue_final_message)  # fmt: skip
+        return template.render(shown, tools=beside.tools, documents=beside.documents, variables=beside.variables,
+                               continue_final_message=beside.continue_final_message)  # fmt: skip
 
     def request(
         self,
@@ -175,9 +167,7 @@ class RequestBuilder:
         if isinstance(prompt, Mapping) or are_messages(prompt):
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            text = self.prompt(messages, tools=template.tools, variables=template.variables,
-                               documents=template.documents,
-                               continue_final_message=template.continue_final_message)  # fmt: skip
+            text = self.prompt(messages, template)
             return self._tokenizer.encode(text, special=False), text
         if template != ForTemplate():
             raise ValueError(

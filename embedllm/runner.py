@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -189,25 +189,18 @@ class Runner:
     @contextmanager
     def drafting(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
         """Within the block, a sequence of this model guesses what another one says."""
-        used = self.sequences.take(len(prompt), None) or self.sequences.new(len(prompt), is_running=True)
-        try:
-            with used.interruptible(cancel):
-                yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
-        finally:
-            self.sequences.give_back(used, to_pool=True)
+        with self.sequences.pooled(prompt) as used, used.interruptible(cancel):
+            yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
     @contextmanager
     def _entered(self, request: Request, sequence: HeldSequence | None) -> Iterator[Place]:
         """Within the block a request has the given sequence, and a place to ask for."""
-        if sequence is not None:
-            self.sequences.take(0, sequence)
-        place = Place(self.places, request.priority, is_refusable=request.is_refusable)
-        try:
-            yield place
-        finally:
-            place.leave()
-            if sequence is not None:
-                self.sequences.give_back(sequence, to_pool=False)
+        with nullcontext() if sequence is None else self.sequences.using(sequence):
+            place = Place(self.places, request.priority, is_refusable=request.is_refusable)
+            try:
+                yield place
+            finally:
+                place.leave()
 
     @contextmanager
     def _decoding(
@@ -215,7 +208,8 @@ class Runner:
     ) -> Iterator[Running]:
         """Within the block, a sequence is the request's: it, the pieces to feed, the rule, and what guesses."""
         with ExitStack() as held:
-            used = sequence or held.enter_context(self._pooled(request))
+            pooled = self.sequences.pooled(request.prompt, reply=request.max_tokens or 0)
+            used = sequence or held.enter_context(pooled)
             if isinstance(used.session, Prioritized):
                 used.session.priority = request.priority
             held.enter_context(used.interruptible(cancel))
@@ -229,16 +223,6 @@ class Runner:
                 proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up,
                                        room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
-
-    @contextmanager
-    def _pooled(self, request: Request) -> Iterator[HeldSequence]:
-        """Within the block, a sequence from the pool is the request's."""
-        needed = len(request.prompt) + (request.max_tokens or 0)
-        used = self.sequences.take(needed, None) or self.sequences.new(len(request.prompt), is_running=True)
-        try:
-            yield used
-        finally:
-            self.sequences.give_back(used, to_pool=True)
 
     def _speculates(self, request: Request) -> bool:
         """Whether guesses are wanted.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from embedllm.adapters import Adapter, is_same
@@ -52,17 +53,33 @@ class Sequences:
             self._all.add(sequence)
         return sequence
 
-    def take(self, needed: int, sequence: HeldSequence | None) -> HeldSequence | None:
-        """The given sequence or the idle one, running; None when there is none that suits.
+    @contextmanager
+    def using(self, sequence: HeldSequence) -> Iterator[None]:
+        """Within the block a conversation's sequence is the caller's. Raises ValueError when a request has it."""
+        with self._lock:
+            if sequence.is_running:
+                raise ValueError("this conversation has a reply under way; finish, close or cancel it first")
+            sequence.is_running = True
+        try:
+            yield
+        finally:
+            self.give_back(sequence, to_pool=False)
 
-        needed: tokens. Raises ValueError when another request has the given one.
-        """
+    @contextmanager
+    def pooled(self, prompt: Sequence[int], *, reply: int = 0) -> Iterator[HeldSequence]:
+        """Within the block, the idle sequence or a new one is the caller's. reply: tokens that follow the prompt."""
+        used = self.take(len(prompt) + reply) or self.new(len(prompt), is_running=True)
+        try:
+            yield used
+        finally:
+            self.give_back(used, to_pool=True)
+
+    def take(self, needed: int) -> HeldSequence | None:
+        """The idle sequence, running; None when there is none that suits. needed: tokens."""
         surplus: HeldSequence | None = None
         with self._lock:
-            if sequence is not None and sequence.is_running:
-                raise ValueError("this conversation has a reply under way; finish, close or cancel it first")
-            used = sequence or (self._idle.pop() if self._idle else None)
-            if sequence is None and used is not None and used.session.capacity > max(_LARGE, 4 * needed):
+            used = self._idle.pop() if self._idle else None
+            if used is not None and used.session.capacity > max(_LARGE, 4 * needed):
                 used, surplus = None, used
             if used is not None:
                 used.is_running = True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from threading import Event
 
@@ -13,6 +15,17 @@ from embedllm.types import Candidates, TokenBits
 
 END = 256  # the special token of `Bytes`
 VOCABULARY = 257
+
+
+@contextmanager
+def taking_turns() -> Iterator[None]:
+    """Within the block, threads take turns within every step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class FakeLogits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from embedllm.prefix_cache import BLOCK
 from embedllm.prefixes import LEAST, Prefixes
 from embedllm.runner import Request, Runner
 from embedllm.sequences import HeldSequence
-from tests.fakes import END, Bytes
+from tests.fakes import END, Bytes, taking_turns
 from tests.movable import MovableEngine
 
 GREEDY = Sampling(temperature=0)
@@ -168,13 +167,8 @@ def test_threads_that_share_prompts_get_the_replies_of_calls_one_by_one(tmp_path
     runner = runner_on(MovableEngine(), 4000, tmp_path)
     prompts = [[place % 3] * 150 + [place % 5] * 80 + [place] for place in range(60)]
     expected = [fresh(prompt) for prompt in prompts]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns within every step
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(lambda prompt: tokens(generate(runner, prompt)), prompts))
-    finally:
-        sys.setswitchinterval(before)
+    with taking_turns(), ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda prompt: tokens(generate(runner, prompt)), prompts))
     assert replies == expected
     runner.close()
 

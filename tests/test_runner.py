@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from embedllm.decode import Cancel, Chunk
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.runner import Request, Runner
 from embedllm.sampling import Sampling
-from tests.fakes import END, Bytes, FakeEngine, FakeSession
+from tests.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns
 
 WAIT_S = 30  # a test that waits this long has failed
 
@@ -159,13 +158,8 @@ def test_threads_that_call_at_once_get_the_replies_of_calls_one_by_one() -> None
     runner = runner_on(FakeEngine(whole_history, chunk=3))
     prompts = [[start % 3, start % 5, *range(start % 7)] for start in range(60)]
     expected = [tokens(generate(runner_on(FakeEngine(whole_history)), prompt)) for prompt in prompts]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns within every step
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(lambda prompt: tokens(generate(runner, prompt)), prompts))
-    finally:
-        sys.setswitchinterval(before)
+    with taking_turns(), ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda prompt: tokens(generate(runner, prompt)), prompts))
     assert replies == expected
 
 
