@@ -32,6 +32,13 @@ HIDE = """async () => {
     Object.defineProperty(document, "visibilityState", {configurable: true, value: "hidden"});
     document.dispatchEvent(new Event("visibilitychange"));
 }"""  # as if another tab came to the front
+LEAVE = """async () => {
+    document.getElementById("said").dispatchEvent(new Event("change"));
+    delete document.documentElement.dataset.ready;
+    const end = performance.now() + 300;
+    setTimeout(() => location.reload());
+    setTimeout(() => { while (performance.now() < end); });
+}"""  # in the moment in which the draft is kept, by a page with no time for anything more
 KEPT = """async () => {
     const {library, URLS} = await import("./shared/places.js");
     return (await (await library()).EmbedLLM.conversations.list({urls: URLS})).length;
@@ -62,6 +69,15 @@ def violations(page: Page) -> list[Any]:
         source = (ROOT / "bindings_web/node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
         page.cdp("Runtime.evaluate", expression=f"{source}; undefined")
     return page.evaluate(AXE)
+
+
+def test_a_draft_outlives_a_page_that_is_left_at_once(browser: Browser, url: str) -> None:
+    chat = ChatPage(browser.context(), url)
+    for draft in map(str, range(10)):
+        chat.page.fill("#said", draft)
+        chat.page.evaluate(LEAVE)
+        chat.ready()
+        assert chat.page.evaluate("async () => document.getElementById('said').value") == draft
 
 
 def test_a_reply_grows_is_stopped_and_the_chat_outlives_the_page(browser: Browser, url: str) -> None:

@@ -60,6 +60,7 @@ export class History {
     return new Promise((resolve, reject) => {
       const transaction = database.transaction(STORE, mode);
       const request = work(transaction.objectStore(STORE));
+      transaction.commit(); // at once: what waits for this page's next turn is undone when the page is left
       transaction.oncomplete = () => resolve(request.result);
       transaction.onerror = transaction.onabort = () => reject(transaction.error);
     });
