@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import EmbedError, PackageError
-from embedllm.state_file import PARTIAL, open_state, write_state
+from embedllm.state_file import open_state, write_state
+from embedllm.whole_file import PARTIAL
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues

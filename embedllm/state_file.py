@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.errors import PackageError
 from embedllm.tensorfile import read_header
+from embedllm.whole_file import replacing
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 FORMAT = "embedllm-kv-1"
-PARTIAL = ".partial"  # the end of the name of a file that is being written
 _TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "U8": np.dtype("u1")}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ALIGNED = 64  # bytes; where tensors begin
@@ -83,7 +80,7 @@ def write_state(path: Path, about: Mapping[str, str], states: Iterable[KeyValues
     about: what is noted besides; must have "tokens", as a JSON list of as many tokens as the pieces have.
     The file is on disk when this returns. Raises OSError; what was there stays then.
     """
-    with _replacing(path) as file:
+    with replacing(path) as file:
         pieces = iter(states)
         first = next(pieces, None)
         counts = [] if first is None else _counts(len(json.loads(about["tokens"])), first)
@@ -124,25 +121,3 @@ def _header(about: Mapping[str, str], first: KeyValues | None, counts: list[int]
     text += b" " * (-(len(text) + 8) % _ALIGNED)
     text = text.replace(f'"sha256": "{_NO_HASH}"'.encode(), f'"sha256": "{sha256(text).hexdigest()}"'.encode(), 1)
     return len(text).to_bytes(8, "little") + text
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of another at the end of the block, once it is on disk; none if that fails."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-    if os.name == "posix":  # the name too; elsewhere a folder cannot be opened
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

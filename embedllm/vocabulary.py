@@ -1,4 +1,7 @@
-"""Whether two models mean the same by a token id, so that one may draft for the other. Standard library only."""
+"""Whether two models mean the same by a token id, so that one may draft for the other, or be compared with it.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,23 @@ _FILE = "tokenizer.json"
 
 def check_draft(package: Package, tokenizer: ModelCodec, draft: Model) -> None:
     """Raises ValueError when a token id means something else to the draft model."""
-    size, found = package.decoder.vocabulary, draft.package.decoder.vocabulary
-    odd = None if size != found or _is_one_file(package, draft.package) else _first_other(tokenizer, draft, size)
-    if size != found or odd is not None:
-        differs = f"{found} tokens instead of {size}" if size != found else f"another token {odd}"
+    if differs := difference(package, tokenizer, draft.package, draft.tokenizer):
         raise ValueError(
             f"'{draft.name}' cannot draft for '{package.name}': its vocabulary has {differs}. Take a model of the same "
             "family, with the same tokenizer."
         )
+
+
+def difference(package: Package, tokenizer: ModelCodec, other: Package, others: ModelCodec) -> str:
+    """What the other vocabulary has: "299 tokens instead of 307", "another token 5"; empty when it is the same.
+
+    tokenizer, others: the two packages' own.
+    """
+    size, found = package.decoder.vocabulary, other.decoder.vocabulary
+    if size != found:
+        return f"{found} tokens instead of {size}"
+    odd = None if _is_one_file(package, other) else _first_other(tokenizer, others, size)
+    return "" if odd is None else f"another token {odd}"
 
 
 def _is_one_file(package: Package, other: Package) -> bool:
@@ -31,6 +43,5 @@ def _is_one_file(package: Package, other: Package) -> bool:
     return all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False)
 
 
-def _first_other(tokenizer: ModelCodec, draft: Model, size: int) -> int | None:
-    texts, others = tokenizer.token_text, draft.tokenizer.token_text
-    return next((token for token in range(size) if texts(token) != others(token)), None)
+def _first_other(tokenizer: ModelCodec, others: ModelCodec, size: int) -> int | None:
+    return next((token for token in range(size) if tokenizer.token_text(token) != others.token_text(token)), None)

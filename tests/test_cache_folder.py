@@ -23,7 +23,8 @@ from embedllm import EmbedError, Sampling, load
 from embedllm.cache_folder import CacheFolder
 from embedllm.errors import PackageError
 from embedllm.prefix_cache import BLOCK
-from embedllm.state_file import PARTIAL, open_state, write_state
+from embedllm.state_file import open_state, write_state
+from embedllm.whole_file import PARTIAL
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues

@@ -303,7 +303,17 @@ def level(module: str) -> int:
     name = module.removeprefix("embedllm.")
     name = "web" if name.startswith("web.") else name
     levels = [
-        ("types", "errors", "adapters", "manifest_values", "parts", "openvino_options", "untracked", "backends.base"),
+        (
+            "types",
+            "errors",
+            "adapters",
+            "manifest_values",
+            "parts",
+            "openvino_options",
+            "untracked",
+            "whole_file",
+            "backends.base",
+        ),
         ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
         (
             "tokenizer_config",
