@@ -130,6 +130,14 @@ def test_rewind_then_feed_equals_a_fresh_session(folder: Path, engine: NpuEngine
         np.testing.assert_allclose(values(session.feed(new)), values(plain.feed(new)), atol=ATOL)
 
 
+def test_a_prompt_of_one_token_does_not_see_what_came_before(folder: Path, engine: NpuEngine) -> None:
+    session, plain = engine.open(), ov_engine(folder).open()
+    session.feed(some_tokens(20))
+    session.rewind(0)
+    for token in (5, 9):
+        np.testing.assert_allclose(values(session.feed([token])), values(plain.feed([token])), atol=ATOL)
+
+
 def test_a_conversation_of_several_turns_equals_fresh_prompts(tmp_path: Path) -> None:
     asked = ["list all files", "only the large ones", "and delete them"]
     with embedllm.load(device="npu-on-cpu", exact=True, openvino=options(tmp_path, prompt=256)) as llm:
