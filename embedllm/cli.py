@@ -18,6 +18,7 @@ import click
 from embedllm import __version__
 from embedllm.cli_chat import chat
 from embedllm.cli_devices import devices
+from embedllm.cli_eval import evaluate
 from embedllm.cli_export import export
 from embedllm.cli_fit import fit
 from embedllm.cli_graph import graph
@@ -78,7 +79,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, shard, inspect, fit, devices, families, worker):
+for command in (run, chat, export, graph, shard, inspect, fit, evaluate, devices, families, worker):
     cli.add_command(command)
 
 

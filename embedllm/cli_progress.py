@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedllm.export import Progress
 
-_STAGES = {"verify": "comparing with the reference", "copy": "copying", "parts": "cutting"}  # the others: as they are
+_STAGES = {  # the others: as they are
+    "verify": "comparing with the reference",
+    "copy": "copying",
+    "parts": "cutting",
+    "text": "reading the text",
+    "tasks": "doing tasks",
+}
 _OF_BYTES = ("weights", "copy", "parts")
 
 
 @contextmanager
 def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar a stage on stderr, when that is a terminal; gives what the exporter reports to."""
+    """A bar a stage on stderr, when that is a terminal; gives what the exporter and the like report to."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

@@ -1,4 +1,4 @@
-"""How far an export has come, and how its small files are written."""
+"""How far an export, or other long work, has come, and how its small files are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 class Progress:
     """One report."""
 
-    stage: str  # "weights", "graphs", "verify"; "parts" of files that are cut; "copy" of a folder
+    # "weights", "graphs", "verify"; "parts" of files that are cut; "copy" of a folder; of an evaluation "text", "tasks"
+    stage: str
     done: int  # bytes for "weights", "parts" and "copy", steps otherwise
     total: int
 

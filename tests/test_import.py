@@ -26,6 +26,7 @@ HOMES = {
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
+    "matplotlib": ("embedllm.evaluation.plot",),
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
@@ -40,6 +41,7 @@ HOMES = {
         "embedllm.peft",
         "embedllm.tensor_floats",
         "embedllm.backends.",
+        "embedllm.evaluation.",
         "embedllm.export.",
     ),
     "onnx": (

@@ -4,35 +4,20 @@
 
 --openvino: what OpenVINO's settings cost instead, on its CPU plugin, against exact ones of the same folder.
 
-TEXT.jsonl: documents, a line each: {"text": "..."}. Every document is read in windows of 512 tokens.
+TEXT.jsonl: documents, a line each: {"text": "..."}. How it is read: docs/guide-eval.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 import embedllm
-from embedllm.backends.base import FeedsAll
-from embedllm.backends.ort import OrtEngine, devices
+from embedllm.evaluation import ModelScore, evaluate
 from embedllm.export import Recipe, convert
-from embedllm.export.dialects import FLOAT32
 from embedllm.openvino_options import OpenVINOOptions
-from embedllm.package import open_package
-from embedllm.text import Tokenizer
 
-if TYPE_CHECKING:
-    from embedllm.backends.base import Engine
-
-WINDOW = 512  # tokens
-PIECE = 64  # tokens fed at once, so that most of what is attended to comes out of the KV cache
 SETTINGS = {
     "exact (float32, KV float32)": None,
     "the plugin's choice": OpenVINOOptions(),
@@ -57,70 +42,45 @@ RECIPES = {
 }
 
 
-def windows(checkpoint: Path, text: Path, limit: int) -> Iterator[list[int]]:
-    tokenizer = Tokenizer.open(checkpoint)
-    count = 0
-    for line in text.read_text(encoding="utf-8").splitlines():
-        tokens = tokenizer.encode(json.loads(line)["text"], special=False)
-        for start in range(0, len(tokens) - WINDOW, WINDOW):
-            yield tokens[start : start + WINDOW]
-            count += WINDOW
-            if count >= limit:
-                return
+def compare_recipes(checkpoint: Path, folder: Path, text: Path, tokens: int) -> None:
+    """A table of all recipes, on `cpu`, against the first."""
+    folders = [convert(checkpoint, folder / name, recipe) for name, recipe in RECIPES.items()]
+    found = evaluate(folders[1:], text, against=folders[0], tokens=tokens, device="cpu")
+    assert found.text is not None
+    assert found.base is not None
+    assert found.base.text is not None
+    first, *others = RECIPES
+    print(f"{found.text.tokens} tokens\n")
+    print("| recipe | weights MB | mean KL | 95 % KL | 99 % KL | perplexity | same top token |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| {first} | {found.base.weights_bytes / 1e6:.1f} | 0 | 0 | 0 | {found.base.text.perplexity:.3f} | 100 % |")
+    for name, one in zip(others, found.models, strict=True):
+        print(f"| {name} | {one.weights_bytes / 1e6:.1f} | {cells(one)} |")
 
 
-def logprobs(engine: Engine, tokens: list[int]) -> np.ndarray:
-    session = engine.open(len(tokens))
-    assert isinstance(session, FeedsAll)
-    pieces = [session.feed_all(tokens[at : at + PIECE]) for at in range(0, len(tokens), PIECE)]
-    session.close()
-    logits = np.concatenate(pieces).astype(np.float64)
-    logits -= logits.max(axis=-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-
-
-def differences(engines: Mapping[str, Engine], pieces: list[list[int]]) -> Iterator[tuple[str, str]]:
-    """(name, cells of the table) of every engine, against the first of them."""
-    totals: dict[str, list[np.ndarray]] = {name: [] for name in engines}
-    for tokens in pieces:
-        base = logprobs(next(iter(engines.values())), tokens)
-        for name, engine in engines.items():
-            found = logprobs(engine, tokens)
-            kl = (np.exp(base) * (base - found)).sum(axis=-1)
-            loss = -found[np.arange(len(tokens) - 1), tokens[1:]]
-            same = found.argmax(axis=-1) == base.argmax(axis=-1)
-            totals[name].append(np.array([kl.mean(), np.percentile(kl, 99), loss.mean(), same.mean()]))
-    for name, rows in totals.items():
-        kl, tail, loss, same = np.mean(rows, axis=0)
-        yield name, f"{kl:.5f} | {tail:.4f} | {math.exp(loss):.3f} | {100 * same:.1f} %"
-
-
-def compare_recipes(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> None:
-    engines: dict[str, OrtEngine] = {}
-    sizes: dict[str, float] = {}
-    for name, recipe in RECIPES.items():
-        package = open_package(convert(checkpoint, folder / name, recipe))
-        graph = package.graph(FLOAT32.name)
-        assert graph is not None
-        engines[name] = OrtEngine(package, graph, devices()[0])
-        sizes[name] = package.weights.stat().st_size / 1e6
-    print("| recipe | weights MB | mean KL | 99 % KL | perplexity | same top token |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name, cells in differences(engines, pieces):
-        print(f"| {name} | {sizes[name]:.1f} | {cells} |")
-
-
-def compare_settings(checkpoint: Path, folder: Path, pieces: list[list[int]]) -> None:
+def compare_settings(checkpoint: Path, folder: Path, text: Path, tokens: int) -> None:
+    """A table of OpenVINO's settings, one model under all, against the exact ones."""
     package = convert(checkpoint, folder / "package", Recipe(head_bits=8))
-    models = {
-        name: embedllm.load(package, device="openvino", openvino=options, exact=options is None)
-        for name, options in SETTINGS.items()
-    }
-    engines = {name: model.runner.engine for name, model in models.items()}
-    print("| settings | mean KL | 99 % KL | perplexity | same top token |")
-    print("| --- | --- | --- | --- | --- |")
-    for name, cells in differences(engines, pieces):
-        print(f"| {name} | {cells} |")
+    models = [
+        embedllm.load(package, device="openvino", openvino=options, exact=options is None)
+        for options in SETTINGS.values()
+    ]
+    found = evaluate(models, text, against=models[0], tokens=tokens)
+    print("| settings | mean KL | 95 % KL | 99 % KL | perplexity | same top token |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, one in zip(SETTINGS, found.models, strict=True):
+        print(f"| {name} | {cells(one)} |")
+    for model in models:
+        model.close()
+
+
+def cells(one: ModelScore) -> str:
+    """Of a row of a table, what was measured."""
+    assert one.text is not None
+    far = one.text.divergence
+    assert far is not None
+    distances = f"{far.mean_kl:.5f} | {far.kl_95:.4f} | {far.kl_99:.4f}"
+    return f"{distances} | {one.text.perplexity:.3f} | {100 * far.same_top:.1f} %"
 
 
 def main() -> None:
@@ -130,11 +90,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--openvino", action="store_true")
     options = parser.parse_args()
-    pieces = list(windows(options.checkpoint, options.text, options.tokens))
-    print(f"{len(pieces) * WINDOW} tokens")
     compare = compare_settings if options.openvino else compare_recipes
     with tempfile.TemporaryDirectory() as folder:
-        compare(options.checkpoint, Path(folder), pieces)
+        compare(options.checkpoint, Path(folder), options.text, options.tokens)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""Sizes of models against their distances from the base, as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from embedllm.evaluation.results import Evaluation
+from embedllm.whole_file import replacing
+
+SUFFIXES = (".svg", ".png")
+
+
+def check_plot(path: Path) -> None:
+    """Raises ValueError for another kind of file, and when matplotlib is not installed: before the work is done."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"'{path}' ends in '{path.suffix}'; a plot is {' or '.join(SUFFIXES)}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("a plot takes matplotlib, which is not installed. Install it: pip install 'embedllm[plot]'")
+
+
+def write_plot(found: Evaluation, path: Path) -> None:
+    """Draws an evaluation of a text against a base. Raises ValueError for one without, and what check_plot() does."""
+    check_plot(path)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # no pyplot: that would look for a display
+
+    points = [(one, one.text.divergence) for one in found.models if one.text is not None and one.text.divergence]
+    if found.text is None or found.base is None or not points:
+        raise ValueError("a plot shows distances from a base; evaluate a text against one.")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for one, divergence in points:
+        size = one.weights_bytes / 1e6
+        face = "white" if one.exact else "C0"
+        axes.plot([size], [divergence.mean_kl], "o", color="C0", markerfacecolor=face)
+        name = _short(one.model, found)
+        label = f"{name}, exact" if one.exact else name
+        axes.annotate(label, (size, divergence.mean_kl), textcoords="offset points", xytext=(6, 4), fontsize=8)
+    if all(divergence.mean_kl > 0 for _, divergence in points):
+        axes.set_yscale("log")
+    axes.margins(x=0.2)
+    axes.set_xlabel("weights file, MB")
+    axes.set_ylabel("mean KL from the base, nats a token")
+    axes.set_title(
+        f"against {_short(found.base.model, found)}: {found.text.tokens:,} tokens of {Path(found.text.file).name}"
+    )
+    axes.grid(visible=True, which="both", alpha=0.3)
+    kind = path.suffix.lower().removeprefix(".")
+    # the same evaluation gives the same file
+    with rc_context({"svg.hashsalt": "embedllm"}), replacing(path) as file:
+        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+
+
+def _short(model: str, found: Evaluation) -> str:
+    """The last part of a model's path, where no other one has the same."""
+    every = {one.model for one in (*found.models, *([found.base] if found.base else []))}
+    name = Path(model).name
+    return name if name and [Path(other).name for other in every].count(name) == 1 else model

@@ -1,0 +1,52 @@
+"""Models read a text side by side, piece by piece, so that only a piece's logits are held of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import FeedsAll
+from embedllm.evaluation.measures import Record, measure
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import Engine, Session
+    from embedllm.evaluation.text import Windows
+    from embedllm.types import F32
+
+PIECE = 64  # tokens fed at once, so that most of what is attended to comes out of the KV cache
+
+
+def read_text(engines: Sequence[Engine], windows: Windows, *, has_base: bool, done: Callable[[], None]) -> list[Record]:
+    """What each model's logits say of a text. has_base: the first is what the others are compared with.
+
+    done: called after each window. Raises DeviceError.
+    """
+    records = [Record() for _ in engines]
+    with ExitStack() as stack:
+        sessions: list[Session] = []
+        for engine in engines:
+            sessions.append(engine.open(windows.size))
+            stack.callback(sessions[-1].close)
+        for window in windows.pieces:
+            for session in sessions:
+                session.rewind(0)
+            for at in range(0, windows.size, PIECE):
+                piece = window[at : at + PIECE]
+                rows = [_logits(session, piece) for session in sessions]
+                measure(rows, window[at + 1 : at + 1 + PIECE], records, has_base=has_base)
+            done()
+    return records
+
+
+def _logits(session: Session, tokens: Sequence[int]) -> F32:
+    """After each token, [T, V]. A device that gives one row at a time is fed one token at a time."""
+    if isinstance(session, FeedsAll):
+        return session.feed_all(tokens)
+    rows = []
+    for token in tokens:
+        logits = session.feed([token])
+        rows.append(np.asarray(logits.values(range(logits.size)), dtype=np.float32))
+    return np.stack(rows)
