@@ -184,6 +184,8 @@ def test_nothing_to_do_is_refused(base: Path, text: Path) -> None:
         evaluate([base])
     with pytest.raises(ValueError, match="nothing to evaluate"):
         evaluate([], text)
+    with pytest.raises(ValueError, match="expected a list of them"):
+        evaluate("demo", text)
     with pytest.raises(ValueError, match="tokens is -1"):
         evaluate([base], text, tokens=-1, window=WINDOW)
 

@@ -62,6 +62,8 @@ def evaluate(
     on_progress: called after each window, with the tokens of all models, and after each reply.
     Raises ValueError for a file that cannot be used and for another vocabulary; OSError; what load() raises.
     """
+    if isinstance(models, str | os.PathLike | Model):
+        raise ValueError(f"models is {models!r}; expected a list of them, such as [{models!r}].")
     if not models or (text is None and tasks is None):
         raise ValueError("there is nothing to evaluate; give at least one model, and a text or tasks.")
     sources = [*models] if against is None else [against, *models]
