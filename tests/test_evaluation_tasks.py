@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import embedllm
+from embedllm.completion import Completion
 from embedllm.evaluation.tasks import is_right, read_tasks, run_tasks
 from embedllm.tool_calls import Parts, ToolCall
 
@@ -80,6 +82,23 @@ def test_the_demo_gets_its_golden_replies_right_and_is_wrong_otherwise(tmp_path:
     assert (tool.group, tool.tasks, tool.right, tool.verbatim) == ("tool", 2, 2, 1)
     assert [(wrong.line, wrong.reply) for wrong in shell.wrong] == [(3, plain["text"])]
     assert (tool.wrong, len(done)) == ((), 4)
+
+
+def test_no_reply_depends_on_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompt twice, and nothing of it out of a cache."""
+    cached = []
+    with embedllm.load("demo", device="cpu") as llm:
+        generate = llm.generate
+
+        def noting(*arguments: Any, **options: Any) -> Completion:  # noqa: ANN401  # whatever generate() is given
+            reply = generate(*arguments, **options)
+            cached.append(reply.statistics.cached_tokens)
+            return reply
+
+        monkeypatch.setattr(llm, "generate", noting)
+        task = {"group": "shell", "messages": ASK, "answer": "ls"}
+        run_tasks(llm, read_tasks(write_tasks(tmp_path / "t.jsonl", task, task)), lambda: None)
+    assert cached == [0, 0]
 
 
 # --- what is refused
