@@ -159,6 +159,10 @@ class ReferenceSession:
         q = self._heads(x, attention.q, attention.heads, attention.q_norm)  # [H, T, D]
         k = self._heads(x, attention.k, attention.kv_heads, attention.k_norm)
         v = self._heads(x, attention.v, attention.kv_heads, None)
+        return self._linear(self._attended(index, attention, q, k, v), attention.o)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
         past_key, past_value = self._kv[index]
         key = np.concatenate([past_key, self._rotated(k)], axis=1)  # [kv heads, P + T, D]
         value = np.concatenate([past_value, v], axis=1)
@@ -166,7 +170,7 @@ class ReferenceSession:
         shared = attention.heads // attention.kv_heads
         key, value = key.repeat(shared, axis=0), value.repeat(shared, axis=0)
         scores = self._rotated(q) @ key.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))  # [H, T, P + T]
-        query_at = np.arange(self.position, self.position + len(x))[:, None]
+        query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
         key_at = np.arange(key.shape[1])[None, :]
         seen = key_at <= query_at
         if attention.window is not None:
@@ -174,8 +178,7 @@ class ReferenceSession:
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        merged = (weights @ value).transpose(1, 0, 2).reshape(len(x), -1)
-        return self._linear(merged, attention.o)
+        return (weights @ value).transpose(1, 0, 2).reshape(q.shape[1], -1)
 
     def _heads(self, x: F32, linear: Linear, heads: int, norm: Norm | None) -> F32:
         split = self._linear(x, linear).reshape(len(x), heads, -1).transpose(1, 0, 2)

@@ -28,8 +28,11 @@ _NPU_LEAST = 64
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
-@click.option("--method", type=click.Choice(["search", "nearest"]), default="search", show_default=True,
-              help="Scales of 4 bits: of the least squared error, or such as reach the extremes.")  # fmt: skip
+@click.option("--method", type=click.Choice(["search", "nearest", "gptq"]),
+              help="Scales of 4 bits: of the least squared error (the default), or such as reach the extremes; or each "
+              "rounding made up for on a text, which takes longer and is best.")  # fmt: skip
+@click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
+              help="The text for gptq, .txt or .jsonl: like what it will read. Default: it draws one.")  # fmt: skip
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
@@ -53,7 +56,8 @@ def export(
     group: str | None,
     target: str | None,
     asymmetric: bool,
-    method: str,
+    method: str | None,
+    calibrate: Path | None,
     lm_head_bits: str | None,
     embedding_bits: str | None,
     context: int | None,
@@ -72,6 +76,8 @@ def export(
     SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), or a repo id of the hub, which is
     downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
     """
+    if calibrate is not None and method not in (None, "gptq"):
+        raise click.UsageError(f"--calibrate and --method {method}: only gptq reads a text. Leave one out.")
     if target == "npu" and asymmetric:
         raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
     if target == "npu" and group and int(group) < _NPU_LEAST:
@@ -86,7 +92,7 @@ def export(
         bits=int(bits),
         group=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
-        method=method,
+        method=method or ("search" if calibrate is None else "gptq"),
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,
         context=context,
@@ -101,6 +107,7 @@ def export(
                 recipe,
                 revision=revision,
                 lora=lora,
+                calibration=calibrate,
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,

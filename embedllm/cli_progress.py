@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from embedllm.export import Progress
 
 _STAGES = {  # the others: as they are
-    "verify": "comparing with the reference",
+    "calibration": "calibrating, layers",
     "copy": "copying",
+    "draft": "drawing a text",
     "parts": "cutting",
-    "text": "reading the text",
     "tasks": "doing tasks",
+    "text": "reading the text",
+    "verify": "comparing with the reference",
 }
 _OF_BYTES = ("weights", "copy", "parts")
 

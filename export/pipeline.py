@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.architectures import describe
+from embedllm.export.calibration import calibrated
+from embedllm.export.calibration_text import CalibrationText, draw_text, read_text
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
@@ -35,6 +38,7 @@ def convert(
     *,
     revision: str | None = None,
     lora: str | Path | None = None,
+    calibration: str | Path | None = None,
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
@@ -46,6 +50,8 @@ def convert(
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
     revision: branch, tag or commit of a repository.
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
+    calibration: for the method "gptq", a text like what the model will read: .jsonl with documents, {"text": ...} a
+    line, or anything else as one document. None: the model draws one by itself.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
@@ -58,6 +64,8 @@ def convert(
     check_place(out, replace)
     if shard is not None and shard < 1:
         raise ValueError(f"shard is {shard} bytes; expected 1 or more.")
+    if calibration is not None and recipe.method != "gptq":
+        raise ExportError(f"a calibration text is for the method 'gptq', not for {recipe.method!r}. Leave one out.")
     if openvino_tokenizer:
         check_installed()
     location = locate(source, revision)
@@ -69,14 +77,18 @@ def convert(
         decided = plan(decoder, recipe)
         merged = None if lora is None else MergedSource(reader, lora, decoder)
         check_source(reader, decided)
+        text = None if calibration is None else read_text(Path(calibration), location.folder, decoder)
+        draws = recipe.method == "gptq" and text is None
         size = decided.layout.size
-        with appears_whole(out, size + min(size, shard or 0)) as partial:
+        with appears_whole(out, size + max(min(size, shard or 0), size if draws else 0)) as partial:
             facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             _copy(texts, partial)
+            if draws:
+                text = _drawn(merged or reader, decided, recipe, partial, facts, on_progress)
             if openvino_tokenizer:
                 write_tokenizer(location.folder, partial)
                 link_weights(partial)  # now, so that a disk without links is known before the weights are written
-            _write(merged or reader, decided, recipe, partial, facts, on_progress)
+            _write(merged or reader, decided, recipe, partial, facts, on_progress, text)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -89,6 +101,22 @@ def convert(
     return out
 
 
+def _drawn(
+    source: Source,
+    decided: Plan,
+    recipe: Recipe,
+    partial: Path,
+    facts: dict[str, object],
+    on_progress: Callable[[Progress], None],
+) -> CalibrationText:
+    """What the model says by itself, as a plainer export of it that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="draft-", dir=partial) as folder:
+        _copy({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
+        plainer = dataclasses.replace(recipe, method="nearest")
+        _write(source, plan(decided.decoder, plainer), plainer, Path(folder), facts, lambda _: None)
+        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)))
+
+
 def _write(
     source: Source,
     decided: Plan,
@@ -96,8 +124,9 @@ def _write(
     partial: Path,
     facts: dict[str, object],
     on_progress: Callable[[Progress], None],
+    text: CalibrationText | None = None,
 ) -> None:
-    """Weights, graphs and what describes them; `facts` begin the manifest."""
+    """Weights, graphs and what describes them; `facts` begin the manifest. text: to calibrate on."""
     tokens = facts["tokens"]
     assert isinstance(tokens, dict)
     write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
@@ -108,7 +137,12 @@ def _write(
         done += count
         on_progress(Progress("weights", done, decided.layout.size))
 
-    hashes = {WEIGHTS: write_weights(source, decided, partial / WEIGHTS, on_bytes)}
+    pieces = None
+    if text is not None:
+        facts = {**facts, "calibration": text.facts}
+        pieces = calibrated(source, decided.decoder, decided.packing, text.sequences,
+                            lambda layers, of: on_progress(Progress("calibration", layers, of)))  # fmt: skip
+    hashes = {WEIGHTS: write_weights(source, decided, partial / WEIGHTS, on_bytes, pieces)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
     graphs = flavours(decided.decoder)
     model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)

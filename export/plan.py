@@ -11,7 +11,7 @@ from embedllm.export.decoder import Decoder, Linear, norms
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out
 
-METHODS = ("search", "nearest")
+METHODS = ("search", "nearest", "gptq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,9 @@ class Recipe:
     bits: int = 4  # of the layers' matrices: 4, 8, 16 or 32
     group: int = 32  # values that share a scale
     symmetric: bool = True
-    method: str = "search"  # of the scales of 4 bits: "search", by least squares, or "nearest", from the extremes
+    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; "gptq": so, and what a rounding
+    # loses on a text is made up for by what is rounded later
+    method: str = "search"
     head_bits: int | None = None  # None: as `bits`
     embedding_bits: int | None = None  # None: as the head; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
@@ -43,7 +45,7 @@ class Plan:
 def plan(decoder: Decoder, recipe: Recipe) -> Plan:
     """Packing and layout of a model. Raises ExportError for a recipe that does not fit it."""
     if recipe.method not in METHODS:
-        raise ExportError(f"method is {recipe.method!r}; expected {' or '.join(map(repr, METHODS))}.")
+        raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
     packing = _packing(decoder, recipe)
     runs = tuple(_runs(decoder))
     constants = openvino_graph.constants(decoder, packing)
@@ -57,7 +59,7 @@ def plan(decoder: Decoder, recipe: Recipe) -> Plan:
         packing=packing,
         runs=runs,
         constants=constants,
-        search=recipe.method == "search",
+        search=recipe.method != "nearest",
         layout=lay_out(entries, {"format": "embedllm"}),
     )
 

@@ -66,43 +66,56 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False) -> Packed:
     """
     grouped = _grouped(rows, packing)
     turned = np.ascontiguousarray(grouped.reshape(-1, packing.group).T)  # NumPy reduces a short last axis slowly
+    half, zeros = (one.reshape(grouped.shape[:2]) for one in scales(turned, packing, search=search))
+    steps = grouped * inverse(half)[:, :, None]
+    np.rint(steps, out=steps)
+    steps += zeros[:, :, None]
+    np.clip(steps, 0, (1 << packing.bits) - 1, out=steps)
+    zero = None if packing.symmetric else _pack(zeros.astype(np.uint8), packing.bits)
+    return Packed(_pack(steps.astype(np.uint8), packing.bits), half, zero)
+
+
+def packed_turned(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
+    """Rows whose integers are known. integers: [groups * group, n]. scale, zeros: [groups, n]."""
+    values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group)
+    zero = None if zeros is None else _pack(np.ascontiguousarray(zeros.T), packing.bits)
+    return Packed(_pack(values, packing.bits), np.ascontiguousarray(scale.T), zero)
+
+
+def scales(turned: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:
+    """The scale and the zero point of each group, [groups].
+
+    turned: [size, groups], the values. search: as quantize(). weights: [size], of the squared errors in a search.
+
+    Raises ExportError for values that are not finite or too large for a float16 scale.
+    """
     low, high = turned.min(axis=0), turned.max(axis=0)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ExportError(NOT_FINITE)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        scale, zeros = _scales(turned, low, high, packing, search=search and packing.bits in _SEARCHED)
+        scale, zeros = _scales(turned, low, high, packing, weights, search=search and packing.bits in _SEARCHED)
         half = scale.astype(np.float16)
     if not np.isfinite(half).all():
-        raise ExportError(f"a weight of {np.abs(grouped).max():.3g} needs a scale beyond float16; use 32 bits.")
-    shape = grouped.shape[:2]
-    return _rounded(grouped, half.reshape(shape), None if zeros is None else zeros.reshape(shape), packing)
+        raise ExportError(f"a weight of {np.abs(turned).max():.3g} needs a scale beyond float16; use 32 bits.")
+    return half, zeros
 
 
-def _scales(turned: F32, low: F32, high: F32, packing: Packing, *, search: bool) -> tuple[F32, F32 | None]:
-    """The scale and, when there is any, the zero point of each group: [groups] all but `turned`, [size, groups]."""
+def _scales(
+    turned: F32, low: F32, high: F32, packing: Packing, weights: F32 | None, *, search: bool
+) -> tuple[F32, F32]:
     levels = 1 << packing.bits
     if packing.symmetric:
         extreme = np.where(-low >= high, low, high)
-        return (search_symmetric(turned, extreme, levels) if search else extreme / np.float32(-(levels // 2))), None
+        scale = search_symmetric(turned, extreme, levels, weights) if search else extreme / np.float32(-(levels // 2))
+        return scale, np.full_like(scale, levels // 2)
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if search:
-        return search_asymmetric(turned, low, high, levels)
+        return search_asymmetric(turned, low, high, levels, weights)
     scale = (high - low) / np.float32(levels - 1)
-    return scale, np.clip(np.rint(-low * _inverse(scale.astype(np.float16))), 0, levels - 1)
+    return scale, np.clip(np.rint(-low * inverse(scale.astype(np.float16))), 0, levels - 1)
 
 
-def _rounded(grouped: F32, scale: F16, zeros: F32 | None, packing: Packing) -> Packed:
-    levels = 1 << packing.bits
-    steps = grouped * _inverse(scale)[:, :, None]
-    np.rint(steps, out=steps)
-    steps += np.float32(levels // 2) if zeros is None else zeros[:, :, None]
-    np.clip(steps, 0, levels - 1, out=steps)
-    values = steps.astype(np.uint8)
-    packed = None if zeros is None else _pack(zeros.astype(np.uint8), packing.bits)
-    return Packed(_pack(values, packing.bits), scale, packed)
-
-
-def _inverse(scale: F16) -> F32:
+def inverse(scale: F16) -> F32:
     """1 / scale, and 0 for 0."""
     wide = scale.astype(np.float32)
     return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)

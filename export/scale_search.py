@@ -23,42 +23,50 @@ _ASYMMETRIC = (1.0, 0.72, 0.8, 0.87, 0.93, 0.97)
 _BETTER = np.float32(1 + 1e-6)  # less than that is rounding: a group that a plain scale holds exactly keeps it
 
 
-def search_symmetric(turned: F32, extreme: F32, levels: int) -> F32:
+def search_symmetric(turned: F32, extreme: F32, levels: int, weights: F32 | None = None) -> F32:
     """The scale of each group, in steps around a zero point of levels / 2.
 
     turned: [size, groups], the values. extreme: [groups], the value of the largest magnitude.
+    weights: [size], of the squared errors; None: all alike.
     """
     half = np.float32(levels // 2)
-    ratio, _ = _best(_divided(turned, extreme), ((-half / np.float32(f), half) for f in _SYMMETRIC), levels)
+    steps = ((-half / np.float32(f), half) for f in _SYMMETRIC)
+    ratio, _ = _best(_divided(turned, extreme), steps, levels, weights)
     return ratio * extreme
 
 
-def search_asymmetric(turned: F32, low: F32, high: F32, levels: int) -> tuple[F32, F32]:
+def search_asymmetric(turned: F32, low: F32, high: F32, levels: int, weights: F32 | None = None) -> tuple[F32, F32]:
     """The scale and the zero point of each group.
 
     turned: [size, groups], the values. low, high: [groups], the ends of the range that is stored, which has 0 in it.
+    weights: [size], of the squared errors; None: all alike.
     """
     width = high - low
     middle = _divided((low + high) / 2, width)
     most = np.float32(levels - 1)
     steps = (most / np.float32(f) for f in _ASYMMETRIC)
-    ratio, zero = _best(
-        _divided(turned, width), ((one, np.clip(np.rint(most / 2 - middle * one), 0, most)) for one in steps), levels
-    )
+    pairs = ((one, np.clip(np.rint(most / 2 - middle * one), 0, most)) for one in steps)
+    ratio, zero = _best(_divided(turned, width), pairs, levels, weights)
     return ratio * width, zero
 
 
-def _best(values: F32, candidates: Iterator[tuple[np.float32, F32 | np.float32]], levels: int) -> tuple[F32, F32]:
+def _best(
+    values: F32, candidates: Iterator[tuple[np.float32, F32 | np.float32]], levels: int, weights: F32 | None
+) -> tuple[F32, F32]:
     """By group the best scale, and the zero point that goes with it.
 
     candidates: steps in 1, and the zero point. The first one is what stands where none can be told to be better.
-    For integers u the best scale is sum(x u) / sum(u u), which leaves sum(x x) - sum(x u)**2 / sum(u u).
+    For integers u the best scale is sum(x u) / sum(u u), which leaves sum(x x) - sum(x u)**2 / sum(u u); with weights,
+    all of these sums have them.
     """
+    weighted = values if weights is None else values * weights[:, None]
     for place, (steps, zero) in enumerate(candidates):
         integers = values * steps
         np.rint(integers, out=integers)
         np.clip(integers, -zero, np.float32(levels - 1) - zero, out=integers)
-        product, square = (np.einsum("ig,ig->g", one, integers) for one in (values, integers))
+        product = np.einsum("ig,ig->g", weighted, integers)
+        weighing = integers if weights is None else integers * weights[:, None]
+        square = np.einsum("ig,ig->g", weighing, integers)
         fits = np.divide(product, square, out=np.zeros_like(product), where=square != 0)
         explained = fits * product
         if place == 0:

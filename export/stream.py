@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18  # values: 1 MB of float32, so that a piece and its intermediates stay in the cache of a core
 _MOST_WORKERS = 16
 
+Piece: TypeAlias = "tuple[Linear, Packed | F16 | F32]"  # rows of a matrix, as they are stored
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -51,10 +52,17 @@ def check_source(source: Source, plan: Plan) -> None:
         source.check(norm.source, (norm.size,))
 
 
-def write_weights(source: Source, plan: Plan, path: Path, on_bytes: Callable[[int], None]) -> str:
+def write_weights(
+    source: Source,
+    plan: Plan,
+    path: Path,
+    on_bytes: Callable[[int], None],
+    pieces: Iterable[Piece] | None = None,
+) -> str:
     """Fills the file of a plan; returns its sha256.
 
     on_bytes: called with the number of bytes as they are written.
+    pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
     """
     with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
 
@@ -64,7 +72,7 @@ def write_weights(source: Source, plan: Plan, path: Path, on_bytes: Callable[[in
 
         try:
             _write_small(source, plan, write)
-            _write_matrices(source, plan, pool, write)
+            _write_matrices(plan, _rounded(source, plan, pool) if pieces is None else pieces, write)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # do not go on reading for a file that will be removed
             raise
@@ -92,23 +100,24 @@ def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], 
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
-def _write_matrices(
-    source: Source, plan: Plan, pool: ThreadPoolExecutor, write: Callable[[str, np.ndarray], None]
-) -> None:
-    """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
-    tails: list[tuple[str, np.ndarray]] = []
-
-    def work(piece: tuple[Linear, int, int]) -> tuple[Linear, Packed | F16 | F32]:
+def _rounded(source: Source, plan: Plan, pool: ThreadPoolExecutor) -> Iterator[Piece]:
+    def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
         try:
             rows = source.rows(f"{linear.source}.weight", start, stop)
-            return linear, _pack(rows, plan.packing[linear.name], search=plan.search)
+            return linear, pack(rows, plan.packing[linear.name], search=plan.search)
         except ExportError as error:
             raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
 
+    return _ordered(pool, work, _pieces(plan), ahead=2 * _workers())
+
+
+def _write_matrices(plan: Plan, pieces: Iterable[Piece], write: Callable[[str, np.ndarray], None]) -> None:
+    """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
+    tails: list[tuple[str, np.ndarray]] = []
     last = {run[-1].name: run for run in plan.runs}
     left = {linear.name: linear.rows for run in plan.runs for linear in run}
-    for linear, packed in _ordered(pool, work, _pieces(plan), ahead=2 * _workers()):
+    for linear, packed in pieces:
         if isinstance(packed, Packed):
             write(f"{linear.name}.weight", packed.weight)
             tails.append((f"{linear.name}.scale", packed.scale))
@@ -134,7 +143,7 @@ def _pieces(plan: Plan) -> Iterator[tuple[Linear, int, int]]:
                 yield linear, start, min(start + step, linear.rows)
 
 
-def _pack(rows: F32, packing: Packing, *, search: bool) -> Packed | F16 | F32:
+def pack(rows: F32, packing: Packing, *, search: bool) -> Packed | F16 | F32:
     if packing.quantized:
         return quantize(rows, packing, search=search)
     if not np.isfinite(rows).all():

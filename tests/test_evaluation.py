@@ -16,11 +16,11 @@ import embedllm
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.evaluation import Evaluation, evaluate
 from embedllm.evaluation.plot import write_plot
-from embedllm.evaluation.text import read_windows
 from embedllm.export import Recipe
 from embedllm.export.progress import Progress
 from embedllm.package import open_package
 from embedllm.text import Tokenizer
+from embedllm.windows import read_windows
 
 MakePackage = Callable[..., Path]
 WINDOW = 70  # tokens: more than one piece

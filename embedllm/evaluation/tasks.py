@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from embedllm.evaluation.jsonl import fault, read_objects
 from embedllm.evaluation.results import TaskScore, WrongReply
+from embedllm.jsonl import fault, read_objects
 from embedllm.sampling import Sampling
 from embedllm.tool_calls import Parts
 

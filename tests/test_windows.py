@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.evaluation import text as evaluation_text
-from embedllm.evaluation.text import Windows, read_windows
+import embedllm.windows
+from embedllm.windows import Windows, read_windows
 from tests.fakes import END, Bytes
 
 
@@ -73,7 +73,7 @@ LINE = st.text(st.characters(codec="utf-8", exclude_characters="\ufeff"), max_si
 def test_windows_and_rest_are_the_text_whatever_is_read_at_once(lines: list[str], size: int, block: int) -> None:
     data = "\n".join(lines).encode()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation_text, "_BLOCK", block)
+        patch.setattr(embedllm.windows, "_BLOCK", block)
         path = Path(folder) / "t.txt"
         path.write_bytes(data)
         if len(data) < size:

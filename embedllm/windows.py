@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.evaluation.jsonl import fault, read_objects
+from embedllm.jsonl import fault, read_objects
 
 if TYPE_CHECKING:
     from embedllm.text import TextCodec

@@ -1,0 +1,221 @@
+"""Quantizes a checkpoint layer by layer, each for the inputs that it gets from the quantized layers before it.
+
+All calibration sequences go through one layer after the other, with the mathematics of backends/reference.py. When a
+matrix is about to be used, it is quantized for just these inputs (gptq.py), so one pass does everything. In memory are
+the sequences' activations, one matrix and its inputs' gram matrix, however many layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.reference import ReferenceSession
+from embedllm.export.decoder import linears, norms
+from embedllm.export.gptq import compensated, compensation
+from embedllm.export.quantize import Packed, Packing, dequantize
+from embedllm.export.rope import tables
+from embedllm.export.stream import Piece, Source, pack
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.export.decoder import Attention, Decoder, Linear
+    from embedllm.types import F32
+
+_PIECE = 1 << 24  # values of a table that are quantized at once: 64 MB of float32
+# A tied table is the head's weights and also the model's input, where all its values count alike: this share of the
+# mean square of the head's inputs is added to each (docs/numerics.md#calibration).
+_AS_INPUT = 0.3
+# Of the errors of earlier layers, what a matrix makes up for; all of it fits the calibration text, and that only.
+_PROPAGATED = np.float32(0.5)
+
+
+def calibrated(
+    source: Source,
+    decoder: Decoder,
+    packing: Mapping[str, Packing],
+    sequences: NDArray[np.int64],
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Piece]:
+    """Every matrix of a model, in rows, in the order of the weights file.
+
+    packing: by the name of the matrix. sequences: [S, T], token ids of the text that the model is calibrated on.
+    on_layer: told how many of how many passes through a layer are done.
+    Raises ExportError for weights that cannot be stored, and for activations that are not finite.
+    """
+    layers, head = len(decoder.layers), packing[decoder.head.name]
+    is_read_twice = decoder.tied and head.quantized  # the table comes first in the file, its inputs last in the model
+    before = layers if is_read_twice else 0
+    spread = None
+    if is_read_twice:
+        spread = _head_spread(source, decoder, head, sequences, lambda done: on_layer(done, 2 * layers))
+    floats = _Pass(source, decoder, sequences)
+    run = _Quantizing(floats, packing)
+    yield from _table(source, decoder.embedding, packing, spread, run.embed)
+    for index in range(layers):
+        floats.layer(index)
+        run.layer(index)
+        yield from run.pieces
+        run.pieces.clear()
+        on_layer(before + index + 1, before + layers)
+    if not decoder.tied:
+        spread = run.head_spread(head) if head.quantized else None
+        yield from _table(source, decoder.head, packing, spread)
+
+
+def _head_spread(
+    source: Source,
+    decoder: Decoder,
+    packing: Packing,
+    sequences: NDArray[np.int64],
+    on_layer: Callable[[int], None],
+) -> F32:
+    """compensation() of a tied table, in the model as it is."""
+    floats = _Pass(source, decoder, sequences)
+    for index in range(len(decoder.layers)):
+        floats.layer(index)
+        on_layer(index + 1)
+    return floats.head_spread(packing, as_input=_AS_INPUT)
+
+
+def _table(
+    source: Source,
+    linear: Linear,
+    packing: Mapping[str, Packing],
+    spread: F32 | None,
+    use: Callable[[int, F32], None] = lambda start, rows: None,
+) -> Iterator[Piece]:
+    """An embedding or a head, of which there may be more than memory should hold as floats. use: start, float rows."""
+    for start, rows in _read(source, linear):
+        packed = _packed(rows, packing[linear.name], spread)
+        use(start, _floats(packed, packing[linear.name], linear.columns))
+        yield linear, packed
+
+
+def _read(source: Source, linear: Linear) -> Iterator[tuple[int, F32]]:
+    step = max(1, _PIECE // linear.columns)
+    for start in range(0, linear.rows, step):
+        yield start, source.rows(f"{linear.source}.weight", start, min(start + step, linear.rows))
+
+
+class _Pass(ReferenceSession):
+    """The calibration sequences on their way through the layers of the model as it is."""
+
+    def __init__(self, source: Source, decoder: Decoder, sequences: NDArray[np.int64]) -> None:
+        self.floats = _Floats(source, decoder, sequences.shape[1])
+        super().__init__(self.floats)
+        self.source, self.decoder, self.sequences = source, decoder, sequences
+        self.inputs: dict[str, F32] = {}  # of the last layer's matrices, by name, [S * T, columns]
+        self.stream: dict[str, F32] = {}  # what the products of its o and down were added to, by name
+        self._x = np.empty((sequences.size, decoder.hidden), np.float32)
+        for start, rows in _read(source, decoder.embedding):
+            self.embed(start, rows)
+
+    def embed(self, start: int, rows: F32) -> None:
+        """Gives the sequences what rows of the embedding, from `start` on, say of their tokens."""
+        tokens = self.sequences.reshape(-1)
+        here = (tokens >= start) & (tokens < start + len(rows))
+        self._x[here] = rows[tokens[here] - start]
+
+    def layer(self, index: int) -> None:
+        layer = self.decoder.layers[index]
+        self.inputs.clear()
+        with np.errstate(over="ignore", invalid="ignore"):  # compensation() finds and names it
+            self.stream = {layer.attention.o.name: self._x}
+            self._x = self._x + self._attention(index, layer.attention, self._norm(self._x, layer.attention_norm))
+            self.stream[layer.mlp.down.name] = self._x
+            self._x = self._x + self._mlp(layer.mlp, self._norm(self._x, layer.mlp_norm))
+
+    def head_spread(self, packing: Packing, *, as_input: float = 0.0) -> F32:
+        """compensation() of the head's inputs. as_input: share of their mean square that is added to each."""
+        x = self._norm(self._x, self.decoder.norm)
+        gram = x.T @ x
+        gram[np.diag_indices_from(gram)] += as_input * np.trace(gram) / len(gram)
+        return compensation(gram, packing)
+
+    def _linear(self, x: F32, linear: Linear) -> F32:
+        self.inputs[linear.name] = x
+        return super()._linear(x, linear)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        found: list[F32] = []
+        for start in range(0, self.sequences.size, self.sequences.shape[1]):
+            self.rewind(0)
+            here = slice(start, start + self.sequences.shape[1])
+            found.append(super()._attended(index, attention, q[:, here], k[:, here], v[:, here]))
+        self.rewind(0)
+        return np.concatenate(found)
+
+
+class _Quantizing(_Pass):
+    """The same sequences through the same layers, which are quantized on the way."""
+
+    def __init__(self, floats: _Pass, packing: Mapping[str, Packing]) -> None:
+        """floats: is always a layer ahead."""
+        super().__init__(floats.source, floats.decoder, floats.sequences)
+        self.pieces: list[Piece] = []  # that were quantized
+        self._packing, self._float_pass = packing, floats
+        self._inputs: F32 | None = None  # of the last matrix, which others may share
+        self._spread = self._lost = np.empty(0, np.float32)  # that go with them
+
+    def _linear(self, x: F32, linear: Linear) -> F32:
+        packing = self._packing[linear.name]
+        weight = self.floats.matrix(linear)
+        spread = self._weighed(x, linear) if packing.quantized else None
+        if spread is not None:
+            weight = weight + self._made_up(weight, x, linear)
+        packed = _packed(weight, packing, spread)
+        self.pieces.append((linear, packed))
+        product = x @ _floats(packed, packing, linear.columns).T
+        return product + self.floats.tensor(f"{linear.name}.bias") if linear.bias else product
+
+    def _weighed(self, x: F32, linear: Linear) -> F32:
+        """compensation() of the inputs; matrices that share them find it made."""
+        if x is not self._inputs:
+            self._inputs, self._spread = x, compensation(x.T @ x, self._packing[linear.name])
+            self._lost = (self._float_pass.inputs[linear.name] - x).T @ x
+        return self._spread
+
+    def _made_up(self, weight: F32, x: F32, linear: Linear) -> F32:
+        """What is added to the weights, so that their products are again what the model as it is would have.
+
+        By least squares over the sequences, for what the inputs lost in the layers before; and for what the stream
+        lost that the product is added to.
+        """
+        lost = weight @ self._lost
+        if linear.name in self.stream:
+            lost += (self._float_pass.stream[linear.name] - self.stream[linear.name]).T @ x
+        columns = linear.columns
+        return _PROPAGATED * ((lost @ self._spread[:columns, :columns].T) @ self._spread[:columns, :columns])
+
+
+class _Floats:
+    """What the reference reads of an engine, out of a checkpoint."""
+
+    def __init__(self, source: Source, decoder: Decoder, length: int) -> None:
+        self.decoder = decoder
+        self._source = source
+        self._rope = dict(zip(("rope.cos", "rope.sin"), tables(decoder.rope, length), strict=True))
+        matrices = [linear for layer in decoder.layers for linear in linears(layer)]
+        self._places = {f"{norm.name}.weight": (norm.source, norm.size) for norm in norms(decoder)}
+        self._places |= {f"{linear.name}.bias": (f"{linear.source}.bias", linear.rows) for linear in matrices}
+
+    def tensor(self, name: str) -> F32:
+        if name in self._rope:
+            return self._rope[name]
+        origin, size = self._places[name]
+        return self._source.rows(origin, 0, size)
+
+    def matrix(self, linear: Linear) -> F32:
+        return self._source.rows(f"{linear.source}.weight", 0, linear.rows)
+
+
+def _packed(rows: F32, packing: Packing, spread: F32 | None) -> Packed | F32 | NDArray[np.float16]:
+    return pack(rows, packing, search=True) if spread is None else compensated(rows, spread, packing)
+
+
+def _floats(packed: Packed | F32 | NDArray[np.float16], packing: Packing, columns: int) -> F32:
+    return dequantize(packed, packing, columns) if isinstance(packed, Packed) else packed.astype(np.float32)
