@@ -66,6 +66,8 @@ def compare_settings(checkpoint: Path, folder: Path, text: Path, tokens: int) ->
         for options in SETTINGS.values()
     ]
     found = evaluate(models, text, against=models[0], tokens=tokens)
+    assert found.text is not None
+    print(f"{found.text.tokens} tokens\n")
     print("| settings | mean KL | 95 % KL | 99 % KL | perplexity | same top token |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, one in zip(SETTINGS, found.models, strict=True):
