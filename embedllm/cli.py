@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from embedllm import __version__
+from embedllm.cli_bench import bench
 from embedllm.cli_chat import chat
 from embedllm.cli_devices import devices
 from embedllm.cli_eval import evaluate
@@ -79,7 +80,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, shard, inspect, fit, evaluate, devices, families, worker):
+for command in (run, chat, export, graph, shard, inspect, fit, bench, evaluate, devices, families, worker):
     cli.add_command(command)
 
 

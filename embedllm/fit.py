@@ -36,7 +36,7 @@ KEEPING = {
     # KV of 8 bits with a scale and a zero point for each head
     ("openvino", False): Keeping(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
 }
-_ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
+ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +194,6 @@ def _kv_bits(package: Package, device: Device, *, exact: bool) -> int:
 
 def _free_bytes(parts: list[Device]) -> int | None:
     """Of the memory that all of the devices share; of different ones that is not told."""
-    if all(part.name in _ON_HOST for part in parts):
+    if all(part.name in ON_HOST for part in parts):
         return free_bytes()
     return parts[0].memory or None if len(parts) == 1 else None

@@ -26,12 +26,12 @@ HOMES = {
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
-    "matplotlib": ("embedllm.evaluation.plot",),
+    "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot"),
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
     "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
-    "psutil": ("embedllm.free_memory",),
+    "psutil": ("embedllm.free_memory", "embedllm.bench.machine", "embedllm.bench.memory"),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.javascript",),
     "llguidance": ("embedllm.structured_grammars",),
@@ -40,6 +40,7 @@ HOMES = {
         "embedllm.state_file",
         "embedllm.peft",
         "embedllm.tensor_floats",
+        "embedllm.bench.",
         "embedllm.backends.",
         "embedllm.evaluation.",
         "embedllm.export.",

@@ -1,0 +1,48 @@
+"""What a worker asks of the engine that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """An opened engine and its model, in its own words."""
+
+    versions: dict[str, str]
+    device: str
+    hardware: str  # in words; empty where the engine does not tell
+    on_host: bool  # whether it reads the machine's own memory
+    threads: int  # told to it; 0: its own choice
+    model: str
+    weights_sha256: str  # of the file, where a manifest tells it
+    weights_bytes: int  # of the file or files
+    bits: int | None  # of the layers' matrices; None where nothing tells them
+    group: int | None  # values that share a scale
+    vocabulary: int
+    context: int  # most tokens that prompt and reply may have together
+    step_bytes: int  # of weights, as they are stored, that a step reads
+    kv_bytes_per_token: float | None  # that a step reads; None: not told
+    keeps: bool  # what it computed last, so that a prompt which begins alike is not computed anew
+    can: tuple[str, ...] = ()  # kinds of cases besides replies and shared prefixes
+
+
+class Engine(Protocol):
+    """One model, opened."""
+
+    @property
+    def about(self) -> About: ...
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        """Greedily, stop tokens off: when each of `count` tokens was there, in seconds from the call on."""
+        ...
+
+    def structured(self, tokens: Sequence[int], count: int) -> list[float]:
+        """As run(), with the reply held to a JSON schema that it cannot fulfil in fewer tokens; when `about.can`."""
+        ...
+
+    def batch(self, prompts: Sequence[Sequence[int]], count: int) -> float:
+        """Seconds until each of several prompts has its `count` tokens, all begun at once; when `about.can`."""
+        ...

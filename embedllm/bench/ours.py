@@ -1,0 +1,106 @@
+"""This library as an engine that is measured: through its public API, as an application would use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import embedllm
+from embedllm.bench.engine import About
+from embedllm.bench.workload import CONCURRENT, STRUCTURED
+from embedllm.export.decoder import Decoder, kv_bytes, linears, norms
+from embedllm.fit import KEEPING, ON_HOST
+from embedllm.package import WEIGHTS, Package
+from embedllm.tensorfile import read_header
+
+_GREEDY = embedllm.Sampling(temperature=0)
+
+
+class Ours:
+    """A package folder on one of our devices. Speculation is off, and all else as load() has it."""
+
+    def __init__(self, folder: str, *, device: str, threads: int, exact: bool) -> None:
+        names = device.split(",") if "," in device else device or None
+        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact)
+        self._threads = threads
+        self._exact = exact
+
+    @property
+    def about(self) -> About:
+        package, device = self._model.package, self._model.device
+        name, _, version = device.backend.partition(" ")
+        recipe = package.manifest.get("recipe")
+        packing = recipe if isinstance(recipe, dict) else {}
+        return About(
+            versions={"embedllm": embedllm.__version__, name: version},
+            device=device.name + (", exact" if self._exact else ""),
+            hardware=device.description,
+            on_host=all(part in ON_HOST for part in device.name.split("+")),
+            threads=self._threads,
+            model=package.name,
+            weights_sha256=package.files[WEIGHTS].sha256,
+            weights_bytes=package.files[WEIGHTS].bytes,
+            bits=packing.get("bits"),
+            group=packing.get("group") if packing.get("bits", 16) <= 8 else None,
+            vocabulary=package.decoder.vocabulary,
+            context=self._model.context,
+            step_bytes=step_bytes(package),
+            kv_bytes_per_token=kv_bytes_per_token(package.decoder, device.name.rpartition("+")[2], exact=self._exact),
+            keeps=True,
+            can=(STRUCTURED, CONCURRENT),
+        )
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        return self._timed(tokens, count)
+
+    def structured(self, tokens: Sequence[int], count: int) -> list[float]:
+        return self._timed(tokens, count, response_format=wanted_json(count))
+
+    def batch(self, prompts: Sequence[Sequence[int]], count: int) -> float:
+        start = time.perf_counter()
+        replies = self._model.generate_batch([list(prompt) for prompt in prompts], _GREEDY, max_tokens=count,
+                                             stop_tokens=(), speculate="off")  # fmt: skip
+        seconds = time.perf_counter() - start
+        _check([len(reply.tokens) for reply in replies], count)
+        return seconds
+
+    def _timed(self, tokens: Sequence[int], count: int, **options: Any) -> list[float]:  # noqa: ANN401 - of a reply
+        start = time.perf_counter()
+        chunks = self._model.stream(list(tokens), _GREEDY, max_tokens=count, stop_tokens=(), speculate="off", **options)
+        times = [time.perf_counter() - start for chunk in chunks if chunk.token is not None]
+        _check([len(times)], count)
+        return times
+
+
+def _check(lengths: Sequence[int], count: int) -> None:
+    if wrong := [length for length in lengths if length != count]:
+        raise ValueError(f"a reply has {wrong[0]} tokens; expected {count}. Take a shorter --prompt or --depth.")
+
+
+def wanted_json(count: int) -> dict[str, object]:
+    """A response_format that no reply of fewer tokens fulfils: a list of so many small objects."""
+    entry = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 24}, "size": {"type": "integer"},
+                       "done": {"type": "boolean"}},
+        "required": ["name", "size", "done"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    schema = {"type": "array", "items": entry, "minItems": count}
+    return {"type": "json_schema", "json_schema": {"name": "entries", "schema": schema}}
+
+
+def step_bytes(package: Package) -> int:
+    """Bytes of the weights file that a decoding step reads: matrices, norms, the head; of an embedding only a row."""
+    decoder = package.decoder
+    matrices = [linear.name for layer in decoder.layers for linear in linears(layer)]
+    read = {decoder.head.name, *matrices, *(norm.name for norm in norms(decoder))}
+    tensors = read_header(package.weights).tensors
+    return sum(tensor.length for name, tensor in tensors.items() if name.rpartition(".")[0] in read)
+
+
+def kv_bytes_per_token(decoder: Decoder, device: str, *, exact: bool) -> float | None:
+    """That attention reads of each token before; None for devices whose KV was not looked at."""
+    keeping = KEEPING.get((device, exact))
+    return None if keeping is None else kv_bytes(decoder, 1, 1) * keeping.kv_bits / 8
