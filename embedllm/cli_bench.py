@@ -49,6 +49,8 @@ class Counts(click.ParamType):
 @click.option("--threads", type=click.IntRange(min=0), metavar="N",
               help="For every engine; 0: each one's own choice.  [default: one a physical core]")  # fmt: skip
 @click.option("--exact", is_flag=True, help="Folders of ours as loaded with --exact.")
+@click.option("--no-prefix-cache", is_flag=True,
+              help="Folders of ours without the memory that keeps what sequences lose.")  # fmt: skip
 @click.option("--concurrency", type=Counts(), default=(), metavar="N,...", help="Also N replies at once (ours only).")
 @click.option("--shared-prefix", is_flag=True, help="Also prompts that begin as the one before did.")
 @click.option("--structured", is_flag=True, help="Also replies held to a JSON schema (ours only).")
@@ -69,6 +71,7 @@ def bench(
     rounds: int,
     threads: int | None,
     exact: bool,
+    no_prefix_cache: bool,
     concurrency: tuple[int, ...],
     shared_prefix: bool,
     structured: bool,
@@ -98,21 +101,10 @@ def bench(
         check_plot(plot)
     for path in filter(None, (plot, json_path)):
         _check_place(path)
-    plan = Plan(workload=workload, threads=usual_threads() if threads is None else threads, exact=exact)
+    plan = Plan(workload=workload, threads=usual_threads() if threads is None else threads, exact=exact,
+                prefix_cache=not no_prefix_cache)  # fmt: skip
     found = _measure(specs, plan, (lambda text: None) if quiet else note)
-    text = json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-    if json_path == "-":
-        click.echo(text, nl=False)
-    else:
-        show_report(found)
-        if json_path:
-            with _whole(Path(json_path)) as file:
-                file.write_text(text, encoding="utf-8")
-    if plot is not None:
-        from embedllm.bench.plot import draw
-
-        with _whole(plot) as file:
-            draw(found, file)
+    _hand_out(found, json_path, plot)
 
 
 def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[str, object]:
@@ -128,6 +120,23 @@ def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[
     machine["load_average_after"] = load_average()
     energy = meter if isinstance(meter, str) else ""
     return report(found, plan, machine=machine, rates=rates, read_threads=reader.threads, energy=energy)
+
+
+def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None) -> None:
+    """The table, or JSON in its place, on stdout; the files."""
+    text = json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    if json_path == "-":
+        click.echo(text, nl=False)
+    else:
+        show_report(found)
+        if json_path:
+            with _whole(Path(json_path)) as file:
+                file.write_text(text, encoding="utf-8")
+    if plot is not None:
+        from embedllm.bench.plot import draw
+
+        with _whole(plot) as file:
+            draw(found, file)
 
 
 def _check_place(path: Path | str) -> None:

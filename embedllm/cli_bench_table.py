@@ -50,9 +50,11 @@ def _conditions(found: dict[str, Any]) -> Iterator[str]:
         f"read at {read['bytes_s'] / 1e9:.1f} GB/s by {read['threads']} threads"
     )
     threads = workload["threads"] or "each engine's own choice"
+    ours = ["exact"] * workload["exact"] + ["without a prefix cache"] * (not workload["prefix_cache"])
     yield (
         f"threads: {threads}; {workload['rounds']} rounds, {workload['tokens']} tokens a reply; "
-        f"{workload['conditions']}; figures are medians (least-most)"
+        f"{workload['conditions']}{''.join(f'; folders of ours {text}' for text in ours)}; "
+        "figures are medians (least-most)"
     )
     energy = "read, joules a token are in --json" if found["energy"] == "read" else found["energy"]
     yield f"energy: {energy}" + (f"; cold: {workload['cold_means']}" if workload["cold_means"] else "")

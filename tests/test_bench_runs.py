@@ -115,14 +115,17 @@ def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], code: int, 
 
 def test_an_engine_that_fails_says_why() -> None:
     spec = Spec(engine="embedllm", path="/nowhere", label="it")
-    with Process(spec, threads=1, capacity=9, exact=False) as process, pytest.raises(EmbedError) as caught:
+    with (
+        Process(spec, threads=1, capacity=9, exact=False, prefix_cache=True) as process,
+        pytest.raises(EmbedError) as caught,
+    ):
         process.opened()
     assert "'it' cannot be measured: PackageError: there is no folder '/nowhere'" in str(caught.value)
 
 
 def test_a_process_that_is_gone_is_an_error(tiny_package: Callable[..., Path]) -> None:
     spec = own_spec(str(tiny_package()), "cpu")
-    with Process(spec, threads=1, capacity=9, exact=False) as running:
+    with Process(spec, threads=1, capacity=9, exact=False, prefix_cache=True) as running:
         running.opened()
         running._process.kill()
         running._process.wait()

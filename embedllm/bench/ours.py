@@ -12,6 +12,7 @@ from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.export.decoder import Decoder, kv_bytes, linears, norms
 from embedllm.fit import KEEPING, ON_HOST
 from embedllm.package import WEIGHTS, Package
+from embedllm.prefix_options import PREFIX_CACHE
 from embedllm.tensorfile import read_header
 
 _GREEDY = embedllm.Sampling(temperature=0)
@@ -20,9 +21,10 @@ _GREEDY = embedllm.Sampling(temperature=0)
 class Ours:
     """A package folder on one of our devices. Speculation is off, and all else as load() has it."""
 
-    def __init__(self, folder: str, *, device: str, threads: int, exact: bool) -> None:
+    def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
         names = device.split(",") if "," in device else device or None
-        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact)
+        size = PREFIX_CACHE if prefix_cache else 0
+        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact, prefix_cache=size)
         self._threads = threads
         self._exact = exact
 

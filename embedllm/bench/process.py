@@ -22,9 +22,9 @@ _TAIL = 2000  # characters of what a process that ended said last
 class Process:
     """A worker; a context manager. Every call raises EmbedError when the engine fails or its process ends."""
 
-    def __init__(self, spec: Spec, *, threads: int, capacity: int, exact: bool) -> None:
+    def __init__(self, spec: Spec, *, threads: int, capacity: int, exact: bool, prefix_cache: bool) -> None:
         """Starts it; opened() waits until the engine is there."""
-        told = {**asdict(spec), "threads": threads, "capacity": capacity, "exact": exact}
+        told = {**asdict(spec), "threads": threads, "capacity": capacity, "exact": exact, "prefix_cache": prefix_cache}
         self.spec = spec
         self._said: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long
         self._started = time.perf_counter()

@@ -55,6 +55,7 @@ class Plan:
     workload: Workload
     threads: int  # 0: each engine's own choice
     exact: bool = False  # of ours
+    prefix_cache: bool = True  # of ours: as load() has it, else none
     pause_s: float = 0.05  # before a turn: threads of the engine before it, which wait for work, spin for a while
 
 
@@ -64,7 +65,8 @@ OnStep = Callable[[str], None]
 
 def start(spec: Spec, plan: Plan) -> Running:
     """A process for an engine."""
-    return Process(spec, threads=plan.threads, capacity=plan.workload.capacity, exact=plan.exact)
+    return Process(spec, threads=plan.threads, capacity=plan.workload.capacity, exact=plan.exact,
+                   prefix_cache=plan.prefix_cache)  # fmt: skip
 
 
 def measure(

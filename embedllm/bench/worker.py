@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 def open_engine(told: Mapping[str, Any]) -> Engine:
-    """told: a Spec's fields, and threads, capacity and exact."""
+    """told: a Spec's fields, and threads, capacity, exact and prefix_cache."""
     from embedllm.bench import specs
 
     if told["engine"] == specs.OURS:
         from embedllm.bench.ours import Ours
 
-        return Ours(told["path"], device=told["device"], threads=told["threads"], exact=told["exact"])
+        return Ours(told["path"], device=told["device"], threads=told["threads"], exact=told["exact"],
+                    prefix_cache=told["prefix_cache"])  # fmt: skip
     from embedllm.bench import peers
 
     kinds = {specs.GENAI: peers.Genai, specs.OPENVINO_GENAI: peers.OpenVINOGenai, specs.LLAMA_CPP: peers.LlamaCpp,

@@ -4,7 +4,7 @@
     python tests/benchmarks/bench_export.py /tmp/q06 /tmp/bench-export [--rounds 3]
 
 Each export is a process of its own; wall time, CPU time and peak resident memory are what the kernel accounts to it.
-The folders stay under the second argument, for bench_generate.py.
+The folders stay under the second argument, for `embedllm bench`.
 """
 
 from __future__ import annotations
