@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +55,7 @@ class Counts(click.ParamType):
 @click.option("--cold", is_flag=True, help="Also rounds in fresh processes: loading and the first token.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result here; '-' for stdout, without the table.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="Draw it: .png, .svg or .pdf (embedllm[plot]).")  # fmt: skip
+              help="Draw it: .png or .svg (embedllm[plot]).")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Do not say on stderr what is being measured.")
 @common_options
 def bench(
@@ -96,7 +94,7 @@ def bench(
     own = own_spec(model, device or "")
     specs = [own, *(against_spec(text, own) for text in against)]
     if plot is not None:
-        from embedllm.bench.plot import check_plot
+        from embedllm.plot_file import check_plot
 
         check_plot(plot)
     for path in filter(None, (plot, json_path)):
@@ -130,13 +128,14 @@ def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None
     else:
         show_report(found)
         if json_path:
-            with _whole(Path(json_path)) as file:
-                file.write_text(text, encoding="utf-8")
+            from embedllm.whole_file import replacing
+
+            with replacing(Path(json_path)) as file:
+                file.write(text.encode())
     if plot is not None:
         from embedllm.bench.plot import draw
 
-        with _whole(plot) as file:
-            draw(found, file)
+        draw(found, plot)
 
 
 def _check_place(path: Path | str) -> None:
@@ -144,23 +143,3 @@ def _check_place(path: Path | str) -> None:
     place = Path(path)
     if str(path) != "-" and (place.is_dir() or not os.access(place.absolute().parent, os.W_OK)):
         raise ValueError(f"cannot write '{place}': it is a folder, or its folder is not there or read-only.")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A name beside a file, with the same ending, that takes its place when the block is done; else is removed."""
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    partial = Path(name)
-    try:
-        yield partial
-        partial.chmod(0o666 & ~_umask())  # mkstemp's is for its owner only
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -85,7 +85,7 @@ def evaluate(
 def _check_places(json_file: Path | None, plot: Path | None) -> None:
     """Raises what writing would raise, before hours of work."""
     if plot is not None:
-        from embedllm.evaluation.plot import check_plot
+        from embedllm.plot_file import check_plot
 
         check_plot(plot)
     for file in (json_file, plot):

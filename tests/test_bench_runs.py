@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jsonschema
 import pytest
@@ -102,7 +102,7 @@ def test_json_on_stdout_is_all_there_is_on_it(tiny_package: Callable[..., Path])
         (("--rounds", "0"), 2, "--rounds"),
         (("--against", "nothing"), 1, "no such folder, nor an engine of that name"),
         (("--device", "warp"), 1, "warp"),
-        (("--plot", "plot.bmp"), 1, "expected one of .png, .svg, .pdf"),
+        (("--plot", "plot.bmp"), 1, "a plot is .svg or .png"),
         (("--json", "/nowhere/at/all.json"), 1, "cannot write '/nowhere/at/all.json'"),
         (("--prompt", "2040"), 1, "holds 2048 tokens; this workload needs 2104"),
     ],
@@ -133,19 +133,20 @@ def test_a_process_that_is_gone_is_an_error(tiny_package: Callable[..., Path]) -
             running.run([5, 6], 2)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    from embedllm import cli_bench
+def test_a_plot_that_cannot_be_drawn_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    from embedllm.bench.plot import draw
 
-    (tmp_path / "out.json").write_text("before")
+    def write_half(self: object, file: IO[bytes], **_: object) -> None:
+        file.write(b"half")
+        raise RuntimeError
 
-    def write_half() -> None:
-        with cli_bench._whole(tmp_path / "out.json") as file:
-            file.write_text("half")
-            raise RuntimeError
-
+    monkeypatch.setattr(figure, "savefig", write_half)
+    (tmp_path / "out.png").write_text("before")
+    shown = {"machine": {"cpu": "x"}, "workload": {"threads": 1}, "engines": [{"name": "A", "cases": []}]}
     with pytest.raises(RuntimeError):
-        write_half()
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.json", "before")]
+        draw(shown, tmp_path / "out.png")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.png", "before")]
 
 
 # --- against others

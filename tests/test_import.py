@@ -26,7 +26,7 @@ HOMES = {
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
-    "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot"),
+    "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot", "embedllm.plot_file"),
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),

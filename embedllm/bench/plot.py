@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from embedllm.bench.workload import REPLY
+from embedllm.plot_file import save_plot
 
 _PANELS = (("prefill_tokens_s", "prefill, tokens/s"), ("decode_tokens_s", "decode, tokens/s"))
-ENDINGS = (".png", ".svg", ".pdf")
-
-
-def check_plot(path: Path) -> None:
-    """Raises ValueError when no plot can be drawn into that file, before anything is measured."""
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"--plot {path}: found the ending '{path.suffix}'; expected one of {', '.join(ENDINGS)}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError('--plot needs matplotlib. Install it: pip install "embedllm[plot]"')
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Bars of the medians, a line from the least to the most; replies only. The file's ending says which format."""
+    """Bars of the medians, a line from the least to the most; replies only."""
     from matplotlib.figure import Figure  # without pyplot, which opens windows and keeps what it made
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -34,7 +25,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{report['machine']['cpu']}, threads: {report['workload']['threads'] or 'their own choice'}", fontsize="small"
     )
-    figure.savefig(path, format=path.suffix.lower()[1:])
+    save_plot(figure, path)
 
 
 def _bars(axes: Any, engines: Sequence[dict[str, Any]], key: str) -> None:  # noqa: ANN401 - of matplotlib

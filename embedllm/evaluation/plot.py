@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from embedllm.evaluation.results import Evaluation
-from embedllm.whole_file import replacing
-
-SUFFIXES = (".svg", ".png")
-
-
-def check_plot(path: Path) -> None:
-    """Raises ValueError for another kind of file, and when matplotlib is not installed: before the work is done."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"'{path}' ends in '{path.suffix}'; a plot is {' or '.join(SUFFIXES)}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("a plot takes matplotlib, which is not installed. Install it: pip install 'embedllm[plot]'")
+from embedllm.plot_file import check_plot, save_plot
 
 
 def write_plot(found: Evaluation, path: Path) -> None:
     """Draws an evaluation of a text against a base. Raises ValueError for one without, and what check_plot() does."""
     check_plot(path)
-    from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: that would look for a display
 
     points = [(one, one.text.divergence) for one in found.models if one.text is not None and one.text.divergence]
@@ -46,10 +34,7 @@ def write_plot(found: Evaluation, path: Path) -> None:
         f"against {_short(found.base.model, found)}: {found.text.tokens:,} tokens of {Path(found.text.file).name}"
     )
     axes.grid(visible=True, which="both", alpha=0.3)
-    kind = path.suffix.lower().removeprefix(".")
-    # the same evaluation gives the same file
-    with rc_context({"svg.hashsalt": "embedllm"}), replacing(path) as file:
-        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    save_plot(figure, path)
 
 
 def _short(model: str, found: Evaluation) -> str:
