@@ -94,6 +94,37 @@ def test_json_on_stdout_is_all_there_is_on_it(tiny_package: Callable[..., Path])
     assert result.stderr == ""
 
 
+def test_how_our_folders_were_loaded_is_in_the_table_and_the_json(
+    tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "result.json"
+    result = embed("bench", str(tiny_package()), "--device", "cpu", *TINY, "--threads", "0", "--exact",
+                   "--no-prefix-cache", "--json", str(out))  # fmt: skip
+    assert "folders of ours exact; folders of ours without a prefix cache" in result.stdout
+    assert "each engine's own choice" in result.stdout
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert (found["workload"]["exact"], found["workload"]["prefix_cache"], found["workload"]["threads"]) == (
+        True, False, 0,
+    )  # fmt: skip
+    assert found["engines"][0]["device"] == "cpu, exact"
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_our_engine_goes_on_from_what_it_holds(prefix_cache: bool, tiny_package: Callable[..., Path]) -> None:
+    from embedllm.bench.ours import Ours
+
+    engine = Ours(str(tiny_package()), device="cpu", threads=1, exact=False, prefix_cache=prefix_cache)
+
+    def cached(prompt: list[int]) -> int:
+        return engine._model.generate(prompt, max_tokens=2, stop_tokens=()).statistics.cached_tokens
+
+    tokens = list(range(5, 105))
+    assert len(engine.run(tokens[:90], 1)) == 1
+    assert cached(tokens) == 90
+    engine.run([200, *tokens[1:]], 1)
+    assert (cached(tokens) > 0) == prefix_cache
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
