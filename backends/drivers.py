@@ -12,6 +12,7 @@ from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
 from embedllm.errors import DeviceError
 from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO
+from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 
@@ -25,7 +26,7 @@ class Choices:
     package: Package
     device: Device
     graph: Graph | None  # of the driver's dialects, when it has any
-    threads: int = 0
+    knobs: Knobs = USUAL
     exact: bool = False
     openvino: OpenVINOOptions | None = None
     kv: str | None = None  # of its driver's `kv`
@@ -87,7 +88,7 @@ def _open_cpu(provider: Provider, choices: Choices) -> Engine:
         choices.package,
         _graph(choices),
         choices.device,
-        threads=choices.threads,
+        knobs=choices.knobs,
         exact=choices.exact,
         adapts=choices.adapts,
     )
@@ -107,7 +108,7 @@ def _open_host(provider: Provider, choices: Choices) -> Engine:
         choices.package,
         _graph(choices),
         choices.device,
-        threads=choices.threads,
+        knobs=choices.knobs,
         exact=choices.exact,
         attachment=attachment(provider, choices.device),
     )
@@ -138,12 +139,12 @@ def _open_ov(choices: Choices) -> Engine:
 
     graph, target, options = _graph(choices), target_of(choices.device.name), _with_kv(choices)
     if target == "CPU" and not choices.adapts:
-        chosen = properties(target, options or OpenVINOOptions(), choices.threads, choices.exact)
+        chosen = properties(target, options or OpenVINOOptions(), choices.knobs.threads, choices.exact)
         try:
             return PagedEngine(choices.package, graph, choices.device, chosen, joins=not choices.exact)
         except DeviceError as error:
             _log.info("replies on '%s' take turns, without paged attention: %s", choices.device.name, error)
-    return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.threads,
+    return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.knobs.threads,
                     exact=choices.exact, adapts=choices.adapts)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the system tells about graphics hardware without loading any runtime: who made it, and which driver is there."""
+"""What the system tells about the processor and graphics hardware without loading any runtime: makers and drivers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,27 @@ def gpu_vendors() -> frozenset[int] | None:
 
 
 def driver_stamp() -> str:
-    """A text that changes when a graphics driver was installed, updated or removed."""
-    parts = [platform.system(), platform.release()]
+    """A text that changes when a graphics driver was installed, updated or removed, or the system itself."""
+    return "; ".join([platform.system(), platform.release(), *drivers()])
+
+
+def drivers() -> list[str]:
+    """The graphics drivers, in texts that change when one is installed, updated or removed."""
     if sys.platform == "win32":
-        parts += [f"{one.get('DriverDesc', '')} {one.get('DriverVersion', '')}" for one in _windows_adapters()]
-    elif sys.platform == "darwin":
-        parts.append(platform.mac_ver()[0])  # drivers come with the system
-    else:
-        parts += _linux_drivers()
-    return "; ".join(parts)
+        return [f"{one.get('DriverDesc', '')} {one.get('DriverVersion', '')}" for one in _windows_adapters()]
+    if sys.platform == "darwin":
+        return [platform.mac_ver()[0]]  # drivers come with the system
+    return _linux_drivers()
+
+
+def processor() -> str:
+    """The processor's name, in the words of the system."""
+    if sys.platform == "linux":
+        with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+            if name:
+                return name
+    return platform.processor() or platform.machine()
 
 
 def _linux_vendors() -> frozenset[int] | None:

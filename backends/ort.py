@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.hardware import processor
 from embedllm.backends.memory import on_huge_pages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort_session import OrtSession, StepsTogether
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
+from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Graph, Package
 
 if TYPE_CHECKING:
@@ -93,12 +94,12 @@ class OrtEngine:
         graph: Graph,
         device: Device,
         *,
-        threads: int = 0,
+        knobs: Knobs = USUAL,
         exact: bool = False,
         attachment: Attachment | None = None,
         adapts: bool = False,
     ) -> None:
-        """threads: 0 chooses the physical cores. exact: float activations, whatever the graph allows.
+        """exact: float activations, whatever the graph allows.
 
         attachment: of the provider to run on; None: the CPU's. adapts: its sessions take adapters; on the CPU only.
         Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead.
@@ -110,7 +111,7 @@ class OrtEngine:
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
-        options = _session_options(threads, exact)
+        options = _session_options(knobs, exact)
         path = package.folder / graph.file
         try:
             with on_huge_pages():
@@ -173,27 +174,18 @@ class OrtEngine:
         return_freed_memory()
 
 
-def _session_options(threads: int, exact: bool) -> ort.SessionOptions:
+def _session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or compute_threads()
+    options.intra_op_num_threads = knobs.threads or compute_threads()
     options.log_severity_level = _QUIET
-    # a spinning pool eats the cores of the application around us and measured no faster (docs/performance.md)
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if exact:
+    # a spinning pool eats the cores of the application around us, and is slower beside it (docs/performance.md)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if knobs.spinning else "0")
+    if exact or knobs.floats:
         options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
     return options
 
 
 def _processor() -> str:
-    """The processor's name, in the words of the system."""
-    if sys.platform == "linux":
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-        except OSError:
-            name = ""
-        if name:
-            return f"{name}, {compute_threads()} threads"
-    import platform
-
-    return platform.processor() or platform.machine()
+    """The processor's name, and how many threads suit it where the system tells."""
+    count = compute_threads()
+    return f"{processor()}, {count} threads" if count else processor()

@@ -16,6 +16,7 @@ from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
 from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO
+from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Package
 
@@ -121,7 +122,7 @@ def open_engine(
     package: Package,
     device: Device,
     *,
-    threads: int = 0,
+    knobs: Knobs = USUAL,
     exact: bool = False,
     kv: str | None = None,
     adapts: bool = False,
@@ -138,7 +139,7 @@ def open_engine(
     found = parts(package, device, exact=exact)
     if len(found) > 1:
         return _open_pair(
-            package, device, found, threads=threads, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+            package, device, found, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
         )
     allowed = (dialects or {}).get(device.name, ())
     if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, dialects=allowed):
@@ -152,7 +153,7 @@ def open_engine(
                     package=package,
                     device=device,
                     graph=graph,
-                    threads=threads,
+                    knobs=knobs,
                     exact=exact,
                     openvino=openvino,
                     kv=kv,
@@ -179,7 +180,7 @@ def _open_pair(
     device: Device,
     devices: Sequence[Device],
     *,
-    threads: int,
+    knobs: Knobs,
     exact: bool,
     adapts: bool,
     openvino: OpenVINOOptions | None,
@@ -191,7 +192,7 @@ def _open_pair(
     try:
         for one in devices:
             engine = open_engine(
-                package, one, threads=threads, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+                package, one, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
             )
             opened.append(engine)
     except BaseException:

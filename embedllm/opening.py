@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.adapters import Adapters
-from embedllm.backends.base import Device, Engine, cannot_run
+from embedllm.backends.base import Device
 from embedllm.chat import ChatTemplate
-from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
+from embedllm.errors import PackageError
+from embedllm.first_device import open_first
+from embedllm.knobs import Knobs
 from embedllm.model import Model
 from embedllm.openvino_options import OpenVINOOptions
-from embedllm.package import Package, open_package
+from embedllm.package import open_package
 from embedllm.place_count import check_places, places
 from embedllm.prefix_options import CACHE_DIR_BYTES, PREFIX_CACHE, cache_folder
 from embedllm.prefixes import Prefixes
@@ -27,15 +28,9 @@ from embedllm.vocabulary import check_draft
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from embedllm.adapters import Adapter
-    from embedllm.backends.probe_run import Probes
-    from embedllm.backends.select import Search
-    from embedllm.fit import Fit
     from embedllm.web import Progress
 
-_log = logging.getLogger("embedllm")
 _KV_TYPES = ("int8", "int4")
-_MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
 
 def load(
@@ -103,8 +98,7 @@ def load(
     from embedllm.peft import read_adapters
     from embedllm.structured_grammars import TokenGrammars  # not in a browser, which has JavaScript's
 
-    if not 0 <= threads <= _MOST_THREADS:
-        raise ValueError(f"threads is {threads}; expected 0 (one a physical core) to {_MOST_THREADS}.")
+    knobs = Knobs(threads=threads)
     check_places(max_sequences, max_waiting)
     package = open_package(package_folder(path), whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
@@ -123,8 +117,8 @@ def load(
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine, memory = _open_first(
-            package, search, threads=threads, exact=exact, kv=kv, openvino=openvino, adapters=found
+        engine, memory = open_first(
+            package, search, knobs=lambda _: knobs, exact=exact, kv=kv, openvino=openvino, adapters=found
         )
     except BaseException:
         if drafter is not None and drafter is not draft:
@@ -215,102 +209,6 @@ def _check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) 
         raise ValueError(f"kv='{kv}' and OpenVINOOptions(kv='{openvino.kv}') are both given; leave out one of them.")
 
 
-def _open_first(
-    package: Package,
-    search: Search,
-    *,
-    threads: int,
-    exact: bool,
-    kv: str | None,
-    openvino: OpenVINOOptions | None,
-    adapters: Sequence[Adapter] | None,
-) -> tuple[Engine, Fit]:
-    """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory."""
-    from embedllm import fit
-    from embedllm.backends import registry
-    from embedllm.backends.select import AUTO
-
-    failures: list[DeviceUnavailable] = []
-    probed = _Probed(package, exact=exact)
-    adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
-    for device in search:
-        if (bad := probed.refusal_of(device)) is not None:
-            search.refuse(device, *bad)
-            continue
-        if exact and registry.runs_graphs(device):
-            _check_exact(package)
-        if (short := fit.lack(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)) is not None:
-            if search.is_explicit:
-                raise cannot_run(device, "; ".join(short), short[1])
-            search.refuse(device, *short)
-            continue
-        memory = fit.fit(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
-        noted = "".join(f"; {note}" for note in probed.notes)
-        passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
-        _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
-        try:
-            engine = registry.open_engine(
-                package,
-                device,
-                threads=threads,
-                exact=exact,
-                kv=kv,
-                adapts=adapters is not None,
-                openvino=openvino,
-                dialects=probed.dialects,
-            )
-            return engine, memory
-        except DeviceError as error:
-            failure = _unavailable(device, error)
-            if search.is_explicit:
-                raise failure from error  # what was asked for alone never falls back to another
-            _log.info("'%s' could not be opened: %s", device.name, error)
-            search.refuse(device, str(error))
-            failures.append(failure)
-    if len(failures) == 1 and search.names == [AUTO]:
-        raise failures[0]  # nothing else is here: what other machines may have is no news
-    raise search.failure() from (failures[-1] if failures else None)
-
-
-class _Probed:
-    """What the probes of one load found."""
-
-    def __init__(self, package: Package, *, exact: bool) -> None:
-        self.dialects: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
-        self.notes: list[str] = []  # on the last device: why a better graph is not used
-        self._package = package
-        self._exact = exact
-        self._probes: Probes | None = None
-
-    def refusal_of(self, device: Device) -> tuple[str, str] | None:
-        """Why a device, or one of a pair, must not be used, and what helps; None when it may be."""
-        from embedllm.backends import registry
-
-        self.notes = []
-        for part in registry.parts(self._package, device, exact=self._exact):
-            if not registry.is_probed(part):
-                continue
-            from embedllm.backends import probe_run
-
-            self._probes = self._probes or probe_run.Probes()
-            outcome = self._probes.outcome_for(part)
-            if outcome is not None and not outcome.ok:
-                whose = "" if part.name == device.name else f"'{part.name}': "
-                return whose + outcome.reason, outcome.remedy
-            self.dialects[part.name] = probe_run.dialects(part, outcome)
-            self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
-        return None
-
-
-def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
-    """An error of opening a device, as one that tells what was tried."""
-    return (
-        error
-        if isinstance(error, DeviceUnavailable)
-        else DeviceUnavailable(str(error), [(device.name, str(error), "")])
-    )
-
-
 def devices() -> list[Device]:
     """What this machine offers, and why the rest is not available.
 
@@ -349,20 +247,3 @@ def package_folder(path: str | os.PathLike[str]) -> Path:
     if not folder.is_dir():
         raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
     return folder
-
-
-def _check_exact(package: Package) -> None:
-    """Raises PackageError when the graph has products of 8-bit matrices, which round their activations."""
-    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
-    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
-        return
-    decoder = package.decoder
-    looked_up = {decoder.embedding.name} - {decoder.head.name}  # an embedding alone is no product
-    if any(
-        isinstance(entry, dict) and entry.get("bits") == 8 for name, entry in packings.items() if name not in looked_up
-    ):
-        raise PackageError(
-            f"'{package.name}' cannot be loaded with exact=True: it has 8-bit matrices, whose products round their "
-            "activations unless the folder was exported with --exact. Load it without exact; or on the device "
-            "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
-        )

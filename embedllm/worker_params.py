@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from embedllm.knobs import MOST_THREADS
 from embedllm.options import PromptOptions, Speculate
 from embedllm.sampling_options import SAMPLING_OPTIONS
 from embedllm.worker_messages import INVALID_PARAMS, RpcError, kind_of
 
 if TYPE_CHECKING:
     from embedllm.chat import JSON, Message
-
-_MOST_THREADS = 1024  # as opening.load() has it, which a test holds; here, as `load` frees the held model before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +83,8 @@ _TEXTS = _Kind("a text or a list of texts", _are_texts)
 _LIST = _Kind("a list of texts", _are_listed)
 _DEVICES = _Kind("a device's name, or a list of at least one", _are_devices)
 _THREADS = _Kind(
-    f"0 (one a physical core) to {_MOST_THREADS}",
-    lambda value: _is_whole(value) and 0 <= value <= _MOST_THREADS,  # type: ignore[operator]  # a whole number
+    f"0 (one a physical core) to {MOST_THREADS}",
+    lambda value: _is_whole(value) and 0 <= value <= MOST_THREADS,  # type: ignore[operator]  # a whole number
 )
 _WHOLE = _Kind("a whole number", _is_whole)
 _NUMBER = _Kind("a number", _is_number)

@@ -281,6 +281,8 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "request_builder",
         "model",
         "conversation",
+        "first_device",
+        "knobs",
         "opening",
         "vocabulary",
     }
@@ -316,6 +318,7 @@ def level(module: str) -> int:
             "untracked",
             "whole_file",
             "jsonl",
+            "knobs",
             "backends.base",
         ),
         ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
@@ -379,6 +382,7 @@ def level(module: str) -> int:
             "device_list",
             "fit",
             "free_memory",
+            "first_device",
             "opening",
             "embedllm",
             "web",
@@ -408,7 +412,7 @@ def test_layers_point_one_way() -> None:
 
 def test_backends_import_little() -> None:
     shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
-              "export.quantize", "openvino_options", "untracked",
+              "export.quantize", "knobs", "openvino_options", "untracked",
               "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.providers",
               "backends.threads", "backends.ort_runtime"}  # fmt: skip
     allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}

@@ -19,6 +19,7 @@ from embedllm.adapters import Adapter
 from embedllm.backends.base import Session, TakesAdapters
 from embedllm.backends.registry import devices, open_engine
 from embedllm.export.decoder import linears
+from embedllm.knobs import Knobs
 from embedllm.package import Package, open_package
 
 _PROMPT, _DECODED = 256, 16  # tokens
@@ -48,8 +49,9 @@ def measured(session: Session) -> tuple[float, float]:
 
 def run(package: Package, device_name: str, adapters: list[Adapter], *, threads: int, rounds: int) -> None:
     device = next(device for device in devices() if device.name == device_name)
-    plain = open_engine(package, device, threads=threads)
-    adapting = open_engine(package, device, threads=threads, adapts=True)
+    knobs = Knobs(threads=threads)
+    plain = open_engine(package, device, knobs=knobs)
+    adapting = open_engine(package, device, knobs=knobs, adapts=True)
     sessions = {"without room for adapters": plain.open(512), "with room, none chosen": adapting.open(512)}
     for adapter in adapters:
         session = sessions[f"{adapter.name}, {adapter.bytes / 1e6:.1f} MB"] = adapting.open(512)
