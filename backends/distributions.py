@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -38,8 +38,14 @@ def builds() -> list[Build]:
     return []
 
 
+def versions_of(names: Collection[str]) -> dict[str, str]:
+    """Of those that are installed; names: in small letters, with dashes."""
+    found = [build for folder in reversed(sys.path) for build in _in(folder or ".")]  # the first in the path is used
+    return {build.name: build.version for build in found if build.name in names}
+
+
 def _in(folder: str) -> list[Build]:
-    """The builds of a folder, by the names that installers give their records: "onnxruntime_gpu-1.31.1.dist-info".
+    """What a folder has installed, by the names that installers give their records: "onnxruntime_gpu-1.31.1.dist-info".
 
     As importlib.metadata finds them, whose import alone would take 9 ms of every start.
     """

@@ -58,10 +58,12 @@ class Choice:
 class Search:
     """Walks a wish: gives the devices that are there, best first, and keeps why the others are passed over."""
 
-    def __init__(self, find: Find, wish: str | Sequence[str], *, platform: str = sys.platform) -> None:
+    def __init__(
+        self, find: Find, wish: str | Sequence[str], *, fastest: str = "", platform: str = sys.platform
+    ) -> None:
         """wish: a device's name, "auto", or a list of such that are tried in order. ValueError for an empty one.
 
-        platform: as sys.platform says it.
+        fastest: what "auto" tries before its ranking, as it was measured to be. platform: as sys.platform says it.
         """
         plainly = plain(wish)
         self.names = [plainly] if isinstance(plainly, str) else plainly
@@ -69,7 +71,15 @@ class Search:
         self.is_explicit = isinstance(plainly, str) and plainly != AUTO
         self.passed_over: list[Refusal] = []
         self._find = find
+        self._fastest = fastest
         self._ranking = RANKINGS.get(platform, _ELSEWHERE)
+
+    @property
+    def wish(self) -> list[str]:
+        """What is tried, in names that mean the same in a search without a fastest device."""
+        return [
+            name for wished in self.names for name in ([self._fastest] if wished == AUTO else []) + [wished] if name
+        ]
 
     def __iter__(self) -> Iterator[Device]:
         """Devices that are available. Finds what a name means only when it is that name's turn."""
@@ -77,9 +87,14 @@ class Search:
             if name != AUTO:
                 yield from self._taken([resolve(name, self._find(name, automatic=False))])
                 continue
+            if self._fastest:
+                yield from self._taken([resolve(self._fastest, self._find(self._fastest, automatic=False))])
             for candidate in self._ranking:
                 found = self._find(candidate, automatic=True)
-                family = [_not_software(device) for device in found if family_of(device.name) == candidate]
+                family = [_not_software(device) for device in found
+                          if family_of(device.name) == candidate and device.name != self._fastest]  # fmt: skip
+                if not family and family_of(self._fastest) == candidate:
+                    continue  # it was tried
                 yield from self._taken(family or [Refusal(candidate, "no such device was found")])
 
     def refuse(self, device: Device, reason: str, remedy: str = "") -> None:

@@ -12,11 +12,15 @@ def compute_threads() -> int:
     A second thread on a core shares its vector units and only slows the first one down. Where the system does not
     tell its physical cores (Windows, macOS) the runtime counts them itself, better than we can: then 0.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    quota = _quota()
-    cores = _physical_cores()
-    bounds = [bound for bound in (usable, quota, cores) if bound]
+    quota, cores = _quota(), _physical_cores()
+    bounds = [bound for bound in (usable(), quota, cores) if bound]
     return min(bounds) if cores or quota else 0
+
+
+def usable() -> int:
+    """Processors that this process may use, both of a core that has two; bounded by the container's CPU quota."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, _quota() or found)
 
 
 def _physical_cores() -> int:

@@ -37,6 +37,7 @@ go to stderr.
 | `EMBEDLLM_PROBE` | `off` uses GPUs and plug-ins without trying them first ([probes](devices.md#probes)) |
 | `EMBEDLLM_PROBE_TIMEOUT` | seconds that such a trial may take; 120 |
 | `EMBEDLLM_FIT` | `off` loads what is not expected to fit into memory ([does it fit?](guide-python.md#does-it-fit)) |
+| `EMBEDLLM_TUNED` | `off` loads as if `embedllm tune` had measured nothing ([tuning](devices.md#tuning)) |
 | `EMBEDLLM_ALLOW_SOFTWARE_GPU` | `1` makes GPUs that are emulated on the CPU available by name |
 | `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |
 | `NO_COLOR` | no colours |

@@ -33,6 +33,8 @@ from embedllm.openvino_options import OpenVINOOptions
 from embedllm.sampling import Picked, Sampling
 from embedllm.tool_calls import ToolCall
 from embedllm.tool_loop import ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm.tuning import Tuning
+from embedllm.tuning_run import forget_tuning, tune
 
 __version__ = "0.1.0"
 
@@ -60,11 +62,14 @@ __all__ = [
     "ToolCall",
     "ToolOutcome",
     "ToolReply",
+    "Tuning",
     "UnsupportedModel",
     "adevices",
     "aload",
     "arun_tools",
     "devices",
+    "forget_tuning",
     "load",
     "run_tools",
+    "tune",
 ]

@@ -27,6 +27,7 @@ from embedllm.cli_inspect import families, inspect
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
 from embedllm.cli_shard import shard
+from embedllm.cli_tune import tune
 from embedllm.cli_worker import worker
 from embedllm.errors import EmbedError
 
@@ -80,7 +81,7 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, shard, inspect, fit, bench, evaluate, devices, families, worker):
+for command in (run, chat, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families, worker):
     cli.add_command(command)
 
 

@@ -58,6 +58,7 @@ class Model:
         places: Places | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
+        tuned: str = "",
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
@@ -65,6 +66,7 @@ class Model:
         self.sampling = defaults.sampling
         self.context = engine.context  # the most tokens that prompt and reply can have together
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
+        self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
         guessing = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, places=places,
                              adapters=adapters)  # fmt: skip

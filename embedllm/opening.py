@@ -49,6 +49,7 @@ def load(
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,
     max_waiting: int | None = None,
+    tuned: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
@@ -76,9 +77,12 @@ def load(
     max_sequences: replies that are made at once; further calls wait for one to end, by `priority`, then in their order.
     None: as many as have room for a whole context each in the memory that is free, at least 16.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
+    tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs
+    as it was fastest unless `threads` is given. Not for loads with `adapters` or `openvino`. Model.tuned says what was
+    used, or why nothing. EMBEDLLM_TUNED=off in the environment has the same effect as False.
     on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
     In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences and max_waiting are
-    refused, and the call needs JSPI, which aload() does not (docs/web.md).
+    refused, nothing is tuned, and the call needs JSPI, which aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable.
     """
     if in_browser():
@@ -97,41 +101,50 @@ def load(
     from embedllm.backends import registry, select
     from embedllm.peft import read_adapters
     from embedllm.structured_grammars import TokenGrammars  # not in a browser, which has JavaScript's
+    from embedllm.tuning_record import recall, unused
 
-    knobs = Knobs(threads=threads)
+    given = Knobs(threads=threads)
     check_places(max_sequences, max_waiting)
     package = open_package(package_folder(path), whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
-    _check_kv(kv, exact=exact, openvino=openvino)
+    check_kv(kv, exact=exact, openvino=openvino)
     adapts = adapters is not None
-    search = select.Search(registry.Found(package, exact=exact, kv=kv, adapts=adapts).named, wish)
+    is_usual = adapters is None and openvino is None
+    measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
+    found_here = registry.Found(package, exact=exact, kv=kv, adapts=adapts)
+    search = select.Search(found_here.named, wish, fastest=measured.fastest)
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     found = None if adapters is None else read_adapters(adapters, package.decoder)
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
-        drafter = load(drafter, device=device, threads=threads, exact=exact, openvino=openvino, prefix_cache=0)
+        drafter = load(drafter, device=search.wish if measured.fastest else device, threads=threads, exact=exact,
+                       openvino=openvino, prefix_cache=0, tuned=False)  # fmt: skip
+
+    def knobs(device: Device) -> Knobs:
+        return given if threads else measured.knobs(device.name)
+
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine, memory = open_first(
-            package, search, knobs=lambda _: knobs, exact=exact, kv=kv, openvino=openvino, adapters=found
-        )
+        engine, memory = open_first(package, search, knobs=knobs, exact=exact, kv=kv, openvino=openvino, adapters=found)
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()
         raise
-    settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}"
+    floats = " floats" if knobs(engine.device).floats else ""
+    settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}{floats}"
     prefixes = None
     if prefix_cache or folder is not None:
         prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
                  owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
                  settings=settings, places=places(memory, engine, max_sequences, max_waiting),
-                 adapters=None if found is None else Adapters(found))  # fmt: skip
+                 adapters=None if found is None else Adapters(found),
+                 tuned=measured.told(engine.device.name, is_overruled=threads != 0))  # fmt: skip
 
 
 async def aload(
@@ -150,6 +163,7 @@ async def aload(
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,
     max_waiting: int | None = None,
+    tuned: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
@@ -172,7 +186,8 @@ async def aload(
     def loaded() -> Model:
         return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
                     openvino=openvino, draft=draft, adapters=adapters, prefix_cache=prefix_cache, cache_dir=cache_dir,
-                    cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
+                    cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting,
+                    tuned=tuned)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -199,7 +214,7 @@ def _check_for_browser(**given: object) -> None:
         raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
 
 
-def _check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:
+def check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:
     """Raises ValueError for a type that there is none of, or one that contradicts the other choices."""
     if kv not in (None, *_KV_TYPES):
         raise ValueError(f"kv is {kv!r}; expected None or one of {', '.join(_KV_TYPES)}.")

@@ -12,6 +12,7 @@ from hypothesis import settings
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests'
+os.environ["EMBEDLLM_TUNED"] = "off"  # nor is what was measured on it
 
 settings.register_profile("embedllm", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("embedllm")

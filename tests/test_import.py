@@ -30,7 +30,7 @@ HOMES = {
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
-    "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory"),
+    "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory", "embedllm.tuning_record"),
     "psutil": ("embedllm.free_memory", "embedllm.bench.machine", "embedllm.bench.memory"),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.javascript",),
@@ -384,6 +384,12 @@ def level(module: str) -> int:
             "free_memory",
             "first_device",
             "opening",
+            "tuning",
+            "tuning_choice",
+            "tuning_devices",
+            "tuning_record",
+            "tuning_run",
+            "tuning_trial",
             "embedllm",
             "web",
         ),

@@ -39,7 +39,7 @@ def test_the_table_takes_the_devices_that_load_takes(device: str | list[str]) ->
 def test_what_load_takes_for_kv_is_taken(kv: str | int, exact: bool) -> None:
     expected = True
     try:
-        opening._check_kv(kv, exact=exact, openvino=None)  # type: ignore[arg-type]  # wrong ones, too
+        opening.check_kv(kv, exact=exact, openvino=None)  # type: ignore[arg-type]  # wrong ones, too
     except ValueError:
         expected = False
     try:

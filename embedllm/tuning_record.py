@@ -1,0 +1,181 @@
+"""What is remembered of tune(): a file for each model, kind of load and processor, in the user's cache folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.knobs import USUAL, Knobs
+from embedllm.package import WEIGHTS
+from embedllm.tuning import Measured, Tuning
+
+if TYPE_CHECKING:
+    from embedllm.package import Package
+
+SWITCH = "EMBEDLLM_TUNED"  # environment variable: "off" loads as if nothing had been measured
+_FORMAT = 1
+_log = logging.getLogger("embedllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What is known of a model on this machine, or why nothing that counts is."""
+
+    tuning: Tuning | None
+    reason: str = ""
+
+    @property
+    def fastest(self) -> str:
+        """The device that "auto" takes by it; empty: as without it."""
+        return "" if self.tuning is None else self.tuning.device
+
+    def knobs(self, device: str) -> Knobs:
+        return USUAL if self.tuning is None else self.tuning.knobs(device)
+
+    def told(self, device: str, *, is_overruled: bool) -> str:
+        """For people: how a device runs by it, or why not. is_overruled: by what the caller chose."""
+        chosen = None if self.tuning is None else self.tuning.chosen(device)
+        if chosen is None or self.tuning is None:
+            return f"no: {self.reason or f'{device} was not measured'}"
+        if is_overruled:
+            return "no: threads were given"
+        date = time.strftime("%Y-%m-%d", time.localtime(self.tuning.at))
+        speed = f"{chosen.prefill_tokens_s:.0f} tokens/s of a prompt, {chosen.decode_tokens_s:.0f} of a reply"
+        return f"yes: {chosen.knobs}; measured on {date}: {speed}"
+
+
+def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> Recalled:
+    """What was measured for such loads, when nothing that it depends on changed since."""
+    if os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no"):
+        return Recalled(None, f"{SWITCH}=off")
+    path = _path(package, exact=exact, kv=kv)
+    again = f"measure again with: embedllm tune {package.folder}"
+
+    def stale(reason: str) -> Recalled:
+        _log.info("'%s' runs untuned: %s", package.name, reason)
+        return Recalled(None, f"{reason}; {again}")
+
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        if entry["format"] != _FORMAT:
+            return stale("what was measured was written by another version of embedllm")
+        then, tuning = dict(entry["key"]), _read(entry["tuning"])
+    except FileNotFoundError:
+        return Recalled(None, "not measured")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return stale(f"'{path}' cannot be read ({type(error).__name__}: {error})")
+    now = _key(package)
+    if changed := [name for name in now if then.get(name) != now[name]]:
+        told = " and ".join(f"{name} ({then.get(name) or 'none'}, now {now[name] or 'none'})" for name in changed)
+        return stale(f"what was measured does not count any more, because of {told}")
+    if (tuning.exact, tuning.kv) != (exact, kv):
+        return stale(f"'{path}' is of other loads than its name says")
+    return Recalled(tuning)
+
+
+def unused(*, is_wanted: bool) -> Recalled:
+    """Of a load that nothing was measured for; is_wanted: as load(tuned=...) has it."""
+    return Recalled(None, "nothing is measured with adapters or OpenVINOOptions" if is_wanted else "tuned=False")
+
+
+def keep(package: Package, tuning: Tuning) -> str:
+    """Remembers a measurement, whole or not at all; why it cannot, or ""."""
+    path = _path(package, exact=tuning.exact, kv=tuning.kv)
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    entry = {"format": _FORMAT, "key": _key(package), "tuning": asdict(tuning)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(entry, indent=1), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        return f"'{path}' cannot be written: {error.strerror or error}"
+    return ""
+
+
+def forget(package: Package) -> int:
+    """Removes all that is remembered of a model, whatever its loads and on whatever processor; how many files."""
+    folder, count = _folder(), 0
+    for path in folder.glob(f"{_weights(package)}-*.json"):
+        path.unlink(missing_ok=True)
+        count += 1
+    return count
+
+
+def _key(package: Package) -> dict[str, str]:
+    """All that a measurement depends on, but for what the file is named by."""
+    from embedllm import __version__
+    from embedllm.backends.distributions import builds, versions_of
+    from embedllm.backends.hardware import drivers
+    from embedllm.backends.providers import PROVIDERS
+    from embedllm.backends.threads import compute_threads, usable
+
+    others = versions_of({"openvino", *(one.module.replace("_", "-") for one in PROVIDERS if one.module)})
+    graphs = {graph.file: package.files[graph.file].sha256 for graph in package.graphs}
+    return {
+        "embedllm": __version__,
+        "onnxruntime": " ".join(f"{build.name} {build.version}" for build in builds()),
+        "other runtimes": " ".join(f"{name} {others[name]}" for name in sorted(others)),
+        "cores": f"{compute_threads() or 'unknown'} of {usable()} threads",
+        "graphs": sha256(json.dumps(graphs, sort_keys=True).encode()).hexdigest()[:16],
+        "graphics drivers": "; ".join(drivers()),
+    }
+
+
+def _read(data: dict[str, object]) -> Tuning:
+    """A record as it was written. ValueError, TypeError or KeyError for anything else."""
+    measured = tuple(_measured(one) for one in _list(data["measured"]))
+    left_out = tuple((str(name), str(why)) for name, why in data["left_out"])  # type: ignore[attr-defined]  # or TypeError
+    tuning = Tuning(**{**data, "measured": measured, "left_out": left_out})  # type: ignore[arg-type]  # checked below
+    texts, numbers = (tuning.model, tuning.device, tuning.unkept), (tuning.took_s, tuning.at)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(one, float | int) for one in numbers):
+        raise ValueError("values of other types than expected")
+    if type(tuning.exact) is not bool or not isinstance(tuning.kv, str | None):
+        raise ValueError("'exact' or 'kv' of another type than expected")
+    if tuning.device and tuning.chosen(tuning.device) is None:
+        raise ValueError(f"the device '{tuning.device}' was not measured")
+    return tuning
+
+
+def _measured(data: object) -> Measured:
+    if not isinstance(data, dict) or not isinstance(data.get("knobs"), dict):
+        raise ValueError("no object with 'knobs' where one was expected")
+    one = Measured(**{**data, "knobs": Knobs(**data["knobs"])})
+    numbers = (one.prefill_tokens_s, one.decode_tokens_s, one.seconds, one.ratio, one.rounds)
+    if not all(isinstance(number, float | int) and number > 0 for number in numbers):
+        raise ValueError("times that are no positive numbers")
+    if not isinstance(one.device, str) or type(one.is_chosen) is not bool:
+        raise ValueError("values of other types than expected")
+    return one
+
+
+def _list(data: object) -> list[object]:
+    if not isinstance(data, list):
+        raise ValueError("no list where one was expected")
+    return data
+
+
+def _weights(package: Package) -> str:
+    return package.files[WEIGHTS].sha256[:16]
+
+
+def _folder() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("embedllm", appauthor=False) / "tuned"
+
+
+def _path(package: Package, *, exact: bool, kv: str | None) -> Path:
+    from embedllm.backends.hardware import processor
+
+    kind = sha256(json.dumps([exact, kv, processor()]).encode()).hexdigest()[:16]
+    return _folder() / f"{_weights(package)}-{kind}.json"
