@@ -14,10 +14,12 @@ import click
 
 from embedllm.cli_inspect import open_folder
 from embedllm.cli_options import common_options, note
+from embedllm.errors import PackageError
 
 if TYPE_CHECKING:
     from embedllm.device_list import Listed
     from embedllm.device_report import Trial
+    from embedllm.tuning import Tuning
 
 
 @click.command(short_help="List what models can run on here.")
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     "--probe", is_flag=True, help="Run a tiny model on each GPU and plug-in anew, and say whether it was right."
 )
 @click.option("--report", is_flag=True, help="Run a model on each and say how it went, for a report.")
-@click.option("--model", "-m", metavar="FOLDER", help="What --report runs.  [default: demo]")
+@click.option(
+    "--model", "-m", metavar="FOLDER", help="Whose measured speeds are told, and what --report runs.  [default: demo]"
+)
 @common_options
 def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> None:
     """List what this machine can run models on, and why not on the rest."""
@@ -37,10 +41,7 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> N
     if report:
         _report_devices(model or "demo", as_json=as_json)
         return
-    if model is not None:
-        raise click.UsageError("--model is what --report runs; give --report too.")
-
-    found = list(listing(probe=probe))
+    found = list(listing(probe=probe, tuning=_tuning_of(model)))
     if probe and not any(one.is_probed for one in found):
         note("nothing to probe: no GPU and no plug-in is available here")
     if as_json:
@@ -48,6 +49,21 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> N
         return
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     click.echo("\n".join(device_lines(found, columns)))
+
+
+def _tuning_of(model: str | None) -> Tuning | None:
+    """What was measured of a model; without one named, of the demo, where it is installed."""
+    from embedllm.tuning_record import recall
+
+    try:
+        found = recall(open_folder(model or "demo"))
+    except PackageError:
+        if model is not None:
+            raise
+        return None
+    if found.is_stale:
+        note(found.reason)
+    return found.tuning
 
 
 def device_lines(found: Sequence[Listed], columns: int | None = None) -> list[str]:
@@ -74,6 +90,8 @@ def _facts_of(one: Listed) -> Iterator[str]:
         memory = f", {device.memory / 2**30:.0f} GiB" if device.memory else ""
         yield f"{device.description}{memory} ({device.backend})"
     yield f"runs {one.note}" if device.available else device.reason
+    if device.available and one.measured is not None and one.tuning is not None:
+        yield f"'{one.tuning.model}' by {one.measured.knobs}: {one.measured.speed}, measured on {one.tuning.date}"
 
 
 def _folded(text: str, columns: int | None, indent: int) -> list[str]:

@@ -10,6 +10,7 @@ from embedllm.backends.base import Device
 
 if TYPE_CHECKING:
     from embedllm.backends.probe import Outcome
+    from embedllm.tuning import Measured, Tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,18 @@ class Listed:
     is_probed: bool  # it is used only when a tiny model was right on it
     probe: Outcome | None  # how that went; None: not yet, or there is nothing to probe
     tested: str  # what this library was run on, for that device
+    tuning: Tuning | None = None  # of a model that was measured here
 
     def as_json(self) -> dict[str, object]:
         """The device's own fields, and the others beside them."""
         probe = None if self.probe is None else asdict(self.probe)
         return {**asdict(self.judged), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
-                "tested": self.tested}  # fmt: skip
+                "tested": self.tested, "measured": None if self.measured is None else asdict(self.measured)}  # fmt: skip
+
+    @property
+    def measured(self) -> Measured | None:
+        """How the device is run by what was measured."""
+        return None if self.tuning is None else self.tuning.chosen(self.device.name)
 
     @property
     def judged(self) -> Device:
@@ -48,8 +55,11 @@ class Listed:
         return f"{right}; {self.probe.reason}" if self.probe.reason else right
 
 
-def listing(*, probe: bool = False) -> Iterator[Listed]:
-    """Every device, in the order of the backends. probe: the tiny model is run on each that needs it, now."""
+def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Listed]:
+    """Every device, in the order of the backends.
+
+    probe: the tiny model is run on each that needs it, now. tuning: of a model, whose speeds are to be told.
+    """
     from embedllm.backends import probe_run, registry
     from embedllm.backends.drivers import driver_of
 
@@ -65,4 +75,5 @@ def listing(*, probe: bool = False) -> Iterator[Listed]:
             is_probed=is_probed,
             probe=outcome,
             tested=driver.tested if driver else "",
+            tuning=tuning,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from embedllm.knobs import USUAL, Knobs
@@ -19,6 +20,11 @@ class Measured:
     ratio: float  # of those seconds to the device's default, median of the rounds; below 1 is faster
     rounds: int
     is_chosen: bool  # the device is run so from now on
+
+    @property
+    def speed(self) -> str:
+        """In words."""
+        return f"{self.prefill_tokens_s:,.0f} tokens/s of a prompt, {self.decode_tokens_s:,.0f} of a reply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,10 @@ class Tuning:
     def chosen(self, device: str) -> Measured | None:
         """The setting that a device is run with; None when it was not measured."""
         return next((one for one in self.measured if one.device == device and one.is_chosen), None)
+
+    @property
+    def date(self) -> str:
+        return time.strftime("%Y-%m-%d", time.localtime(self.at))
 
     def knobs(self, device: str) -> Knobs:
         """How to run a device; one that was not measured by its default."""

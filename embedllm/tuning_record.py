@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -31,6 +30,7 @@ class Recalled:
 
     tuning: Tuning | None
     reason: str = ""
+    is_stale: bool = False  # there is a record, which does not count
 
     @property
     def fastest(self) -> str:
@@ -47,9 +47,7 @@ class Recalled:
             return f"no: {self.reason or f'{device} was not measured'}"
         if is_overruled:
             return "no: threads were given"
-        date = time.strftime("%Y-%m-%d", time.localtime(self.tuning.at))
-        speed = f"{chosen.prefill_tokens_s:.0f} tokens/s of a prompt, {chosen.decode_tokens_s:.0f} of a reply"
-        return f"yes: {chosen.knobs}; measured on {date}: {speed}"
+        return f"yes: {chosen.knobs}; measured on {self.tuning.date}: {chosen.speed}"
 
 
 def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> Recalled:
@@ -61,7 +59,7 @@ def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> R
 
     def stale(reason: str) -> Recalled:
         _log.info("'%s' runs untuned: %s", package.name, reason)
-        return Recalled(None, f"{reason}; {again}")
+        return Recalled(None, f"{reason}; {again}", is_stale=True)
 
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
