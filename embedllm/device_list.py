@@ -27,8 +27,9 @@ class Listed:
     def as_json(self) -> dict[str, object]:
         """The device's own fields, and the others beside them."""
         probe = None if self.probe is None else asdict(self.probe)
+        measured = None if self.measured is None else asdict(self.measured)
         return {**asdict(self.judged), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
-                "tested": self.tested, "measured": None if self.measured is None else asdict(self.measured)}  # fmt: skip
+                "tested": self.tested, "measured": measured}  # fmt: skip
 
     @property
     def measured(self) -> Measured | None:

@@ -15,6 +15,7 @@ LEAST_ROUNDS = 3  # below which nothing is chosen against the default
 MOST_ROUNDS = 7
 _GAIN = 0.05  # of the time that a choice against the default has to save
 _SPINNING_GAIN = 0.10  # beside another busy program it is slower, which a measurement in a quiet minute does not show
+_DEVICE_GAIN = 0.10  # another device needs other memory, rounds otherwise, and cannot go on from a KV that was saved
 _HOPELESS = {1: 1.4, 2: 1.25}  # by the rounds so far: times the default's time from which a setting is given up
 _HOPELESS_LATER = 1.1
 
@@ -121,7 +122,7 @@ def choose(found: Trials, *, automatic: str) -> Choice:
     """The best knobs of each device, and the best device.
 
     What is not the default wins only where it was faster by more than the noise: by 5 % in the median of the rounds'
-    ratios (spinning by 10 %), in three of four rounds at least, and in three rounds.
+    ratios (spinning, and another device, by 10 %), in three of four rounds at least, and in three rounds.
     automatic: the device that "auto" takes without a measurement, which is the default among devices.
     """
     measured = [one for one, rounds in found.rounds.items() if rounds and one not in found.failures]
@@ -142,6 +143,8 @@ def _fastest(found: Trials, base: Candidate, others: Iterable[Candidate]) -> Can
 
 
 def _gain(one: Candidate, base: Candidate) -> float:
+    if one.device != base.device:
+        return _DEVICE_GAIN
     return _SPINNING_GAIN if one.knobs.spinning and not base.knobs.spinning else _GAIN
 
 

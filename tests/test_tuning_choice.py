@@ -59,8 +59,8 @@ def test_spinning_has_to_gain_more() -> None:
 
 
 def test_a_device_is_held_against_the_best_of_what_auto_takes() -> None:
-    found = trials({CPU: [1] * 3, ONE: [0.8] * 3, OTHER: [0.78] * 3})
-    assert choose(found, automatic="cpu").device == "cpu"
+    found = trials({CPU: [1] * 3, ONE: [0.8] * 3, OTHER: [0.74] * 3})
+    assert choose(found, automatic="cpu").device == "cpu"  # a device has to gain 10 %
     found.rounds[OTHER] = dict(enumerate([timing(0.7)] * 3))
     assert choose(found, automatic="cpu").device == "openvino"
     assert choose(found, automatic="cpu").knobs == {"cpu": ONE.knobs, "openvino": USUAL}
