@@ -47,11 +47,12 @@ def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_
 def _devices(package: Package, wish: str, *, exact: bool) -> list[Device]:
     """The one that is wished for, or every one that can run the model. Raises DeviceUnavailable."""
     from embedllm.backends import registry, select
+    from embedllm.tuning_record import recall
 
     found = registry.Found(package, exact=exact)
     if not wish:
         return [device for device in found.everything() if device.available]
-    search = select.Search(found.named, wish)
+    search = select.Search(found.named, wish, fastest=recall(package, exact=exact).fastest)
     for device in search:
         return [device]
     raise search.failure()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from embedllm.backends.base import Device, Session
 from embedllm.backends.threads import compute_threads, usable
 from embedllm.knobs import USUAL, Knobs
-from embedllm.tuning_choice import Candidate, Timing
+from embedllm.tuning_choice import PROMPT, Candidate, Timing
 
 if TYPE_CHECKING:
     from embedllm.package import Package
 
-_PROMPT, _STEPS = 128, 24  # tokens
+_STEPS = 16
 _SLOW_PROMPT, _SLOW_STEPS = 32, 8  # of a model that would not get through a round with those
 _SHARE = 1 / 25  # of all the time, that a prompt may take
 _FIRST = 16  # tokens, by which that is estimated
@@ -81,7 +81,7 @@ class Trial:
             dialects=self.dialects,
         )
         with closing(engine):  # so that the weights are in memory once
-            session = engine.open(_PROMPT + _STEPS)
+            session = engine.open(PROMPT + 1 + _STEPS)
             with closing(session):
                 return self._timed(session)
 
@@ -90,25 +90,26 @@ class Trial:
             self._fit(session)
         session.rewind(0)
         session.feed(self._prompt)  # the first of its length may pack weights, or compile
-        reads: list[float] = []
+        firsts: list[float] = []  # of the prompt and a step, with which a pair of devices hands the KV over
         steps: list[float] = []
-        while sum(reads) + sum(steps) < _LEAST_S and len(reads) < _MOST_REPEATS:
+        while sum(firsts) + sum(steps) < _LEAST_S and len(firsts) < _MOST_REPEATS:
             session.rewind(0)
-            reads.append(_seconds(session, self._prompt))
+            firsts.append(_seconds(session, self._prompt) + _seconds(session, self._prompt[:1]))
             steps += [_seconds(session, [token]) for token in self._prompt[: self._steps]]
-        return Timing(token_s=median(reads) / len(self._prompt), step_s=median(steps))
+        first_s, step_s, count = median(firsts), median(steps), len(self._prompt)
+        return Timing(token_s=max((first_s - step_s) / count, first_s / (count + 1) / count), step_s=step_s)
 
     def _fit(self, session: Session) -> None:
         """Chooses how long the prompt is."""
         numbers = random.Random(_SEED)
-        room = self.package.context - _STEPS
-        tokens = [numbers.randrange(self.package.decoder.vocabulary) for _ in range(max(1, min(_PROMPT, room)))]
+        room = self.package.context - _STEPS - 1
+        tokens = [numbers.randrange(self.package.decoder.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
         start = tokens[:_FIRST]
         session.feed(start)
         session.rewind(0)
         is_slow = _seconds(session, start) / len(start) * len(tokens) > self.seconds * _SHARE
         self._prompt = tokens[: _SLOW_PROMPT if is_slow else None]
-        self._steps = min(_SLOW_STEPS if is_slow else _STEPS, len(self._prompt))
+        self._steps = min(_SLOW_STEPS if is_slow else _STEPS, len(self._prompt))  # each feeds one of its tokens
 
 
 def _seconds(session: Session, tokens: Sequence[int]) -> float:

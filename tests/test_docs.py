@@ -18,6 +18,7 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="u
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, in order and in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")  # not the reader's own
     for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
         write_demo_adapter(tmp_path / name, seed)
     namespace: dict[str, object] = {"__name__": "__example__"}

@@ -132,6 +132,33 @@ def test_a_list_is_tried_in_its_order(states: dict[str, str], wish: list[str]) -
     assert [refusal.device for refusal in search.passed_over] == wish[: wish.index(fine[0]) if fine else None]
 
 
+@given(
+    states=st.fixed_dictionaries(dict.fromkeys(FAMILIES, STATES)),
+    fastest=st.sampled_from([*FAMILIES, "nonsense"]),
+    system=st.sampled_from([*RANKINGS, "freebsd14"]),
+)
+def test_auto_tries_what_was_measured_to_be_fastest_and_then_the_others_once(
+    states: dict[str, str], fastest: str, system: str
+) -> None:
+    devices = [device(name, reason="lacks" if state == "lacking" else "") for name, state in states.items()
+               if state != "absent"]  # fmt: skip
+
+    def walked(search: Search) -> list[str]:
+        for found in search:
+            search.refuse(found, "fails")
+        return [refusal.device for refusal in search.passed_over]
+
+    def find(name: str, *, automatic: bool) -> list[Device]:
+        return devices
+
+    ranked = [name for name in walked(Search(find, "auto", platform=system)) if name != fastest]
+    assert walked(Search(find, "auto", fastest=fastest, platform=system)) == [fastest, *ranked]
+    explicit = Search(find, "npu", fastest=fastest, platform=system)
+    assert (walked(explicit), explicit.wish) == (["npu"], ["npu"])
+    assert Search(find, ["npu", "auto"], fastest=fastest, platform=system).wish == ["npu", fastest, "auto"]
+    assert Search(find, ["npu", "auto"], platform=system).wish == ["npu", "auto"]
+
+
 # --- what is looked for
 
 

@@ -160,7 +160,7 @@ def test_a_slow_model_is_measured_with_a_shorter_prompt(tiny_package: Callable[.
         trial(tuning_trial.Candidate(device="cpu"))
         return len(trial._prompt), trial._steps
 
-    assert lengths(1e6) == (128, 24)
+    assert lengths(1e6) == (256, 16)
     assert lengths(1e-6) == (32, 8)
 
 
