@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import WEIGHTS
 from embedllm.tuning import Measured, Tuning
+from embedllm.whole_file import replacing
 
 if TYPE_CHECKING:
     from embedllm.package import Package
@@ -87,15 +86,12 @@ def unused(*, is_wanted: bool) -> Recalled:
 def keep(package: Package, tuning: Tuning) -> str:
     """Remembers a measurement, whole or not at all; why it cannot, or ""."""
     path = _path(package, exact=tuning.exact, kv=tuning.kv)
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     entry = {"format": _FORMAT, "key": _key(package), "tuning": asdict(tuning)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(entry, indent=1), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps(entry, indent=1).encode())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         return f"'{path}' cannot be written: {error.strerror or error}"
     return ""
 

@@ -54,7 +54,8 @@ def open_model(stack: ExitStack, source: Source, *, device: Wish, threads: int, 
     """A model that the stack closes, or the caller's own. Raises what load() raises."""
     if isinstance(source, Model):
         return Opened(name=source.name, model=source, exact=None)
-    model = load(source, device=device, threads=threads, exact=exact, prefix_cache=0)
+    # not tuned: what is measured must not depend on the machine
+    model = load(source, device=device, threads=threads, exact=exact, prefix_cache=0, tuned=False)
     return Opened(name=os.fspath(source), model=stack.enter_context(model), exact=exact)
 
 
