@@ -40,13 +40,21 @@ class Recalled:
         return USUAL if self.tuning is None else self.tuning.knobs(device)
 
     def told(self, device: str, *, is_overruled: bool) -> str:
-        """For people: how a device runs by it, or why not. is_overruled: by what the caller chose."""
-        chosen = None if self.tuning is None else self.tuning.chosen(device)
-        if chosen is None or self.tuning is None:
-            return f"no: {self.reason or f'{device} was not measured'}"
-        if is_overruled:
-            return "no: threads were given"
-        return f"yes: {chosen.knobs}; measured on {self.tuning.date}: {chosen.speed}"
+        """For people: how a device runs by it, or why not; logged where there is a record.
+
+        is_overruled: by what the caller chose.
+        """
+        if self.tuning is None:
+            return f"no: {self.reason}"
+        chosen = self.tuning.chosen(device)
+        if chosen is None:
+            text = f"no: {device} was not measured"
+        elif is_overruled:
+            text = "no: threads were given"
+        else:
+            text = f"yes: {chosen.knobs}; measured on {self.tuning.date}: {chosen.speed}"
+        _log.info("'%s' tuned: %s", self.tuning.model, text)
+        return text
 
 
 def recall(package: Package, *, exact: bool = False, kv: str | None = None) -> Recalled:

@@ -1,11 +1,9 @@
-"""tune() on real models, what is remembered of it, and what load() makes of that."""
+"""tune() on real models: what it tries, and the commands that show it."""
 
 from __future__ import annotations
 
 import json
-import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,24 +12,19 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm import tuning_choice, tuning_record, tuning_trial
-from embedllm.backends import drivers, hardware, registry
+from embedllm.backends import drivers, registry
 from embedllm.backends.base import Engine
 from embedllm.backends.drivers import Choices, driver_of
 from embedllm.cli import cli
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.knobs import USUAL, Knobs
-from embedllm.package import Package, open_package
-from embedllm.tuning import Measured, Tuning
+from embedllm.knobs import USUAL
+from embedllm.package import open_package
 from tests.openings import device
+from tests.tuned import SPINNING, remember, row
 
-
-@pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, in which nothing is remembered yet."""
-    monkeypatch.delenv("EMBEDLLM_TUNED")
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
-    return tmp_path / "cache" / "tuned"
+pytest_plugins = ["tests.tuning_fixtures"]
+pytestmark = pytest.mark.usefixtures("records")
 
 
 @pytest.fixture
@@ -40,47 +33,11 @@ def folder(tiny_package: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Choices]:
-    """What devices are opened with."""
-    given: list[Choices] = []
-
-    def watch(name: str) -> None:
-        driver = driver_of(name)
-        assert driver is not None
-
-        def open_it(choices: Choices) -> Engine:
-            given.append(choices)
-            return driver.open(choices)
-
-        monkeypatch.setitem(drivers._DRIVERS, name, replace(driver, open=open_it))
-
-    for name in ("cpu", "openvino"):
-        watch(name)
-    return given
-
-
-@pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> float:
     """Every candidate is tried once, however slow the machine; the seconds to be given."""
     monkeypatch.setattr(tuning_choice, "MOST_ROUNDS", 1)
     monkeypatch.setattr(tuning_trial, "_LEAST_S", 0.001)
     return 1e6
-
-
-def row(name: str, knobs: Knobs = USUAL, *, is_chosen: bool = True) -> Measured:
-    return Measured(device=name, knobs=knobs, prefill_tokens_s=1000.0, decode_tokens_s=50.0, seconds=1.5, ratio=0.9,
-                    rounds=3, is_chosen=is_chosen)  # fmt: skip
-
-
-def remember(folder: Path, device: str, *rows: Measured, exact: bool = False, kv: str | None = None) -> Tuning:
-    """As if tune() had found this."""
-    tuning = Tuning(model="m", exact=exact, kv=kv, device=device, measured=rows, left_out=(("cuda", "none"),),
-                    took_s=1.0, at=1_790_000_000.0)  # fmt: skip
-    assert tuning_record.keep(open_package(folder), tuning) == ""
-    return tuning
-
-
-SPINNING = row("cpu", Knobs(threads=1, spinning=True))
 
 
 # --- a real measurement
@@ -206,269 +163,6 @@ def test_float_activations_are_tried_where_others_are_rounded(
     assert tuning_trial.ways(package, device("reference"), exact=exact) == [USUAL]
 
 
-# --- what load() makes of it
-
-
-def test_auto_takes_the_device_that_was_fastest(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "openvino", row("cpu"), row("openvino", Knobs(threads=1)))
-    with embedllm.load(folder) as llm:
-        assert llm.device.name == "openvino"
-        assert llm.tuned == "yes: 1 thread; measured on 2026-09-21: 1,000 tokens/s of a prompt, 50 of a reply"
-    assert [choices.knobs for choices in opened] == [Knobs(threads=1)]
-    with embedllm.load(folder, device=["no such", "auto"]) as llm:
-        assert llm.device.name == "openvino"
-
-
-def test_a_device_that_is_asked_for_runs_as_it_was_fastest(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "openvino", row("cpu", is_chosen=False), SPINNING, row("openvino"))
-    with embedllm.load(folder, device="cpu") as llm:
-        assert llm.device.name == "cpu"
-    with embedllm.load(folder, device="reference") as llm:
-        assert llm.tuned == "no: reference was not measured"
-    assert [choices.knobs for choices in opened] == [SPINNING.knobs]
-
-
-def test_threads_that_are_given_go_before_the_record(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "cpu", SPINNING)
-    with embedllm.load(folder, threads=2) as llm:
-        assert llm.tuned == "no: threads were given"
-    assert [choices.knobs for choices in opened] == [Knobs(threads=2)]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"tuned": False}, "tuned=False"),
-        ({"exact": True}, "not measured"),
-        ({"kv": "int8", "device": "openvino"}, "not measured"),
-        ({"adapters": {}}, "nothing is measured with adapters or OpenVINOOptions"),
-        ({"openvino": embedllm.OpenVINOOptions()}, "nothing is measured with adapters or OpenVINOOptions"),
-    ],
-)
-def test_loads_of_another_kind_do_not_use_it(
-    options: dict[str, object], reason: str, folder: Path, opened: list[Choices]
-) -> None:
-    remember(folder, "openvino", SPINNING, row("openvino", Knobs(threads=1)))
-    with embedllm.load(folder, **options) as llm:  # type: ignore[arg-type]  # each is right
-        assert llm.tuned == f"no: {reason}"
-        assert llm.device.name == options.get("device", "cpu")
-    assert [choices.knobs for choices in opened] == [USUAL]
-
-
-def test_an_exact_load_uses_what_was_measured_exact(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "cpu", row("cpu", Knobs(floats=True)))
-    remember(folder, "cpu", row("cpu", Knobs(threads=1)), exact=True)
-    embedllm.load(folder, exact=True).close()
-    assert [(choices.exact, choices.knobs) for choices in opened] == [(True, Knobs(threads=1))]
-
-
-def test_the_environment_switches_it_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(folder, "openvino", SPINNING, row("openvino"))
-    monkeypatch.setenv("EMBEDLLM_TUNED", "off")
-    with embedllm.load(folder) as llm:
-        assert (llm.device.name, llm.tuned) == ("cpu", "no: EMBEDLLM_TUNED=off")
-
-
-def test_a_device_that_is_not_there_any_more_gives_way_to_the_others(
-    folder: Path, opened: list[Choices], caplog: pytest.LogCaptureFixture
-) -> None:
-    remember(folder, "cuda", SPINNING, row("cuda"))
-    with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(folder) as llm:
-        assert llm.device.name == "cpu"
-    assert [choices.knobs for choices in opened] == [SPINNING.knobs]
-    assert caplog.text.count("not cuda: ") == 1  # it is not tried twice
-
-
-def test_a_draft_model_runs_on_the_same_device(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "openvino", SPINNING, row("openvino"))
-    embedllm.load(folder, draft=folder).close()
-    assert [choices.device.name for choices in opened] == ["openvino", "openvino"]
-
-
-def test_what_was_computed_with_other_roundings_is_told_apart(folder: Path) -> None:
-    with embedllm.load(folder) as llm:
-        untuned = llm.kind
-    remember(folder, "cpu", row("cpu", Knobs(threads=1)))
-    with embedllm.load(folder) as llm:
-        assert llm.kind == untuned  # threads change no number that counts
-    remember(folder, "cpu", row("cpu", Knobs(floats=True)))
-    with embedllm.load(folder) as llm:
-        assert llm.kind != untuned
-
-
-def test_a_load_that_nothing_was_measured_for_writes_nothing(folder: Path, memory: Path) -> None:
-    with embedllm.load(folder) as llm:
-        assert llm.tuned == "no: not measured"
-    assert not memory.exists()
-
-
-# --- what is remembered
-
-
-def recalled(folder: Path) -> tuning_record.Recalled:
-    return tuning_record.recall(open_package(folder))
-
-
-def test_a_record_comes_back_as_it_was_and_goes_when_it_is_forgotten(folder: Path, memory: Path) -> None:
-    tuning = remember(folder, "cpu", SPINNING)
-    remember(folder, "cpu", SPINNING, exact=True)
-    assert recalled(folder).tuning == tuning
-    assert embedllm.forget_tuning(folder) == 2
-    assert list(memory.iterdir()) == []
-    assert recalled(folder).reason == "not measured"
-    assert embedllm.forget_tuning(folder) == 0
-
-
-def test_another_model_knows_nothing_of_it(folder: Path, tiny_package: Callable[..., Path]) -> None:
-    remember(folder, "cpu", SPINNING)
-    other = tiny_package("llama")
-    assert recalled(other).reason == "not measured"
-    assert embedllm.forget_tuning(other) == 0
-    assert recalled(folder).tuning is not None
-
-
-def test_a_copy_of_the_folder_is_the_same_model(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
-    tuning = remember(folder, "cpu", SPINNING)
-    assert recalled(Path(shutil.copytree(folder, tmp_path / "copy"))).tuning == tuning
-
-
-def _drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "drivers", lambda: ["a new driver"])
-
-
-def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedllm.backends.threads.compute_threads", lambda: 97)
-
-
-def _runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedllm.backends.distributions.versions_of", lambda names: {"openvino": "1.2"})
-
-
-def _library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedllm, "__version__", "99.0")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (_drivers, "graphics drivers ("),
-        (_cores, "now 97 of "),
-        (_runtime, "now openvino 1.2)"),
-        (_library, f"embedllm ({embedllm.__version__}, now 99.0)"),
-    ],
-)
-def test_what_it_depends_on_is_told_when_it_changed(
-    change: Callable[[pytest.MonkeyPatch], None],
-    says: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    remember(folder, "openvino", SPINNING, row("openvino"))
-    change(monkeypatch)
-    with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(folder) as llm:
-        assert llm.device.name == "cpu"
-        assert llm.tuned.startswith("no: what was measured does not count any more, because of ")
-        assert says in llm.tuned
-        assert llm.tuned.endswith(f"measure again with: embedllm tune {folder}")
-    assert says in caplog.text
-
-
-def test_another_processor_has_a_record_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning = remember(folder, "cpu", SPINNING)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(hardware, "processor", lambda: "another one")
-        assert recalled(folder).reason == "not measured"
-        remember(folder, "cpu", row("cpu"))
-    assert recalled(folder).tuning == tuning
-
-
-def _changed(entry: dict[str, object], path: Sequence[str | int], value: object) -> str:
-    place = entry
-    for step in path[:-1]:
-        place = place[step]  # type: ignore[assignment, index]  # by the tests below
-    place[path[-1]] = value  # type: ignore[index]
-    return json.dumps(entry)
-
-
-FIRST = ("tuning", "measured", 0)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("format",), 2),
-        (("tuning",), None),
-        (("tuning", "device"), "npu"),
-        (("tuning", "exact"), True),
-        (("tuning", "at"), "yesterday"),
-        (("tuning", "measured"), {}),
-        (("tuning", "left_out"), 3),
-        (FIRST, "cpu"),
-        ((*FIRST, "knobs"), {"threads": 5000}),
-        ((*FIRST, "knobs"), {"kv": "int4"}),
-        ((*FIRST, "knobs", "floats"), 1),
-        ((*FIRST, "decode_tokens_s"), 0),
-        ((*FIRST, "unknown"), 0),
-        ((*FIRST, "is_chosen"), "yes"),
-    ],
-)
-def test_a_record_that_makes_no_sense_is_not_used_and_said(
-    path: Sequence[str | int], value: object, folder: Path, memory: Path
-) -> None:
-    remember(folder, "cpu", SPINNING)
-    (file,) = memory.iterdir()
-    file.write_text(_changed(json.loads(file.read_text()), path, value))
-    with embedllm.load(folder) as llm:
-        assert llm.device.name == "cpu"
-        assert llm.tuned.startswith("no: ")
-        assert llm.tuned.endswith(f"measure again with: embedllm tune {folder}")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
-def test_a_damaged_file_is_not_used_and_written_anew(content: bytes, folder: Path, memory: Path) -> None:
-    remember(folder, "cpu", SPINNING)
-    (file,) = memory.iterdir()
-    file.write_bytes(content)
-    assert recalled(folder).tuning is None
-    assert "cannot be read" in recalled(folder).reason
-    tuning = remember(folder, "cpu", SPINNING)
-    assert recalled(folder).tuning == tuning
-
-
-def test_where_nothing_can_be_written_the_measurement_is_told_all_the_same(folder: Path, memory: Path) -> None:
-    memory.parent.parent.mkdir(exist_ok=True)
-    memory.parent.write_text("a file where the folder should be")  # root may write into any folder
-    tuning = embedllm.tune(folder, devices=["cpu"], seconds=1)
-    assert tuning.measured
-    assert "cannot be written" in tuning.unkept
-    with embedllm.load(folder) as llm:
-        assert llm.tuned.startswith("no: ")
-
-
-def test_writers_at_once_leave_one_whole_record(folder: Path, memory: Path) -> None:
-    package: Package = open_package(folder)
-    tunings = [Tuning(model=f"m{at}", exact=False, kv=None, device="cpu", measured=(SPINNING,) * 50, left_out=(),
-                      took_s=1.0, at=1.0) for at in range(8)]  # fmt: skip
-    seen: list[Tuning | None] = []
-
-    def write(tuning: Tuning) -> None:
-        for _ in range(20):
-            assert tuning_record.keep(package, tuning) == ""
-            seen.append(tuning_record.recall(package).tuning)
-
-    writers = [threading.Thread(target=write, args=[tuning]) for tuning in tunings]
-    for one in writers:
-        one.start()
-    for one in writers:
-        one.join()
-    assert len(seen) == 160
-    assert all(tuning in tunings for tuning in seen)
-    assert len(list(memory.iterdir())) == 1
-
-
 # --- the command
 
 
@@ -477,13 +171,13 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_command_shows_what_it_measured_and_forgets_it(folder: Path, memory: Path) -> None:
+def test_the_command_shows_what_it_measured_and_forgets_it(folder: Path, records: Path) -> None:
     code, out, error = run(str(folder), "--seconds", "1", "--device", "cpu", "--device", "openvino")
     assert code == 0, error
     assert out.split()[0] == "device"
     assert "cpu" in out
     assert "'auto' takes " in error
-    assert len(list(memory.iterdir())) == 1
+    assert len(list(records.iterdir())) == 1
     assert run(str(folder), "--forget")[:2] == (0, "forgotten: 1\n")
     assert json.loads(run(str(folder), "--forget", "--json")[1]) == {"forgotten": 0}
 
@@ -496,8 +190,8 @@ def test_the_command_as_json(folder: Path) -> None:
     assert found["measured"][0]["knobs"] == {"threads": 0, "spinning": False, "floats": False}
 
 
-def test_the_command_says_that_nothing_is_remembered(folder: Path, memory: Path) -> None:
-    memory.parent.write_text("no folder")
+def test_the_command_says_that_nothing_is_remembered(folder: Path, records: Path) -> None:
+    records.parent.write_text("no folder")
     code, out, error = run(str(folder), "--seconds", "1", "--device", "cpu")
     assert code == 1
     assert "cpu" in out
@@ -517,7 +211,7 @@ def test_the_list_of_devices_tells_the_speeds(folder: Path, monkeypatch: pytest.
     assert {name for name, measured in entries.items() if measured is not None} == {"cpu"}
     assert entries["cpu"]["decode_tokens_s"] == 50.0
     assert "measured on" not in listed()[0]  # of the demo nothing is known
-    _cores(monkeypatch)
+    monkeypatch.setattr("embedllm.backends.threads.compute_threads", lambda: 97)
     out, error = listed("--model", str(folder))
     assert "measured on" not in out
     assert "what was measured does not count any more" in error
