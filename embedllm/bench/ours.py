@@ -19,12 +19,12 @@ _GREEDY = embedllm.Sampling(temperature=0)
 
 
 class Ours:
-    """A package folder on one of our devices. Speculation is off, and all else as load() has it."""
+    """A package folder on one of our devices. Speculation is off, nothing is tuned, and all else as load() has it."""
 
     def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
         names = device.split(",") if "," in device else device or None
         size = PREFIX_CACHE if prefix_cache else 0
-        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact, prefix_cache=size)
+        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact, prefix_cache=size, tuned=False)
         self._threads = threads
         self._exact = exact
 
