@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
 
 LENGTH = 512  # tokens of a sequence
-_FEWEST, _MOST = 16, 64  # sequences: docs/numerics.md#calibration
+_FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration
 _VALUES = 1 << 27  # of the widest activations of all sequences, which are in memory some five times at once
 _CHOSEN_FROM = 8  # times as many sequences are read, so that they come from all over a text
 _SEED = 20261121

@@ -152,7 +152,7 @@ def test_the_manifest_says_what_was_read(tiny: Path, tmp_path: Path) -> None:
 def test_without_a_text_the_model_draws_one(tiny: Path, tmp_path: Path) -> None:
     stages: list[str] = []
     package = convert(tiny, tmp_path / "p", GPTQ, on_progress=lambda at: stages.append(at.stage))
-    assert manifest(package)["calibration"] == {"text": None, "sequences": 64, "tokens": 128}
+    assert manifest(package)["calibration"] == {"text": None, "sequences": 128, "tokens": 128}
     assert list(dict.fromkeys(stages)) == ["draft", "weights", "calibration", "graphs"]
     opened = open_package(package)
     opened.check()
@@ -164,9 +164,9 @@ def test_what_a_model_draws_fills_its_context_from_another_token_on_each_time(
 ) -> None:
     done: list[tuple[int, int]] = []
     sequences = draw_text(tiny_package("qwen3"), lambda *progress: done.append(progress)).sequences
-    assert sequences.shape == (64, 128)
-    assert len(set(sequences[:, 0].tolist())) == len({tuple(row) for row in sequences[:, 1:].tolist()}) == 64
-    assert done == [(count, 64) for count in range(1, 65)]
+    assert sequences.shape == (128, 128)
+    assert len(set(sequences[:, 0].tolist())) == len({tuple(row) for row in sequences[:, 1:].tolist()}) == 128
+    assert done == [(count, 128) for count in range(1, 129)]
 
 
 def test_progress_counts_passes_through_layers(checkpoint: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_wide_models_read_fewer_sequences() -> None:
                   "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e4}  # fmt: skip
         return sequences_for(describe(Config(config), None))
 
-    assert (count(1536), count(8192), count(14336), count(1 << 20)) == (64, 32, 16, 16)
+    assert (count(1536), count(8192), count(14336), count(1 << 20)) == (128, 32, 16, 16)
 
 
 # What is refused
