@@ -149,10 +149,11 @@ def test_the_manifest_says_what_was_read(tiny: Path, tmp_path: Path) -> None:
     assert "calibration" not in manifest(convert(tiny, tmp_path / "q"))
 
 
-def test_without_a_text_the_model_draws_one(tiny: Path, tmp_path: Path) -> None:
+def test_without_a_text_the_model_draws_one(tmp_path: Path) -> None:
     stages: list[str] = []
+    tiny = tiny_checkpoint(tmp_path / "checkpoint", max_position_embeddings=24)
     package = convert(tiny, tmp_path / "p", GPTQ, on_progress=lambda at: stages.append(at.stage))
-    assert manifest(package)["calibration"] == {"text": None, "sequences": 128, "tokens": 128}
+    assert manifest(package)["calibration"] == {"text": None, "sequences": 128, "tokens": 24}
     assert list(dict.fromkeys(stages)) == ["draft", "weights", "calibration", "graphs"]
     opened = open_package(package)
     opened.check()
@@ -163,8 +164,10 @@ def test_what_a_model_draws_fills_its_context_from_another_token_on_each_time(
     tiny_package: Callable[..., Path],
 ) -> None:
     done: list[tuple[int, int]] = []
-    sequences = draw_text(tiny_package("qwen3"), lambda *progress: done.append(progress)).sequences
-    assert sequences.shape == (128, 128)
+    sequences = draw_text(
+        tiny_package("qwen3", max_position_embeddings=24), lambda *progress: done.append(progress)
+    ).sequences
+    assert sequences.shape == (128, 24)
     assert len(set(sequences[:, 0].tolist())) == len({tuple(row) for row in sequences[:, 1:].tolist()}) == 128
     assert done == [(count, 128) for count in range(1, 129)]
 
