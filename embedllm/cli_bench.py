@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +87,7 @@ def bench(
     from embedllm.bench.rounds import Plan
     from embedllm.bench.specs import against_spec, own_spec
     from embedllm.bench.workload import Workload
+    from embedllm.whole_file import check_place
 
     workload = Workload(prompts=prompts, depths=depths, tokens=tokens, rounds=rounds, concurrency=concurrency,
                         shared_prefix=shared_prefix, structured=structured, cold=cold)  # fmt: skip
@@ -98,7 +98,8 @@ def bench(
 
         check_plot(plot)
     for path in filter(None, (plot, json_path)):
-        _check_place(path)
+        if str(path) != "-":
+            check_place(Path(path))
     plan = Plan(workload=workload, threads=usual_threads() if threads is None else threads, exact=exact,
                 prefix_cache=not no_prefix_cache)  # fmt: skip
     found = _measure(specs, plan, (lambda text: None) if quiet else note)
@@ -136,10 +137,3 @@ def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None
         from embedllm.bench.plot import draw
 
         draw(found, plot)
-
-
-def _check_place(path: Path | str) -> None:
-    """Raises ValueError when a file cannot be written there, before minutes are spent on what goes into it."""
-    place = Path(path)
-    if str(path) != "-" and (place.is_dir() or not os.access(place.absolute().parent, os.W_OK)):
-        raise ValueError(f"cannot write '{place}': it is a folder, or its folder is not there or read-only.")

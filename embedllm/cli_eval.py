@@ -84,13 +84,15 @@ def evaluate(
 
 def _check_places(json_file: Path | None, plot: Path | None) -> None:
     """Raises what writing would raise, before hours of work."""
+    from embedllm.whole_file import check_place
+
     if plot is not None:
         from embedllm.plot_file import check_plot
 
         check_plot(plot)
     for file in (json_file, plot):
-        if file is not None and not file.parent.is_dir():
-            raise ValueError(f"'{file}' cannot be written: there is no folder '{file.parent}'.")
+        if file is not None and file != Path("-"):
+            check_place(file)
 
 
 def _write(found: Evaluation, json_file: Path | None, plot: Path | None) -> None:

@@ -14,7 +14,14 @@ PARTIAL = ".partial"  # the end of the name of a file that is being written
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of another at the end of the block, once it is on disk; none if that fails."""
+    """A file that takes the place of another at the end of the block, once it is on disk; none if that fails.
+
+    A pipe or a device, /dev/null say, is written to as it is: a file in its place would harm whoever uses it next.
+    """
+    if _is_special(path):
+        with path.open("wb") as file:
+            yield file
+        return
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -32,3 +39,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def check_place(path: Path) -> None:
+    """Raises ValueError when replacing() could not write there: before hours are spent on what goes into the file."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ValueError(f"cannot write '{path}': it is a folder; expected the name of a file.")
+    if not folder.is_dir():
+        raise ValueError(f"cannot write '{path}': there is no folder '{folder}'. Make it, or name another.")
+    if not os.access(path if _is_special(path) else folder, os.W_OK):
+        raise ValueError(f"cannot write '{path}': nothing can be written in '{folder}'. Name another folder.")
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
