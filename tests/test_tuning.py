@@ -204,8 +204,8 @@ def test_the_list_of_devices_tells_the_speeds(folder: Path, monkeypatch: pytest.
         assert done.exit_code == 0, done.output
         return done.stdout, done.stderr
 
-    remember(folder, "cpu", row("openvino", is_chosen=False), SPINNING)
-    said = "'m' by 1 thread, spinning: 1,000 tokens/s of a prompt, 50 of a reply, measured on 2026-09-21"
+    found = remember(folder, "cpu", row("openvino", is_chosen=False), SPINNING)
+    said = f"'m' by 1 thread, spinning: 1,000 tokens/s of a prompt, 50 of a reply, measured on {found.date}"
     assert listed("--model", str(folder))[0].count("measured on") == listed("--model", str(folder))[0].count(said) == 1
     entries = {entry["name"]: entry["measured"] for entry in json.loads(listed("-m", str(folder), "--json")[0])}
     assert {name for name, measured in entries.items() if measured is not None} == {"cpu"}
