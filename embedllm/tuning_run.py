@@ -21,7 +21,7 @@ SECONDS = 60.0
 def tune(
     path: str | os.PathLike[str] = "demo",
     *,
-    devices: Sequence[str] = (),
+    devices: str | Sequence[str] = (),
     seconds: float = SECONDS,
     exact: bool = False,
     kv: str | None = None,
@@ -33,8 +33,8 @@ def tune(
     threads that spin, with activations in float where they would be rounded. Nothing rounds more than its default does,
     and only what was clearly faster than the default is taken (docs/devices.md#tuning). One copy of the model is in
     memory at a time.
-    path: as in load(). devices: names as in load(), to measure these only; by default what "auto" chooses from, and
-    `openvino`. exact, kv: as in load(); what is measured counts for loads with the same.
+    path: as in load(). devices: a name or names as in load(), to measure these only; by default what "auto" chooses
+    from, and `openvino`. exact, kv: as in load(); what is measured counts for loads with the same.
     seconds: about how long it may take; a trial that has begun is not ended.
     on_trial: is told what is tried next, in words.
     Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
@@ -47,11 +47,14 @@ def tune(
         raise ValueError(f"seconds is {seconds!r}; expected a positive number.")
     check_kv(kv, exact=exact, openvino=None)
     from embedllm import tuning_choice, tuning_devices, tuning_record
+    from embedllm.backends import select
     from embedllm.tuning_trial import Trial
+
+    names = select.plain(devices) if devices else []
 
     package, began = open_package(package_folder(path), whole=False), time.monotonic()
     found = tuning_devices.Devices(package, exact=exact, kv=kv)
-    ready = found.usable(devices)
+    ready = found.usable([names] if isinstance(names, str) else names)
     trial = Trial(package=package, devices={one.name: one for one in ready}, dialects=found.dialects, exact=exact,
                   kv=kv, seconds=seconds)  # fmt: skip
 

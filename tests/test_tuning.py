@@ -109,6 +109,16 @@ def test_when_nothing_is_there_it_says_what_was_looked_for(folder: Path) -> None
         embedllm.tune(folder, devices=["nonsense"])
 
 
+@pytest.mark.parametrize("wish", ["cpu", ("cpu",), ["CPU "]])
+def test_devices_may_be_one_name_as_in_load(wish: str | list[str], folder: Path, once: float) -> None:
+    assert {one.device for one in embedllm.tune(folder, devices=wish, seconds=once).measured} == {"cpu"}
+
+
+def test_what_names_no_device_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"device is .*expected a name"):
+        embedllm.tune(folder, devices=["cpu", ""])
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "60"])
 def test_a_time_that_cannot_be_meant_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="expected a positive number"):
