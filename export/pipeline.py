@@ -75,6 +75,11 @@ def convert(
         texts = _texts(location.folder)
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
+        if recipe.method == "gptq" and not any(packing.quantized for packing in decided.packing.values()):
+            raise ExportError(
+                f"at {recipe.bits} bits there is no matrix of 4 or 8 bits, which the method 'gptq' is for. "
+                "Leave out the method and its text, or choose fewer bits."
+            )
         merged = None if lora is None else MergedSource(reader, lora, decoder)
         check_source(reader, decided)
         text = None if calibration is None else read_text(Path(calibration), location.folder, decoder)

@@ -209,6 +209,12 @@ def test_a_text_for_another_method_is_refused(tiny: Path, tmp_path: Path) -> Non
         convert(tiny, tmp_path / "p", calibration=text(tmp_path / "text.jsonl"))
 
 
+def test_where_nothing_is_rounded_there_is_nothing_to_calibrate(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"at 16 bits there is no matrix of 4 or 8 bits.*Leave out the method"):
+        convert(tiny, tmp_path / "p", Recipe(method="gptq", bits=16))
+    assert not (tmp_path / "p").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "checkpoint")
     small = tiny_checkpoint(tmp_path / "small", vocab_size=100)
