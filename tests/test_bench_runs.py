@@ -10,6 +10,7 @@ from typing import IO, Any
 import jsonschema
 import pytest
 
+import embedllm
 from embedllm.bench.process import Process
 from embedllm.bench.specs import Spec, own_spec
 from embedllm.errors import EmbedError
@@ -107,6 +108,19 @@ def test_how_our_folders_were_loaded_is_in_the_table_and_the_json(
         True, False, 0,
     )  # fmt: skip
     assert found["engines"][0]["device"] == "cpu, exact"
+
+
+@pytest.mark.parametrize(
+    ("told", "wish"),
+    [("", None), ("cpu", "cpu"), ("a, b,", ["a", "b"]), ("openvino:HETERO:GPU,CPU", "openvino:HETERO:GPU,CPU")],
+)
+def test_devices_are_named_as_in_run(told: str, wish: str | list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from embedllm.bench.ours import Ours
+
+    given: list[object] = []
+    monkeypatch.setattr(embedllm, "load", lambda *_, device, **__: given.append(device))
+    Ours("folder", device=told, threads=1, exact=False, prefix_cache=False)
+    assert given == [wish]
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import embedllm
+from embedllm.backends.select import names_in
 from embedllm.bench.engine import About
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.export.decoder import Decoder, kv_bytes, linears, norms
@@ -22,9 +23,10 @@ class Ours:
     """A package folder on one of our devices. Speculation is off, nothing is tuned, and all else as load() has it."""
 
     def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
-        names = device.split(",") if "," in device else device or None
+        names = names_in(device)  # "openvino:HETERO:GPU,CPU" is one
+        wish = names if len(names) > 1 else device or None
         size = PREFIX_CACHE if prefix_cache else 0
-        self._model = embedllm.load(folder, device=names, threads=threads, exact=exact, prefix_cache=size, tuned=False)
+        self._model = embedllm.load(folder, device=wish, threads=threads, exact=exact, prefix_cache=size, tuned=False)
         self._threads = threads
         self._exact = exact
 
