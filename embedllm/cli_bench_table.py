@@ -111,11 +111,16 @@ def _structured(engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _concurrent(engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    for name, case in _of("concurrency", engines):
-        alone = [other for who, other in _of("concurrency", engines) if who == name and other["streams"] == 1]
-        times = case["tokens_s"]["median"] / alone[0]["tokens_s"]["median"] if alone else None
-        of_one = "" if times is None else f"{times:.2f}"
+    for name, case in _of("concurrency", [{**one, "cases": list(_with_alone(one))} for one in engines]):
+        of_one = "" if case["alone"] is None else f"{case['tokens_s']['median'] / case['alone']:.2f}"
         yield name, f"{case['streams']:,}", _spread(case["tokens_s"], 1), f"{case['of_first']:.2f}", of_one
+
+
+def _with_alone(engine: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The cases of several replies, each with the speed of one; by engine, as two may have the same name."""
+    cases = [case for case in engine["cases"] if case["kind"] == "concurrency"]
+    alone = next((case["tokens_s"]["median"] for case in cases if case["streams"] == 1), None)
+    return ({**case, "alone": alone} for case in cases)
 
 
 def _of(kind: str, engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
