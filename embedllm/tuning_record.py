@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SWITCH = "EMBEDLLM_TUNED"  # environment variable: "off" loads as if nothing had been measured
 _FORMAT = 1
+_LATEST = 1 << 34  # seconds, in the year 2514: every system can tell the date of what is before
 _log = logging.getLogger("embedllm")
 
 
@@ -143,6 +144,8 @@ def _read(data: dict[str, object]) -> Tuning:
         raise ValueError("values of other types than expected")
     if type(tuning.exact) is not bool or not isinstance(tuning.kv, str | None):
         raise ValueError("'exact' or 'kv' of another type than expected")
+    if not 0 <= tuning.at < _LATEST:
+        raise ValueError(f"'at' is {tuning.at}, which is no time since 1970")
     if tuning.device and tuning.chosen(tuning.device) is None:
         raise ValueError(f"the device '{tuning.device}' was not measured")
     return tuning

@@ -230,6 +230,8 @@ FIRST = ("tuning", "measured", 0)
         (("tuning", "device"), "npu"),
         (("tuning", "exact"), True),
         (("tuning", "at"), "yesterday"),
+        (("tuning", "at"), 1e300),
+        (("tuning", "at"), float("nan")),
         (("tuning", "measured"), {}),
         (("tuning", "left_out"), 3),
         (FIRST, "cpu"),
