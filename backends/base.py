@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV
     # by layer: keys, as they are after norm and rotation, and values; [kv heads, T, D] each
     KeyValues: TypeAlias = list[tuple[NDArray[Cached], NDArray[Cached]]]
+    Span: TypeAlias = tuple[int, int]  # tokens: the first, and the one behind the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,22 @@ class MovesState(Protocol):
         """Appends tokens that another session has computed.
 
         Raises ContextFull when they don't fit (nothing is appended), ValueError for the state of another model.
+        """
+        ...
+
+
+@runtime_checkable
+class MovesStored(Protocol):
+    """A session whose KV can be taken out as it is stored, which is less work, and often less memory, than floats.
+
+    Other sessions of the same engine take it by import_state, and hold what this one holds then, bit for bit.
+    """
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        """Copies of the KV of the tokens of each span, each in memory of its own.
+
+        [kv heads, tokens, size] as export_state gives it; dtype and size are those of what is stored.
+        ValueError as export_state.
         """
         ...
 

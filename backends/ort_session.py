@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.adapters import Adapter
-    from embedllm.backends.base import Cached, KeyValues
+    from embedllm.backends.base import Cached, KeyValues, Span
     from embedllm.backends.ort import OrtEngine
     from embedllm.backends.ort_batch import Member
     from embedllm.export.decoder import Decoder
@@ -117,11 +117,16 @@ class OrtSession:
         self.position = position
 
     def export_state(self, start: int, stop: int) -> KeyValues:
-        check_span(start, stop, self.position)
+        return self.export_stored([(start, stop)])[0]
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        for start, stop in spans:
+            check_span(start, stop, self.position)
         with self._apart(1):
+            pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
             return [
-                (self.kv[f"{index}.key"][0, :, start:stop].copy(), self.kv[f"{index}.value"][0, :, start:stop].copy())
-                for index in range(len(self.kv) // 2)
+                [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in pairs]
+                for start, stop in spans
             ]
 
     def import_state(self, state: KeyValues) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from embedllm.backends.ov_runtime import ov
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from embedllm.backends.base import Cached
     from embedllm.types import F32
 
 BLOCK = 32  # tokens; what the plugin of the CPU takes (2026.4)
@@ -31,15 +32,23 @@ class Layout:
     width: int  # values stored for a token and head, with its scales
     kind: str  # by OpenVINO's name
 
+    @property
+    def dtype(self) -> np.dtype[Cached]:
+        return np.dtype(_STORED[self.kind])
+
+    def holds(self, values: NDArray[Cached]) -> bool:
+        """Whether values are no floats but what is stored of some."""
+        return values.dtype.kind != "f" and values.dtype == self.dtype
+
 
 class Blocks:
     """Buffers by the names of the model's inputs, and which blocks of them are free; for one thread at a time."""
 
     def __init__(self, layouts: Mapping[str, Layout], bind: Callable[[str, ov.Tensor], None]) -> None:
         """bind: hands a buffer to the request."""
-        self._layouts = layouts
+        self.layouts = layouts
         self._bind = bind
-        self._buffers: dict[str, NDArray[np.generic]] = {}
+        self._buffers: dict[str, NDArray[Cached]] = {}
         self._free: list[int] = []
         self._count = 0
         self._resize(1)
@@ -60,19 +69,26 @@ class Blocks:
 
     def read(self, name: str, blocks: Sequence[int], start: int, stop: int) -> F32:
         """What is held of some tokens, [heads, T, D]."""
-        at = np.arange(start, stop)
-        stored = self._buffers[name][np.array(blocks, np.int64)[at // BLOCK], :, at % BLOCK]
-        return np.ascontiguousarray(_floats(stored, self._layouts[name].kind).transpose(1, 0, 2))
+        return _floats(self.read_stored(name, blocks, start, stop), self.layouts[name].kind)
 
-    def write(self, name: str, blocks: Sequence[int], start: int, values: NDArray[np.floating]) -> None:
-        """Stores tokens from a place on. values: [heads, T, D]."""
-        at = np.arange(start, start + values.shape[1])
-        stored = _stored(values.transpose(1, 0, 2).astype(np.float32), self._layouts[name].kind)
-        self._buffers[name][np.array(blocks, np.int64)[at // BLOCK], :, at % BLOCK] = stored
+    def read_stored(self, name: str, blocks: Sequence[int], start: int, stop: int) -> NDArray[Cached]:
+        """A copy as it is stored, [heads, T, width]."""
+        layout, buffer = self.layouts[name], self._buffers[name]
+        stored = np.empty((layout.heads, stop - start, layout.width), layout.dtype)
+        for block, within, held in _pieces(blocks, start, stop):
+            stored[:, within] = buffer[block, :, held]
+        return stored
+
+    def write(self, name: str, blocks: Sequence[int], start: int, values: NDArray[Cached]) -> None:
+        """Stores tokens from a place on. values: [heads, T, D], or as `read_stored` gives them."""
+        layout, buffer = self.layouts[name], self._buffers[name]
+        stored = values if layout.holds(values) else _stored(values.astype(np.float32, copy=False), layout.kind)
+        for block, within, held in _pieces(blocks, start, start + values.shape[1]):
+            buffer[block, :, held] = stored[:, within]
 
     def _resize(self, count: int) -> None:
         """Larger buffers, one by one, so that only one is there twice."""
-        for name, layout in self._layouts.items():
+        for name, layout in self.layouts.items():
             shape = (count, layout.heads, BLOCK, layout.width)
             new = np.zeros(shape, _STORED[layout.kind])
             if name in self._buffers:
@@ -81,6 +97,13 @@ class Blocks:
             self._bind(name, ov.Tensor(new, ov.Shape(shape), getattr(ov.Type, layout.kind)))
         self._free += range(self._count, count)
         self._count = count
+
+
+def _pieces(blocks: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
+    """Of a span of tokens, block by block: which one, where its tokens are in the span, and where in the block."""
+    for at in range(start // BLOCK, -(-stop // BLOCK)):
+        first, last = max(start, at * BLOCK), min(stop, (at + 1) * BLOCK)
+        yield blocks[at], slice(first - start, last - start), slice(first - at * BLOCK, last - at * BLOCK)
 
 
 def layout_of(port: ov.ConstOutput) -> Layout:
@@ -92,7 +115,7 @@ def layout_of(port: ov.ConstOutput) -> Layout:
     return Layout(heads.get_length(), width.get_length(), kind)
 
 
-def _floats(stored: NDArray[np.generic], kind: str) -> F32:
+def _floats(stored: NDArray[Cached], kind: str) -> F32:
     if kind == "u8":
         scales = np.ascontiguousarray(stored[..., :_SCALES]).view(np.float32)
         return (stored[..., _SCALES:].astype(np.float32) - scales[..., 1:]) * scales[..., :1]
@@ -101,7 +124,7 @@ def _floats(stored: NDArray[np.generic], kind: str) -> F32:
     return stored.astype(np.float32)
 
 
-def _stored(values: F32, kind: str) -> NDArray[np.generic]:
+def _stored(values: F32, kind: str) -> NDArray[Cached]:
     """As the plugin stores them; what was read before is stored as it was."""
     if kind == "u8":
         least, most = values.min(axis=-1, keepdims=True), values.max(axis=-1, keepdims=True)

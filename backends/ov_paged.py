@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.adapters import Adapter
-    from embedllm.backends.base import Cached, KeyValues
+    from embedllm.backends.base import Cached, KeyValues, Span
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
@@ -183,11 +183,22 @@ class PagedSession:
                 for layer in range(len(self._decoder.layers))
             ]  # fmt: skip
 
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        for start, stop in spans:
+            check_span(start, stop, self.position)
+        with self._engine.lock:
+            read = self._engine.blocks.read_stored
+            return [
+                [(read(f"key_cache.{layer}", self._blocks, start, stop),
+                  read(f"value_cache.{layer}", self._blocks, start, stop))
+                 for layer in range(len(self._decoder.layers))]
+                for start, stop in spans
+            ]  # fmt: skip
+
     def import_state(self, state: KeyValues) -> None:
         if self._is_closed:
             raise ValueError("this session was closed")
-        attentions = [layer.attention for layer in self._decoder.layers]
-        count = check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        count = self._count(state)
         check_room(self.position, count, limit=self._engine.context, remedy=LARGER_EXPORT)
         with self._engine.lock:
             self.reserve(self.position + count)
@@ -236,6 +247,15 @@ class PagedSession:
             raise ValueError("this session was closed")
         check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
                      remedy=LARGER_EXPORT)  # fmt: skip
+
+    def _count(self, state: KeyValues) -> int:
+        """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""
+        layouts = self._engine.blocks.layouts
+        keys = [layouts[f"key_cache.{layer}"] for layer in range(len(self._decoder.layers))]
+        if state and keys[0].holds(state[0][0]):
+            return check_state(state, [(key.heads, key.width) for key in keys], dtype=keys[0].dtype.name)
+        attentions = [layer.attention for layer in self._decoder.layers]
+        return check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
 
     def _give_back(self) -> None:
         with self._engine.lock:

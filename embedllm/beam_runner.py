@@ -12,6 +12,7 @@ from embedllm.backends.base import Interrupted, MovesState
 from embedllm.beam_search import Beam, BeamSearch
 from embedllm.decode import Cancel, Statistics
 from embedllm.sequences import HeldSequence, Sequences
+from embedllm.stored_kv import exported
 from embedllm.types import Logits
 
 # options of a reply that single tokens are chosen or cut by, or that cannot go back, as a beam does
@@ -144,7 +145,7 @@ class BeamRunner:
         held = copy.keep(tokens)
         missing = tokens[held:-1]
         if missing and isinstance(parent.session, MovesState) and isinstance(copy.session, MovesState):
-            copy.session.import_state(parent.session.export_state(held, len(tokens) - 1))
+            copy.session.import_state(exported(parent.session, held, len(tokens) - 1))
             copy.tokens += missing
         elif missing:
             step = self._sequences.engine.chunk

@@ -18,6 +18,7 @@ from embedllm.prefixes import GROUP
 from embedllm.prompt import check_messages
 from embedllm.state_file import StateFile, open_state, write_state
 from embedllm.state_kind import kind_of
+from embedllm.stored_kv import exported
 from embedllm.tool_schema import tool_schema
 
 if TYPE_CHECKING:
@@ -140,5 +141,5 @@ def _pieces(sequence: HeldSequence, count: int, cancel: Cancel) -> Iterator[KeyV
         with sequence.lock:
             if sequence.is_ended or not isinstance(sequence.session, MovesState):
                 raise ValueError("this model was closed")
-            state = sequence.session.export_state(start, min(start + GROUP, count))
+            state = exported(sequence.session, start, min(start + GROUP, count))
         yield state

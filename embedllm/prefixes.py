@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from embedllm.adapters import Adapter, is_same
 from embedllm.backends.base import Interrupted, MovesState, Session
-from embedllm.prefix_cache import BLOCK, Block, PrefixCache, common, keys_of, part, state_bytes
+from embedllm.prefix_cache import BLOCK, Block, PrefixCache, common, keys_of, part
 from embedllm.state_kind import kind_of, root_of
+from embedllm.stored_kv import exported, exported_parts
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -80,6 +81,7 @@ class Prefixes:
         self._root = b""
         self._about: dict[str, str] = {}
         self._memory = PrefixCache(budget_bytes)
+        self._held_bytes = 0  # of a token; 0: not known yet
         self._lock = threading.Lock()  # of the memory; nothing else is locked within
 
     def settle(self, session: Session) -> None:
@@ -127,17 +129,23 @@ class Prefixes:
         if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
             return
         keys = keys_of(tokens, self._root_of(holder.adapter))
+        size = self._token_bytes(holder.session)
+        left = self._memory.budget_bytes // size  # tokens
         kept: list[Block] = []
-        taken = 0
-        for parent, at, state in self._blocks(holder.session, tokens, start - start % BLOCK, keys):
-            # a copy: a view would hold the whole group in memory for as long as one block of it
-            state = [(key.copy(), value.copy()) for key, value in state]
-            taken += state_bytes(state)
-            if taken > self._memory.budget_bytes:
-                break  # what comes first is worth most
-            kept.append(Block(parent=parent, tokens=tuple(tokens[at : at + BLOCK]), state=state))
+        for group in _runs(self._missing(tokens, start, keys), GROUP // BLOCK):
+            spans = [(at * BLOCK, min((at + 1) * BLOCK, len(tokens))) for at in group]
+            spans = [span for span in spans if span[1] - spans[0][0] <= left]  # what comes first is worth most
+            if not spans:
+                break
+            count = spans[-1][1] - spans[0][0]
+            left -= count
+            states = exported_parts(holder.session, spans)
+            blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
+                      for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
             with self._lock:
-                self._memory.put(kept[-1])
+                for block in blocks:
+                    self._memory.put(block)
+            kept += blocks
         with self._lock:
             self._memory.touch(kept)
 
@@ -172,16 +180,16 @@ class Prefixes:
         with self._lock:
             self._memory.clear()
 
-    def _blocks(
-        self, session: MovesState, tokens: Sequence[int], start: int, keys: Sequence[bytes]
-    ) -> Iterator[tuple[bytes, int, KeyValues]]:
-        """Of the blocks that memory lacks: the key before each, where it begins, its KV."""
-        wanted = [at // BLOCK for at in range(start, len(tokens), BLOCK) if not self._has(tokens, at, keys)]
-        for group in _runs(wanted, GROUP // BLOCK):
-            first = group[0] * BLOCK
-            state = session.export_state(first, min((group[-1] + 1) * BLOCK, len(tokens)))
-            for at in group:
-                yield keys[at], at * BLOCK, part(state, at * BLOCK - first, (at + 1) * BLOCK - first)
+    def _missing(self, tokens: Sequence[int], start: int, keys: Sequence[bytes]) -> list[int]:
+        """The places of the blocks from a token's on that memory lacks."""
+        return [at for at in range(start // BLOCK, -(-len(tokens) // BLOCK)) if not self._has(tokens, at * BLOCK, keys)]
+
+    def _token_bytes(self, session: MovesState) -> int:
+        """What the KV of a token takes; asked once, since some sessions copy all that they hold for it."""
+        if not self._held_bytes:
+            state = exported(session, 0, 0)
+            self._held_bytes = sum(a.shape[0] * a.shape[2] * a.itemsize for pair in state for a in pair)
+        return self._held_bytes
 
     def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
         with self._lock:
@@ -265,7 +273,7 @@ def _exported(
         if list(prompt[:stop]) != holder.plain_tokens[:stop]:
             return None
         try:
-            return session.export_state(start, stop)
+            return exported(session, start, stop)
         except Interrupted:  # it is being cancelled, which is no matter of ours
             return None
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 FORMAT = "embedllm-kv-1"
-_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "U8": np.dtype("u1")}
+_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
+          "U16": np.dtype("<u2")}  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ALIGNED = 64  # bytes; where tensors begin
 _HASH = 64  # letters

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from embedllm.package import WEIGHTS
+from embedllm.stored_kv import exported
 
 if TYPE_CHECKING:
     from embedllm.adapters import Adapter
@@ -32,8 +33,8 @@ def model_kind(package: Package, device: Device, settings: str = "") -> dict[str
 
 
 def kv_type(session: MovesState) -> str:
-    """Number type, layers, heads and head size of a session's KV: which of a package's graphs it runs shows there."""
-    return "; ".join(f"{key.dtype} {key.shape[0]}x{key.shape[-1]}" for key, _ in session.export_state(0, 0))
+    """Number type, layers, heads and size of a session's stored KV: which of a package's graphs it runs shows there."""
+    return "; ".join(f"{key.dtype} {key.shape[0]}x{key.shape[-1]}" for key, _ in exported(session, 0, 0))
 
 
 def kind_of(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:

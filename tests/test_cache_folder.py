@@ -55,7 +55,7 @@ def key(name: int) -> bytes:
     return bytes([name]) * 32
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8, np.uint16])
 def test_a_file_gives_what_was_written_and_is_a_safetensors_file(
     tmp_path: Path, dtype: type[np.floating | np.integer]
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from embedllm.backends.ov_paged import PagedEngine, PagedSession
 from embedllm.export import Recipe
 from embedllm.openvino_options import OpenVINOOptions
 from tests.openings import ov_engine, paged_engine
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
 
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
 WAIT_S = 60  # a test that waits this long has failed
@@ -196,6 +200,76 @@ def test_the_plugin_stores_the_kv_as_it_is_read_here(kv: str, precision: str, fo
     first = next(pairs)  # of the first layer, whose inputs are the same
     for found, expected in zip(*first, strict=True):
         np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+
+
+@given(st.sampled_from(["f32", "f16", "bf16", "u8"]), st.integers(0, 40), st.integers(0, 90), st.integers(0, 70))
+def test_stored_values_are_the_same_wherever_they_lie(kind: str, start: int, count: int, place: int) -> None:
+    blocks = buffers(kind, 24 if kind == "u8" else 16)
+    other, first, second = blocks.take(2), blocks.take(5), blocks.take(6)
+    values = np.random.default_rng(count).normal(size=(2, count, 16)).astype(np.float32)
+    blocks.write("k", first, start, values)
+    stored = blocks.read_stored("k", first, start, start + count)
+    blocks.write("k", second, place, stored)
+    np.testing.assert_array_equal(blocks.read_stored("k", second, place, place + count), stored)
+    np.testing.assert_array_equal(
+        blocks.read("k", second, place, place + count), blocks.read("k", first, start, start + count)
+    )
+    assert not blocks.read_stored("k", other, 0, 2 * BLOCK).any()
+
+
+@pytest.mark.parametrize("kv", ["u8", "bf16", "f16", "f32"])
+def test_a_sequence_goes_on_from_stored_kv_as_the_one_that_computed_it(kv: str, folder: Path) -> None:
+    options = OpenVINOOptions(precision="bf16" if kv == "bf16" else "f32", kv=kv, rounding_group=0)
+    engine = paged_engine(folder, options=options, exact=False)
+    one, other = engine.open(), engine.open()
+    one.feed(np.random.default_rng(2).integers(0, 300, 90).tolist())
+    for state in one.export_stored([(0, 45), (45, 90)]):
+        other.import_state(state)
+    for ours, theirs in zip(other.export_stored([(0, 90)])[0], one.export_stored([(0, 90)])[0], strict=True):
+        for found, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(other.feed_all([5, 6, 7]), one.feed_all([5, 6, 7]))
+    engine.close()
+
+
+def test_8_bit_kv_takes_its_own_size_in_the_prefix_cache(folder: Path) -> None:
+    with embedllm.load(folder, device="openvino") as llm:
+        session = llm.runner.engine.open()
+        llm.generate([1] * 200, GREEDY, max_tokens=2, stop_tokens=())
+        llm.generate([2] * 200, GREEDY, max_tokens=2, stop_tokens=())
+        prefixes = llm.runner.sequences.prefixes
+        assert prefixes is not None
+        stored = [layout for name, layout in llm.runner.engine.blocks.layouts.items() if "_cache." in name]  # type: ignore[attr-defined]  # a PagedEngine
+        assert {layout.kind for layout in stored} == {"u8"}
+        assert prefixes.bytes == 201 * sum(layout.heads * layout.width for layout in stored)
+        session.close()
+
+
+@pytest.mark.parametrize("spans", [[(0, 4)], [(0, 2), (2, 4)], [(2, 1)], [(-1, 2)]])
+def test_tokens_that_are_not_held_cannot_be_exported(spans: list[tuple[int, int]], engine: PagedEngine) -> None:
+    session = engine.open()
+    session.feed([1, 2, 3])
+    with pytest.raises(ValueError, match=r"there are no tokens .* the session holds 3"):
+        session.export_stored(spans)
+    session.close()
+
+
+def test_stored_kv_of_another_model_is_refused(folder: Path) -> None:
+    engine = paged_engine(folder, options=OpenVINOOptions(kv="u8"), exact=False)
+    session = engine.open()
+    session.feed([1, 2, 3])
+    (state,) = session.export_stored([(0, 3)])
+    wrongs: list[KeyValues] = [
+        state[1:],
+        [(key[..., 1:], value[..., 1:]) for key, value in state],
+        [(key.astype(np.int16), value) for key, value in state],
+        [(key, value.astype(np.float32)) for key, value in state],
+    ]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="this state"):
+            session.import_state(wrong)
+    assert session.position == 3
+    engine.close()
 
 
 def test_a_growth_for_which_memory_is_lacking_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

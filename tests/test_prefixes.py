@@ -20,6 +20,8 @@ from embedllm.prefix_cache import BLOCK
 from embedllm.prefixes import LEAST, Prefixes
 from embedllm.runner import Request, Runner
 from embedllm.sequences import HeldSequence
+from embedllm.state_kind import kv_type
+from embedllm.stored_kv import exported, exported_parts
 from tests.fakes import END, Bytes, taking_turns
 from tests.movable import MovableEngine
 
@@ -85,6 +87,14 @@ def test_a_conversation_that_only_grows_copies_nothing() -> None:
         prompt = [*prompt, *(token for token in tokens(chunks) if token is not None), 7, 8]
     assert cached(generate(runner, prompt, kept)) == len(prompt) - 3  # the last token of a reply was never fed
     assert copied(engine) == 0
+
+
+def test_of_what_is_larger_than_the_budget_the_beginning_is_kept() -> None:
+    runner = runner_on(MovableEngine(), 8 * (2 * BLOCK + 10))
+    generate(runner, [1] * 1000)
+    generate(runner, [2] * (2 * BLOCK + 9), runner.sequences.new())
+    assert cached(generate(runner, [5])) == 0
+    assert cached(generate(runner, [1] * 1000)) == 2 * BLOCK
 
 
 def test_what_a_request_would_lose_is_there_for_the_next() -> None:
@@ -216,6 +226,20 @@ def test_moved_kv_gives_the_logits_of_a_session_that_was_fed_alike(llm: Model) -
     moved.import_state(one.export_state(0, 200))
     moved.import_state(one.export_state(200, len(PREFIX)))
     assert np.array_equal(moved.feed_all([5, 6, 7]), two.feed_all([5, 6, 7]))
+
+
+def test_kv_as_it_is_stored_comes_in_the_parts_that_were_asked_for(llm: Model) -> None:
+    session = llm.runner.engine.open()
+    session.feed(PREFIX)
+    assert isinstance(session, MovesState)
+    spans = [(0, 64), (64, 128), (130, 131), (200, 400)]
+    for (start, stop), parts in zip(spans, exported_parts(session, spans), strict=True):
+        whole = exported(session, start, stop)
+        for array, expected in zip(sum(parts, ()), sum(whole, ()), strict=True):
+            assert array.shape[1] == stop - start
+            assert array.base is None  # it keeps nothing else in memory
+            assert np.array_equal(array, expected)
+    assert kv_type(session) == kv_type(llm.runner.engine.open())  # type: ignore[arg-type]  # as the one above
 
 
 def test_replies_over_a_shared_prefix_equal_those_without(llm: Model) -> None:
