@@ -98,12 +98,16 @@ class PrefixCache:
             return False
         for shorter in [other for other in siblings if block.tokens[: len(other.tokens)] == other.tokens]:
             self._drop(shorter)
-        while self.bytes + size > self.budget_bytes:
-            self._drop(next(iter(self._blocks.values())))
+        self.make_room(size)
         self._blocks[block.parent, block.tokens] = block
         self._after.setdefault(block.parent, []).append(block)
         self.bytes += size
         return True
+
+    def make_room(self, size: int) -> None:
+        """Drops blocks used least recently until so many bytes more are within the budget, or none is left."""
+        while self._blocks and self.bytes + size > self.budget_bytes:
+            self._drop(next(iter(self._blocks.values())))
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Notes that a chain of blocks was used; of a chain the last ones go first."""

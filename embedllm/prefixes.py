@@ -139,6 +139,8 @@ class Prefixes:
                 break
             count = spans[-1][1] - spans[0][0]
             left -= count
+            with self._lock:
+                self._memory.make_room(count * size)  # before the copy, which gets their memory then
             states = exported_parts(holder.session, spans)
             blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
                       for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip

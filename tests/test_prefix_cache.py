@@ -127,3 +127,16 @@ def test_a_key_is_of_all_tokens_before_it() -> None:
     one, two = keys_of([1] * 3 * BLOCK, ROOT), keys_of([2] + [1] * (3 * BLOCK - 1), ROOT)
     assert len(one) == 4
     assert set(one) & set(two) == {ROOT}
+
+
+@given(st.lists(CHAIN, max_size=8), st.integers(0, 40 * BLOCK), st.integers(0, 50 * BLOCK))
+def test_room_is_made_by_dropping_no_more_than_it_takes(chains: list[list[int]], budget: int, size: int) -> None:
+    cache = PrefixCache(budget)
+    for block in (block for chain in chains for block in blocks_of(chain)):
+        cache.put(block)
+    before = dict(cache._blocks)
+    cache.make_room(size)
+    assert cache.bytes + size <= budget or not len(cache)
+    assert list(cache._blocks) == list(before)[len(before) - len(cache) :]  # those used last stay
+    dropped = list(before.values())[: len(before) - len(cache)]
+    assert not dropped or cache.bytes + dropped[-1].bytes + size > budget

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from embedllm.state_kind import kv_type
 from embedllm.stored_kv import exported, exported_parts
 from tests.fakes import END, Bytes, taking_turns
 from tests.movable import MovableEngine
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
 
 GREEDY = Sampling(temperature=0)
 WAIT_S = 30  # a test that waits this long has failed
@@ -87,6 +91,26 @@ def test_a_conversation_that_only_grows_copies_nothing() -> None:
         prompt = [*prompt, *(token for token in tokens(chunks) if token is not None), 7, 8]
     assert cached(generate(runner, prompt, kept)) == len(prompt) - 3  # the last token of a reply was never fed
     assert copied(engine) == 0
+
+
+@given(st.lists(PROMPT, min_size=2, max_size=8), st.integers(0, 4000))
+def test_while_kv_is_copied_there_is_room_for_it(prompts: list[list[int]], budget: int) -> None:
+    """What it takes the place of goes before, so that both are never there at once."""
+    engine = MovableEngine()
+    runner = runner_on(engine, budget)
+    prefixes = runner.sequences.prefixes
+    assert prefixes is not None
+    generate(runner, prompts[0])
+    (session,) = engine.sessions
+    export = session.export_state
+
+    def exporting(start: int, stop: int) -> KeyValues:
+        assert prefixes.bytes + 8 * (stop - start) <= budget
+        return export(start, stop)
+
+    session.export_state = exporting  # type: ignore[method-assign]
+    for prompt in prompts[1:]:
+        generate(runner, prompt)
 
 
 def test_of_what_is_larger_than_the_budget_the_beginning_is_kept() -> None:
