@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.reference import ReferenceSession
-from embedllm.export.decoder import linears, norms
+from embedllm.export.float_pass import FloatPass, read_table
 from embedllm.export.gptq import compensated, compensation
 from embedllm.export.quantize import Packed, Packing, dequantize
-from embedllm.export.rope import tables
 from embedllm.export.stream import Piece, Source, pack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.export.decoder import Attention, Decoder, Linear
+    from embedllm.export.decoder import Decoder, Linear
     from embedllm.types import F32
 
-_PIECE = 1 << 24  # values of a table that are quantized at once: 64 MB of float32
 # A tied table is the head's weights and also the model's input, where all its values count alike: this share of the
 # mean square of the head's inputs is added to each (docs/numerics.md#calibration).
 _AS_INPUT = 0.3
@@ -52,7 +49,7 @@ def calibrated(
     spread = None
     if is_read_twice:
         spread = _head_spread(source, decoder, head, sequences, lambda done: on_layer(done, 2 * layers))
-    floats = _Pass(source, decoder, sequences)
+    floats = FloatPass(source, decoder, sequences)
     run = _Quantizing(floats, packing)
     yield from _table(source, decoder.embedding, packing, spread, run.embed)
     for index in range(layers):
@@ -62,7 +59,7 @@ def calibrated(
         run.pieces.clear()
         on_layer(before + index + 1, before + layers)
     if not decoder.tied:
-        spread = run.head_spread(head) if head.quantized else None
+        spread = _spread(run, head) if head.quantized else None
         yield from _table(source, decoder.head, packing, spread)
 
 
@@ -74,11 +71,19 @@ def _head_spread(
     on_layer: Callable[[int], None],
 ) -> F32:
     """compensation() of a tied table, in the model as it is."""
-    floats = _Pass(source, decoder, sequences)
+    floats = FloatPass(source, decoder, sequences)
     for index in range(len(decoder.layers)):
         floats.layer(index)
         on_layer(index + 1)
-    return floats.head_spread(packing, as_input=_AS_INPUT)
+    return _spread(floats, packing, as_input=_AS_INPUT)
+
+
+def _spread(floats: FloatPass, packing: Packing, *, as_input: float = 0.0) -> F32:
+    """compensation() of the head's inputs. as_input: share of their mean square that is added to each."""
+    x = floats.head_inputs()
+    gram = x.T @ x
+    gram[np.diag_indices_from(gram)] += as_input * np.trace(gram) / len(gram)
+    return compensation(gram, packing)
 
 
 def _table(
@@ -89,71 +94,16 @@ def _table(
     use: Callable[[int, F32], None] = lambda start, rows: None,
 ) -> Iterator[Piece]:
     """An embedding or a head, of which there may be more than memory should hold as floats. use: start, float rows."""
-    for start, rows in _read(source, linear):
+    for start, rows in read_table(source, linear):
         packed = _packed(rows, packing[linear.name], spread)
         use(start, _floats(packed, packing[linear.name], linear.columns))
         yield linear, packed
 
 
-def _read(source: Source, linear: Linear) -> Iterator[tuple[int, F32]]:
-    step = max(1, _PIECE // linear.columns)
-    for start in range(0, linear.rows, step):
-        yield start, source.rows(f"{linear.source}.weight", start, min(start + step, linear.rows))
-
-
-class _Pass(ReferenceSession):
-    """The calibration sequences on their way through the layers of the model as it is."""
-
-    def __init__(self, source: Source, decoder: Decoder, sequences: NDArray[np.int64]) -> None:
-        self.floats = _Floats(source, decoder, sequences.shape[1])
-        super().__init__(self.floats)
-        self.source, self.decoder, self.sequences = source, decoder, sequences
-        self.inputs: dict[str, F32] = {}  # of the last layer's matrices, by name, [S * T, columns]
-        self.stream: dict[str, F32] = {}  # what the products of its o and down were added to, by name
-        self._x = np.empty((sequences.size, decoder.hidden), np.float32)
-        for start, rows in _read(source, decoder.embedding):
-            self.embed(start, rows)
-
-    def embed(self, start: int, rows: F32) -> None:
-        """Gives the sequences what rows of the embedding, from `start` on, say of their tokens."""
-        tokens = self.sequences.reshape(-1)
-        here = (tokens >= start) & (tokens < start + len(rows))
-        self._x[here] = rows[tokens[here] - start]
-
-    def layer(self, index: int) -> None:
-        layer = self.decoder.layers[index]
-        self.inputs.clear()
-        with np.errstate(over="ignore", invalid="ignore"):  # compensation() finds and names it
-            self.stream = {layer.attention.o.name: self._x}
-            self._x = self._x + self._attention(index, layer.attention, self._norm(self._x, layer.attention_norm))
-            self.stream[layer.mlp.down.name] = self._x
-            self._x = self._x + self._mlp(layer.mlp, self._norm(self._x, layer.mlp_norm))
-
-    def head_spread(self, packing: Packing, *, as_input: float = 0.0) -> F32:
-        """compensation() of the head's inputs. as_input: share of their mean square that is added to each."""
-        x = self._norm(self._x, self.decoder.norm)
-        gram = x.T @ x
-        gram[np.diag_indices_from(gram)] += as_input * np.trace(gram) / len(gram)
-        return compensation(gram, packing)
-
-    def _linear(self, x: F32, linear: Linear) -> F32:
-        self.inputs[linear.name] = x
-        return super()._linear(x, linear)
-
-    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
-        found: list[F32] = []
-        for start in range(0, self.sequences.size, self.sequences.shape[1]):
-            self.rewind(0)
-            here = slice(start, start + self.sequences.shape[1])
-            found.append(super()._attended(index, attention, q[:, here], k[:, here], v[:, here]))
-        self.rewind(0)
-        return np.concatenate(found)
-
-
-class _Quantizing(_Pass):
+class _Quantizing(FloatPass):
     """The same sequences through the same layers, which are quantized on the way."""
 
-    def __init__(self, floats: _Pass, packing: Mapping[str, Packing]) -> None:
+    def __init__(self, floats: FloatPass, packing: Mapping[str, Packing]) -> None:
         """floats: is always a layer ahead."""
         super().__init__(floats.source, floats.decoder, floats.sequences)
         self.pieces: list[Piece] = []  # that were quantized
@@ -190,27 +140,6 @@ class _Quantizing(_Pass):
             lost += (self._float_pass.stream[linear.name] - self.stream[linear.name]).T @ x
         columns = linear.columns
         return _PROPAGATED * ((lost @ self._spread[:columns, :columns].T) @ self._spread[:columns, :columns])
-
-
-class _Floats:
-    """What the reference reads of an engine, out of a checkpoint."""
-
-    def __init__(self, source: Source, decoder: Decoder, length: int) -> None:
-        self.decoder = decoder
-        self._source = source
-        self._rope = dict(zip(("rope.cos", "rope.sin"), tables(decoder.rope, length), strict=True))
-        matrices = [linear for layer in decoder.layers for linear in linears(layer)]
-        self._places = {f"{norm.name}.weight": (norm.source, norm.size) for norm in norms(decoder)}
-        self._places |= {f"{linear.name}.bias": (f"{linear.source}.bias", linear.rows) for linear in matrices}
-
-    def tensor(self, name: str) -> F32:
-        if name in self._rope:
-            return self._rope[name]
-        origin, size = self._places[name]
-        return self._source.rows(origin, 0, size)
-
-    def matrix(self, linear: Linear) -> F32:
-        return self._source.rows(f"{linear.source}.weight", 0, linear.rows)
 
 
 def _packed(rows: F32, packing: Packing, spread: F32 | None) -> Packed | F32 | NDArray[np.float16]:
