@@ -12,7 +12,7 @@ import click
 from embedllm.cli_options import common_options, note
 from embedllm.cli_progress import progress_bar
 from embedllm.cli_shard import said_of_parts
-from embedllm.cli_size import ByteSize
+from embedllm.cli_size import PLAIN_BITS, Bits, ByteSize
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
@@ -24,7 +24,11 @@ _NPU_LEAST = 64
 @click.command(short_help="Write a model into a folder.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--bits", type=_BITS, default="4", show_default=True, help="Of the layers' matrices.")
+@click.option("--bits", type=Bits(), metavar="4|8|16|32|MEAN",
+              help="Of the layers' matrices. Default: 4. Others, such as 5.25: a mix of 4 and 8, at most so many a "
+              "weight, 8 where they gain most.")  # fmt: skip
+@click.option("--size", type=ByteSize(), metavar="SIZE",
+              help="Such a mix, of so many bytes of weights at most: 26MB, 0.9GB.")  # fmt: skip
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
@@ -32,7 +36,8 @@ _NPU_LEAST = 64
               help="Scales of 4 bits: of the least squared error (the default), or such as reach the extremes; or each "
               "rounding made up for on a text, which takes longer and is best.")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
-              help="The text for gptq, .txt or .jsonl: like what it will read. Default: it draws one.")  # fmt: skip
+              help="The text for gptq and for a mix of bits, .txt or .jsonl: like what it will read. Default: it draws "
+              "one.")  # fmt: skip
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
@@ -52,7 +57,8 @@ def export(
     source: str,
     out: Path,
     *,
-    bits: str,
+    bits: float | None,
+    size: int | None,
     group: str | None,
     target: str | None,
     asymmetric: bool,
@@ -76,7 +82,11 @@ def export(
     SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), or a repo id of the hub, which is
     downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
     """
-    if calibrate is not None and method not in (None, "gptq"):
+    mean_bits = None if bits is None or bits in PLAIN_BITS else bits
+    if size is not None and bits is not None:
+        raise click.UsageError("--size and --bits: the size says how many bits there can be. Leave one out.")
+    is_mixed = size is not None or mean_bits is not None
+    if calibrate is not None and method not in (None, "gptq") and not is_mixed:
         raise click.UsageError(f"--calibrate and --method {method}: only gptq reads a text. Leave one out.")
     if target == "npu" and asymmetric:
         raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
@@ -89,7 +99,9 @@ def export(
     from embedllm.export import Recipe, convert
 
     recipe = Recipe(
-        bits=int(bits),
+        bits=4 if bits is None or mean_bits is not None else int(bits),
+        size=size,
+        mean_bits=mean_bits,
         group=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
         method=method or ("search" if calibrate is None else "gptq"),

@@ -16,6 +16,7 @@ _STAGES = {  # the others: as they are
     "copy": "copying",
     "draft": "drawing a text",
     "parts": "cutting",
+    "sensitivity": "measuring what bits are worth",
     "tasks": "doing tasks",
     "text": "reading the text",
     "verify": "comparing with the reference",

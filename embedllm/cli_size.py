@@ -1,4 +1,4 @@
-"""Sizes of files as people write them: 25MiB, 1900MB."""
+"""Sizes of files as people write them, 25MiB, 1900MB, and of weights: 4 bits, 4.75."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import click
 
+PLAIN_BITS = (4, 8, 16, 32)
 _FACTORS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -27,3 +28,18 @@ class ByteSize(click.ParamType):
                 f"{value!r} is no size; expected one such as 25MiB, 1900MB or 2GB, of a byte or more.", param, ctx
             )
         return size
+
+
+class Bits(click.ParamType):
+    """Bits of a weight: those of one kind of storage, or of a mix of 4 and 8."""
+
+    name = "bits"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            bits = float(str(value))
+        except ValueError:
+            bits = 0.0
+        if not (bits in PLAIN_BITS or 4 < bits < 16):
+            self.fail(f"{value!r} is not 4, 8, 16 or 32, nor a mean that 4 and 8 bits give, such as 5.25.", param, ctx)
+        return bits

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
 
 LENGTH = 512  # tokens of a sequence
-_FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration
+FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration
 _VALUES = 1 << 27  # of the widest activations of all sequences, which are in memory some five times at once
 _CHOSEN_FROM = 8  # times as many sequences are read, so that they come from all over a text
 _SEED = 20261121
@@ -39,7 +39,7 @@ def sequences_for(decoder: Decoder) -> int:
     """How many sequences a model is calibrated on: fewer when it is so wide that memory would not do."""
     widest = max(matrix.columns for layer in decoder.layers for matrix in linears(layer))
     wanted = _VALUES // (widest * min(LENGTH, decoder.context))
-    return max(_FEWEST, min(_MOST, wanted // _AT_ONCE * _AT_ONCE))
+    return max(FEWEST, min(_MOST, wanted // _AT_ONCE * _AT_ONCE))
 
 
 def read_text(path: Path, folder: Path, decoder: Decoder) -> CalibrationText:
@@ -71,11 +71,14 @@ def read_text(path: Path, folder: Path, decoder: Decoder) -> CalibrationText:
     return CalibrationText(sequences=sequences, facts={"text": path.name, "sha256": digest, **_shape(sequences)})
 
 
-def draw_text(folder: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> CalibrationText:
+def draw_text(
+    folder: Path, on_progress: Callable[[int, int], None] = lambda done, total: None, *, count: int | None = None
+) -> CalibrationText:
     """Sequences that the model of a package folder draws, each from another first token on.
 
     Several at a time, whose steps are run together as they meet, which rounds a little otherwise each time: what comes
     is not the same to the last token. on_progress: told how many of how many of them there are.
+    count: of sequences; None: as many as a model is calibrated on.
     Raises ExportError when the model does not run on this machine.
     """
     from embedllm.backends.ort import OrtEngine, devices
@@ -83,7 +86,7 @@ def draw_text(folder: Path, on_progress: Callable[[int, int], None] = lambda don
     from embedllm.package import open_package
 
     package = open_package(folder)
-    length, count = min(LENGTH, package.context), sequences_for(package.decoder)
+    length, count = min(LENGTH, package.context), count or sequences_for(package.decoder)
     random = np.random.default_rng(_SEED)
     first = np.resize(random.permutation(package.decoder.vocabulary), count)
     chances = random.random((count, length))

@@ -13,7 +13,7 @@ from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.architectures import describe
 from embedllm.export.calibration import calibrated
-from embedllm.export.calibration_text import CalibrationText, draw_text, read_text
+from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
@@ -22,6 +22,7 @@ from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
 from embedllm.export.merge import MergedSource
+from embedllm.export.mixed_bits import budget, mixed
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
@@ -50,8 +51,8 @@ def convert(
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
     revision: branch, tag or commit of a repository.
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
-    calibration: for the method "gptq", a text like what the model will read: .jsonl with documents, {"text": ...} a
-    line, or anything else as one document. None: the model draws one by itself.
+    calibration: for the method "gptq" and for a recipe with a size or mean bits, a text like what the model will read:
+    .jsonl with documents, {"text": ...} a line, or anything else as one document. None: the model draws one by itself.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
@@ -64,8 +65,6 @@ def convert(
     check_place(out, replace)
     if shard is not None and shard < 1:
         raise ValueError(f"shard is {shard} bytes; expected 1 or more.")
-    if calibration is not None and recipe.method != "gptq":
-        raise ExportError(f"a calibration text is for the method 'gptq', not for {recipe.method!r}. Leave one out.")
     if openvino_tokenizer:
         check_installed()
     location = locate(source, revision)
@@ -80,12 +79,19 @@ def convert(
                 f"at {recipe.bits} bits there is no matrix of 4 or 8 bits, which the method 'gptq' is for. "
                 "Leave out the method and its text, or choose fewer bits."
             )
+        most = budget(decided, recipe)
+        is_read = recipe.method == "gptq" or most is not None  # a text
+        if calibration is not None and not is_read:
+            raise ExportError(
+                f"a calibration text is for the method 'gptq', not for {recipe.method!r} without a size. "
+                "Leave one out, or give a size."
+            )
         merged = None if lora is None else MergedSource(reader, lora, decoder)
         check_source(reader, decided)
         text = None if calibration is None else read_text(Path(calibration), location.folder, decoder)
-        draws = recipe.method == "gptq" and text is None
-        size = decided.layout.size
-        with appears_whole(out, size + max(min(size, shard or 0), size if draws else 0)) as partial:
+        draws = is_read and text is None
+        draft, size = decided.layout.size, most or decided.layout.size
+        with appears_whole(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
             facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             _copy(texts, partial)
             if draws:
@@ -93,7 +99,15 @@ def convert(
             if openvino_tokenizer:
                 write_tokenizer(location.folder, partial)
                 link_weights(partial)  # now, so that a disk without links is known before the weights are written
-            _write(merged or reader, decided, recipe, partial, facts, on_progress, text)
+            if most is not None:
+                assert text is not None, "it is read or drawn"
+                decided, facts["sensitivity"] = mixed(
+                    merged or reader, decided, recipe, text.sequences, most, on_progress
+                )
+            if text is not None:
+                facts["calibration"] = text.facts
+            _write(merged or reader, decided, recipe, partial, facts, on_progress,
+                   text if recipe.method == "gptq" else None)  # fmt: skip
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -119,7 +133,8 @@ def _drawn(
         _copy({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
         plainer = dataclasses.replace(recipe, method="nearest")
         _write(source, plan(decided.decoder, plainer), plainer, Path(folder), facts, lambda _: None)
-        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)))
+        count = None if recipe.method == "gptq" else FEWEST
+        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)), count=count)
 
 
 def _write(
@@ -144,7 +159,6 @@ def _write(
 
     pieces = None
     if text is not None:
-        facts = {**facts, "calibration": text.facts}
         pieces = calibrated(source, decided.decoder, decided.packing, text.sequences,
                             lambda layers, of: on_progress(Progress("calibration", layers, of)))  # fmt: skip
     hashes = {WEIGHTS: write_weights(source, decided, partial / WEIGHTS, on_bytes, pieces)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
@@ -28,6 +28,9 @@ class Recipe:
     embedding_bits: int | None = None  # None: as the head; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
     exact: bool = False  # float activations in every product: slower, see docs/numerics.md
+    # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
+    size: int | None = None  # bytes of the weights file, at most
+    mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +45,15 @@ class Plan:
     layout: Layout
 
 
-def plan(decoder: Decoder, recipe: Recipe) -> Plan:
-    """Packing and layout of a model. Raises ExportError for a recipe that does not fit it."""
+def plan(decoder: Decoder, recipe: Recipe, packing: Mapping[str, Packing] | None = None) -> Plan:
+    """Packing and layout of a model.
+
+    packing: by the name of the matrix, the same for all of a run; None: as the recipe says, with 4 bits for a budget.
+    Raises ExportError for a recipe that does not fit the model.
+    """
     if recipe.method not in METHODS:
         raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
-    packing = _packing(decoder, recipe)
+    packing = dict(packing or _packing(decoder, recipe))
     runs = tuple(_runs(decoder))
     constants = openvino_graph.constants(decoder, packing)
     entries = [
@@ -62,6 +69,11 @@ def plan(decoder: Decoder, recipe: Recipe) -> Plan:
         search=recipe.method != "nearest",
         layout=lay_out(entries, {"format": "embedllm"}),
     )
+
+
+def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
+    """Bytes that a run takes: weights, scales and zero points."""
+    return sum(entry.length for block in _blocks(run, decided.packing[run[0].name]) for entry in block)
 
 
 def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
