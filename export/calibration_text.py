@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,20 +93,31 @@ def draw_text(
     chances = random.random((count, length))
     sequences = np.zeros((count, length), np.int64)
 
+    ended = Event()
+
     def draw(at: int) -> None:
-        session, token = engine.open(length), int(first[at])
-        for place in range(length):
-            sequences[at, place] = token
-            token = session.feed([token]).draw(1.0, float(chances[at, place]))
-        session.close()
+        token = int(first[at])
+        try:
+            with closing(engine.open(length)) as session:
+                for place in range(length):
+                    if ended.is_set():
+                        return
+                    sequences[at, place] = token
+                    token = session.feed([token]).draw(1.0, float(chances[at, place]))
+        except BaseException:
+            ended.set()
+            raise
 
     try:
         graph = package.graph(FLOAT32.name)
         assert graph is not None, "every export writes it"
         engine = OrtEngine(package, graph, devices()[0])
         with closing(engine), ThreadPoolExecutor(_AT_ONCE, "draw") as threads:
-            for done, _ in enumerate(threads.map(draw, range(count)), 1):
-                on_progress(done, count)
+            try:
+                for done, _ in enumerate(threads.map(draw, range(count)), 1):
+                    on_progress(done, count)
+            finally:
+                ended.set()  # after Ctrl-C nothing goes on to its end
     except DeviceError as error:
         raise ExportError(f"the model has to run to draw its calibration text, and does not: {error}") from error
     return CalibrationText(sequences=sequences, facts={"text": None, **_shape(sequences)})

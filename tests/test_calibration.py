@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import embedllm
+from embedllm.backends.ort_session import OrtSession
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.cli import cli
-from embedllm.errors import ExportError
+from embedllm.errors import DeviceError, ExportError
 from embedllm.export import Progress, Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.calibration import calibrated
@@ -25,6 +26,7 @@ from embedllm.export.hub import locate
 from embedllm.export.plan import plan
 from embedllm.export.quantize import Packed
 from embedllm.package import MANIFEST, open_package
+from embedllm.rows import Row
 from tests.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
@@ -170,6 +172,24 @@ def test_what_a_model_draws_fills_its_context_from_another_token_on_each_time(
     assert sequences.shape == (128, 24)
     assert len(set(sequences[:, 0].tolist())) == len({tuple(row) for row in sequences[:, 1:].tolist()}) == 128
     assert done == [(count, 128) for count in range(1, 129)]
+
+
+def test_drawing_ends_at_once_when_a_step_fails(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[int] = []
+    feed = OrtSession.feed
+
+    def failing(self: OrtSession, tokens: Sequence[int]) -> Row:
+        fed.append(1)
+        if len(fed) == 40:
+            raise DeviceError("no memory for this step")
+        return feed(self, tokens)
+
+    monkeypatch.setattr(OrtSession, "feed", failing)
+    with pytest.raises(ExportError, match="no memory for this step"):
+        draw_text(tiny_package("qwen3"))
+    assert len(fed) < 200  # of 128 sequences of 128 tokens
 
 
 def test_progress_counts_passes_through_layers(checkpoint: Path, tmp_path: Path) -> None:
