@@ -62,7 +62,7 @@ def _conditions(found: dict[str, Any]) -> Iterator[str]:
 
 def _models(engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for one in engines:
-        bits = "not told" if one["bits"] is None else str(one["bits"])
+        bits = "mixed, or not told" if one["bits"] is None else str(one["bits"])
         versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
         group = f", groups of {one['group']}" if one["group"] else ""
         sha256 = one["weights_sha256"][:16] or "not told"

@@ -11,9 +11,11 @@ import jsonschema
 import pytest
 
 import embedllm
+from embedllm.bench.ours import layers_packing
 from embedllm.bench.process import Process
 from embedllm.bench.specs import Spec, own_spec
 from embedllm.errors import EmbedError
+from embedllm.export import Recipe, convert
 from embedllm.package import WEIGHTS, open_package
 from tests.test_cli import embed
 from tests.tiny import tiny_checkpoint
@@ -57,6 +59,18 @@ SCHEMA = {
     },
 }
 TINY = ("--prompt", "8", "--tokens", "4", "--rounds", "2", "--quiet")
+
+
+@pytest.mark.parametrize(("recipe", "expected"), [
+    (Recipe(head_bits=8), (4, 32)),
+    (Recipe(bits=16), (16, None)),
+    (Recipe(group=16, mean_bits=9.5), (None, 16)),
+])  # fmt: skip
+def test_the_bits_of_a_folder_are_those_of_its_layers(
+    recipe: Recipe, expected: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", max_position_embeddings=16)
+    assert layers_packing(open_package(convert(checkpoint, tmp_path / "package", recipe))) == expected
 
 
 @pytest.mark.slow

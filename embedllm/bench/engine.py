@@ -19,7 +19,7 @@ class About:
     model: str
     weights_sha256: str  # of the file, where a manifest tells it
     weights_bytes: int  # of the file or files
-    bits: int | None  # of the layers' matrices; None where nothing tells them
+    bits: int | None  # of the layers' matrices; None where they are mixed, or nothing tells them
     group: int | None  # values that share a scale
     vocabulary: int
     context: int  # most tokens that prompt and reply may have together

@@ -34,8 +34,7 @@ class Ours:
     def about(self) -> About:
         package, device = self._model.package, self._model.device
         name, _, version = device.backend.partition(" ")
-        recipe = package.manifest.get("recipe")
-        packing = recipe if isinstance(recipe, dict) else {}
+        bits, group = layers_packing(package)
         return About(
             versions={"embedllm": embedllm.__version__, name: version},
             device=device.name + (", exact" if self._exact else ""),
@@ -45,8 +44,8 @@ class Ours:
             model=package.name,
             weights_sha256=package.files[WEIGHTS].sha256,
             weights_bytes=package.files[WEIGHTS].bytes,
-            bits=packing.get("bits"),
-            group=packing.get("group") if packing.get("bits", 16) <= 8 else None,
+            bits=bits,
+            group=group,
             vocabulary=package.decoder.vocabulary,
             context=self._model.context,
             step_bytes=step_bytes(package),
@@ -108,3 +107,15 @@ def kv_bytes_per_token(decoder: Decoder, device: str, *, exact: bool) -> float |
     """That attention reads of each token before; None for devices whose KV was not looked at."""
     keeping = KEEPING.get((device, exact))
     return None if keeping is None else kv_bytes(decoder, 1, 1) * keeping.kv_bits / 8
+
+
+def layers_packing(package: Package) -> tuple[int | None, int | None]:
+    """Bits and group of the layers' matrices; None where they are mixed, and floats have no group."""
+    entries = package.manifest.get("quantization")
+    stored = entries if isinstance(entries, dict) else {}
+    names = [linear.name for layer in package.decoder.layers for linear in linears(layer)]
+    found = {(stored[name]["bits"], stored[name]["group"]) for name in names if name in stored}
+    bits, groups = ({one[at] for one in found} for at in (0, 1))
+    (only,) = bits if len(bits) == 1 else (None,)
+    (group,) = groups if len(groups) == 1 and max(bits) <= 8 else (None,)
+    return only, group

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedllm.bench.ours import step_bytes
+from embedllm.bench.ours import layers_packing, step_bytes
 from embedllm.export.decoder import kv_bytes
 from embedllm.package import MANIFEST, WEIGHTS, open_package
 
@@ -38,14 +38,13 @@ def package_facts(folder: Path, *, kv_bits: int) -> Facts:
     if not (folder / MANIFEST).exists():
         return _foreign(folder)
     package = open_package(folder, whole=False)
-    recipe = package.manifest.get("recipe")
-    packing = recipe if isinstance(recipe, dict) else {}
+    bits, group = layers_packing(package)
     return Facts(
         name=package.name,
         sha256=package.files[WEIGHTS].sha256,
         weights_bytes=package.files[WEIGHTS].bytes,
-        bits=packing.get("bits"),
-        group=packing.get("group") if packing.get("bits", 16) <= 8 else None,
+        bits=bits,
+        group=group,
         vocabulary=package.decoder.vocabulary,
         context=package.context,
         step_bytes=step_bytes(package),
