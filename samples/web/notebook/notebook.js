@@ -7,7 +7,7 @@ const CELLS = [
 
 llm = await embedllm.aload("${DEMO}")
 print(llm.name, "on", llm.device.name)`,
-  `messages = [{"role": "user", "content": "show disk usage of the current folder"}]
+  `messages = [{"role": "user", "content": "show the size of each folder"}]
 async for chunk in llm.astream(messages):
     print(chunk.text, end="")`,
   `talk = llm.conversation()
