@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 INTEL = 0x8086  # PCI vendor id
@@ -42,13 +43,20 @@ def drivers() -> list[str]:
     return _linux_drivers()
 
 
-def processor() -> str:
-    """The processor's name, in the words of the system."""
-    if sys.platform == "linux":
-        with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-            if name:
-                return name
+@cache
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's own name for itself, or its kind where it tells none."""
+    with suppress(OSError):
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
+                return value.strip()
+    if sys.platform == "darwin":
+        import subprocess
+
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        if done.stdout.strip():
+            return done.stdout.strip()
     return platform.processor() or platform.machine()
 
 

@@ -23,7 +23,7 @@ from embedllm.backends.base import (
 )
 from embedllm.errors import PackageError
 from embedllm.export.decoder import Attention, Linear, Mlp, Norm, parameters
-from embedllm.export.quantize import Packed, Packing, dequantize
+from embedllm.export.quantize import Packed, dequantize, packings
 from embedllm.package import Package
 from embedllm.rows import Row
 from embedllm.tensorfile import TensorFile, read_header
@@ -51,7 +51,7 @@ class ReferenceEngine:
         self.decoder = package.decoder
         self.context = package.context
         self.remedy = LARGER_EXPORT
-        self._packing = _packings(package)
+        self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
     def open(self, capacity: int = 0) -> ReferenceSession:
@@ -208,12 +208,3 @@ class ReferenceSession:
     def _norm(self, x: F32, norm: Norm) -> F32:
         scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(norm.epsilon))
         return x / scale * self._engine.tensor(f"{norm.name}.weight")
-
-
-def _packings(package: Package) -> dict[str, Packing]:
-    entries = package.manifest.get("quantization")
-    try:
-        assert isinstance(entries, dict)
-        return {name: Packing(**entry) for name, entry in entries.items()}
-    except (AssertionError, TypeError, ValueError) as error:
-        raise PackageError(f"the manifest's 'quantization' is not understood: {error}") from error

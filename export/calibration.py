@@ -50,6 +50,7 @@ def calibrated(
     if is_read_twice:
         spread = _head_spread(source, decoder, head, sequences, lambda done: on_layer(done, 2 * layers))
     floats = FloatPass(source, decoder, sequences)
+    floats.begin()
     run = _Quantizing(floats, packing)
     yield from _table(source, decoder.embedding, packing, spread, run.embed)
     for index in range(layers):
@@ -72,6 +73,7 @@ def _head_spread(
 ) -> F32:
     """compensation() of a tied table, in the model as it is."""
     floats = FloatPass(source, decoder, sequences)
+    floats.begin()
     for index in range(len(decoder.layers)):
         floats.layer(index)
         on_layer(index + 1)

@@ -31,7 +31,7 @@ class Dialect:
     odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
     # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
     splits_qkv: bool = False
-    kv_bits: int = 0  # of a cached key or value, whose scales come from export/calibrate.py; 0: as the activations
+    kv_bits: int = 0  # of a cached key or value, whose scales come from export/kv_scales.py; 0: as the activations
     float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:

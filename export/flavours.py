@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from embedllm.errors import ExportError, PackageError
+from embedllm.errors import ExportError
 from embedllm.export import onnx_graph, openvino_graph
-from embedllm.export.calibrate import kv_scales
 from embedllm.export.decoder import Decoder
 from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
+from embedllm.export.kv_scales import kv_scales
 from embedllm.export.progress import write_json
-from embedllm.export.quantize import Packing
+from embedllm.export.quantize import Packing, packings
 from embedllm.export.weights import CONSTANTS, Entry, Layout, Placed
 from embedllm.package import MANIFEST, Graph, Package, open_package
 from embedllm.tensorfile import TensorFile, read_header
@@ -120,7 +120,7 @@ def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
     model = Model(
         decoder=package.decoder,
         layout=Layout(b"", placed, package.weights.stat().st_size),
-        packing=_packing(package),
+        packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
     if flavour == OPENVINO:
@@ -131,15 +131,6 @@ def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
         return build(flavour, model)
     except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
-
-
-def _packing(package: Package) -> dict[str, Packing]:
-    entries = package.manifest.get("quantization")
-    try:
-        assert isinstance(entries, dict)
-        return {name: Packing(**entry) for name, entry in entries.items()}
-    except (AssertionError, TypeError, ValueError) as error:
-        raise PackageError(f"the manifest's 'quantization' is not understood: {error}") from error
 
 
 def _check_constants(package: Package, header: TensorFile, model: Model) -> None:

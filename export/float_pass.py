@@ -41,7 +41,10 @@ class FloatPass(ReferenceSession):
         self.inputs: dict[str, F32] = {}  # of the last layer's matrices, by name, [S * T, columns]
         self.stream: dict[str, F32] = {}  # what the products of its o and down were added to, by name
         self.x: F32 = np.empty((sequences.size, decoder.hidden), np.float32)  # behind the last layer
-        for start, rows in read_table(source, decoder.embedding):
+
+    def begin(self) -> None:
+        """Puts the sequences in front of the first layer."""
+        for start, rows in read_table(self.source, self.decoder.embedding):
             self.embed(start, rows)
 
     def embed(self, start: int, rows: F32) -> None:

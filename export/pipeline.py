@@ -6,6 +6,7 @@ import dataclasses
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -94,20 +95,18 @@ def convert(
         with appears_whole(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
             facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             _copy(texts, partial)
+            job = _Job(source=merged or reader, recipe=recipe, facts=facts, on_progress=on_progress)
             if draws:
-                text = _drawn(merged or reader, decided, recipe, partial, facts, on_progress)
+                text = _drawn(job, decided, partial)
             if openvino_tokenizer:
                 write_tokenizer(location.folder, partial)
                 link_weights(partial)  # now, so that a disk without links is known before the weights are written
             if most is not None:
                 assert text is not None, "it is read or drawn"
-                decided, facts["sensitivity"] = mixed(
-                    merged or reader, decided, recipe, text.sequences, most, on_progress
-                )
+                decided, facts["sensitivity"] = mixed(job.source, decided, recipe, text.sequences, most, on_progress)
             if text is not None:
                 facts["calibration"] = text.facts
-            _write(merged or reader, decided, recipe, partial, facts, on_progress,
-                   text if recipe.method == "gptq" else None)  # fmt: skip
+            _write(job, decided, partial, text if recipe.method == "gptq" else None)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -120,34 +119,30 @@ def convert(
     return out
 
 
-def _drawn(
-    source: Source,
-    decided: Plan,
-    recipe: Recipe,
-    partial: Path,
-    facts: dict[str, object],
-    on_progress: Callable[[Progress], None],
-) -> CalibrationText:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What the steps of an export share."""
+
+    source: Source
+    recipe: Recipe
+    facts: dict[str, object]  # that begin the manifest
+    on_progress: Callable[[Progress], None]
+
+
+def _drawn(job: _Job, decided: Plan, partial: Path) -> CalibrationText:
     """What the model says by itself, as a plainer export of it that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="draft-", dir=partial) as folder:
         _copy({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
-        plainer = dataclasses.replace(recipe, method="nearest")
-        _write(source, plan(decided.decoder, plainer), plainer, Path(folder), facts, lambda _: None)
-        count = None if recipe.method == "gptq" else FEWEST
-        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)), count=count)
+        plainer = dataclasses.replace(job.recipe, method="nearest")
+        silent = dataclasses.replace(job, on_progress=lambda _: None)
+        _write(silent, plan(decided.decoder, plainer), Path(folder))
+        count = None if job.recipe.method == "gptq" else FEWEST
+        return draw_text(Path(folder), lambda done, of: job.on_progress(Progress("draft", done, of)), count=count)
 
 
-def _write(
-    source: Source,
-    decided: Plan,
-    recipe: Recipe,
-    partial: Path,
-    facts: dict[str, object],
-    on_progress: Callable[[Progress], None],
-    text: CalibrationText | None = None,
-) -> None:
-    """Weights, graphs and what describes them; `facts` begin the manifest. text: to calibrate on."""
-    tokens = facts["tokens"]
+def _write(job: _Job, decided: Plan, partial: Path, text: CalibrationText | None = None) -> None:
+    """Weights, graphs and what describes them. text: to calibrate on."""
+    tokens, on_progress = job.facts["tokens"], job.on_progress
     assert isinstance(tokens, dict)
     write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
     done = 0
@@ -159,19 +154,19 @@ def _write(
 
     pieces = None
     if text is not None:
-        pieces = calibrated(source, decided.decoder, decided.packing, text.sequences,
+        pieces = calibrated(job.source, decided.decoder, decided.packing, text.sequences,
                             lambda layers, of: on_progress(Progress("calibration", layers, of)))  # fmt: skip
-    hashes = {WEIGHTS: write_weights(source, decided, partial / WEIGHTS, on_bytes, pieces)}
+    hashes = {WEIGHTS: write_weights(job.source, decided, partial / WEIGHTS, on_bytes, pieces)}
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
     graphs = flavours(decided.decoder)
-    model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
+    model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=job.recipe.exact)
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.dialect, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
     files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
     files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
     manifest = {
-        **facts,
+        **job.facts,
         "context": decided.decoder.context,
         "graphs": [dataclasses.asdict(graph) for graph in graphs],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.errors import ExportError
+from embedllm.errors import ExportError, PackageError
 from embedllm.export.scale_search import search_asymmetric, search_symmetric
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ class Packed:
     weight: U8
     scale: F16
     zero: U8 | None
+
+
+def packings(manifest: Mapping[str, object]) -> dict[str, Packing]:
+    """How a package's manifest says that its matrices are stored, by name. Raises PackageError when it is damaged."""
+    entries = manifest.get("quantization")
+    try:
+        assert isinstance(entries, dict)
+        return {name: Packing(**entry) for name, entry in entries.items()}
+    except (AssertionError, TypeError, ValueError) as error:
+        raise PackageError(f"the manifest's 'quantization' is not understood: {error}") from error
 
 
 def quantize(rows: F32, packing: Packing, *, search: bool = False) -> Packed:

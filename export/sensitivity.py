@@ -56,6 +56,7 @@ def losses(
     Raises ExportError for weights that cannot be stored, and for a model that is not finite on the text.
     """
     model = _Rounding(source, decoder, sequences, packing, search=search)
+    model.begin()
     with np.errstate(over="ignore", invalid="ignore"):  # divergences() finds and names it
         found = dict(_losses(model, runs, lambda done: on_run(done, len(runs))))
     return [found[at] for at in range(len(runs))]

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.backends.hardware import processor
 from embedllm.bench import specs
 from embedllm.bench.bandwidth import Reader
 from embedllm.bench.energy import Meter, open_meter
-from embedllm.bench.machine import cpu_name, describe_machine
+from embedllm.bench.machine import describe_machine
 from embedllm.bench.numbers import latencies, percentile, ratio, spread
 from embedllm.bench.peers import shared_start
 from embedllm.bench.report import report
@@ -293,8 +294,8 @@ def test_why_there_is_no_energy_is_told(tmp_path: Path) -> None:
 
 def test_the_processor_is_named_by_itself(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n")
-    assert cpu_name(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
-    assert cpu_name(tmp_path / "none")
+    assert processor(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
+    assert processor(tmp_path / "none")
     machine = describe_machine()
     assert int(str(machine["processors"])) >= int(str(machine["usable_processors"])) >= 1
 

@@ -443,4 +443,4 @@ def test_only_what_runs_the_model_brings_a_backend_into_the_exporter() -> None:
         and found.name.startswith("embedllm.backends")
         and found.name != "embedllm.backends.threads"  # counts cores; no backend
     }
-    assert users == {f"embedllm.export.{name}" for name in ("calibrate", "calibration_text", "float_pass", "verify")}
+    assert users == {f"embedllm.export.{name}" for name in ("calibration_text", "float_pass", "kv_scales", "verify")}

@@ -8,23 +8,29 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class Facts:
+    """The model that an engine runs."""
+
+    model: str
+    weights_sha256: str = ""  # of the file, where a manifest tells it
+    weights_bytes: int  # of the file or files
+    bits: int | None = None  # of the layers' matrices; None where they are mixed, or nothing tells them
+    group: int | None = None  # values that share a scale
+    vocabulary: int
+    context: int  # most tokens that prompt and reply may have together
+    step_bytes: int  # of weights, as they are stored, that a step reads
+    kv_bytes_per_token: float | None = None  # that a step reads; None: not told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About(Facts):
     """An opened engine and its model, in its own words."""
 
     versions: dict[str, str]
     device: str
-    hardware: str  # in words; empty where the engine does not tell
+    hardware: str = ""  # in words; empty where the engine does not tell
     on_host: bool  # whether it reads the machine's own memory
     threads: int  # told to it; 0: its own choice
-    model: str
-    weights_sha256: str  # of the file, where a manifest tells it
-    weights_bytes: int  # of the file or files
-    bits: int | None  # of the layers' matrices; None where they are mixed, or nothing tells them
-    group: int | None  # values that share a scale
-    vocabulary: int
-    context: int  # most tokens that prompt and reply may have together
-    step_bytes: int  # of weights, as they are stored, that a step reads
-    kv_bytes_per_token: float | None  # that a step reads; None: not told
     keeps: bool  # what it computed last, so that a prompt which begins alike is not computed anew
     can: tuple[str, ...] = ()  # kinds of cases besides replies and shared prefixes
 

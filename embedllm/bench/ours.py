@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import embedllm
 from embedllm.backends.select import names_in
-from embedllm.bench.engine import About
+from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.export.decoder import Decoder, kv_bytes, linears, norms
+from embedllm.export.quantize import packings
 from embedllm.fit import KEEPING, ON_HOST
 from embedllm.package import WEIGHTS, Package
 from embedllm.prefix_options import PREFIX_CACHE
@@ -34,22 +36,14 @@ class Ours:
     def about(self) -> About:
         package, device = self._model.package, self._model.device
         name, _, version = device.backend.partition(" ")
-        bits, group = layers_packing(package)
+        kv = kv_bytes_per_token(package.decoder, device.name.rpartition("+")[2], exact=self._exact)
         return About(
+            **asdict(package_facts(package, context=self._model.context, kv_bytes_per_token=kv)),
             versions={"embedllm": embedllm.__version__, name: version},
             device=device.name + (", exact" if self._exact else ""),
             hardware=device.description,
             on_host=all(part in ON_HOST for part in device.name.split("+")),
             threads=self._threads,
-            model=package.name,
-            weights_sha256=package.files[WEIGHTS].sha256,
-            weights_bytes=package.files[WEIGHTS].bytes,
-            bits=bits,
-            group=group,
-            vocabulary=package.decoder.vocabulary,
-            context=self._model.context,
-            step_bytes=step_bytes(package),
-            kv_bytes_per_token=kv_bytes_per_token(package.decoder, device.name.rpartition("+")[2], exact=self._exact),
             keeps=True,
             can=(STRUCTURED, CONCURRENT),
         )
@@ -94,6 +88,22 @@ def wanted_json(count: int) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "entries", "schema": schema}}
 
 
+def package_facts(package: Package, *, context: int, kv_bytes_per_token: float | None) -> Facts:
+    """Of a folder of ours."""
+    bits, group = layers_packing(package)
+    return Facts(
+        model=package.name,
+        weights_sha256=package.files[WEIGHTS].sha256,
+        weights_bytes=package.files[WEIGHTS].bytes,
+        bits=bits,
+        group=group,
+        vocabulary=package.decoder.vocabulary,
+        context=context,
+        step_bytes=step_bytes(package),
+        kv_bytes_per_token=kv_bytes_per_token,
+    )
+
+
 def step_bytes(package: Package) -> int:
     """Bytes of the weights file that a decoding step reads: matrices, norms, the head; of an embedding only a row."""
     decoder = package.decoder
@@ -111,10 +121,8 @@ def kv_bytes_per_token(decoder: Decoder, device: str, *, exact: bool) -> float |
 
 def layers_packing(package: Package) -> tuple[int | None, int | None]:
     """Bits and group of the layers' matrices; None where they are mixed, and floats have no group."""
-    entries = package.manifest.get("quantization")
-    stored = entries if isinstance(entries, dict) else {}
-    names = [linear.name for layer in package.decoder.layers for linear in linears(layer)]
-    found = {(stored[name]["bits"], stored[name]["group"]) for name in names if name in stored}
+    stored = packings(package.manifest)
+    found = {(stored[m.name].bits, stored[m.name].group) for layer in package.decoder.layers for m in linears(layer)}
     bits, groups = ({one[at] for one in found} for at in (0, 1))
     (only,) = bits if len(bits) == 1 else (None,)
     (group,) = groups if len(groups) == 1 and max(bits) <= 8 else (None,)

@@ -4,55 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedllm.bench.ours import layers_packing, step_bytes
+from embedllm.bench.engine import Facts
+from embedllm.bench.ours import package_facts
 from embedllm.export.decoder import kv_bytes
-from embedllm.package import MANIFEST, WEIGHTS, open_package
+from embedllm.package import MANIFEST, open_package
 
 _HALF = 2  # bytes; the KV of llama.cpp's default
 _MANY = 1 << 31  # tokens: a context that nothing tells
 _FILE_TYPES = {"2": (4, 32), "3": (4, 32), "7": (8, 32)}  # bits and group of Q4_0, Q4_1, Q8_0; of mixed ones neither
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The fields of About that come from the model."""
-
-    name: str
-    sha256: str = ""
-    weights_bytes: int
-    bits: int | None = None
-    group: int | None = None
-    vocabulary: int
-    context: int = _MANY
-    step_bytes: int
-    kv_bytes_per_token: float | None = None
-    features: str = ""  # of the processor, that the engine says it uses
-
-
-def package_facts(folder: Path, *, kv_bits: int) -> Facts:
+def folder_facts(folder: Path, *, kv_bits: int) -> Facts:
     """Of a folder of ours, or of one that onnxruntime-genai's or optimum's tools wrote."""
     if not (folder / MANIFEST).exists():
         return _foreign(folder)
     package = open_package(folder, whole=False)
-    bits, group = layers_packing(package)
-    return Facts(
-        name=package.name,
-        sha256=package.files[WEIGHTS].sha256,
-        weights_bytes=package.files[WEIGHTS].bytes,
-        bits=bits,
-        group=group,
-        vocabulary=package.decoder.vocabulary,
-        context=package.context,
-        step_bytes=step_bytes(package),
-        kv_bytes_per_token=kv_bytes(package.decoder, 1, 1) * kv_bits / 8,
-    )
+    kv = kv_bytes(package.decoder, 1, 1) * kv_bits / 8
+    return package_facts(package, context=package.context, kv_bytes_per_token=kv)
 
 
-def gguf_facts(path: Path, header: Mapping[str, str], vocabulary: int, features: bytes) -> Facts:
+def gguf_facts(path: Path, header: Mapping[str, str], vocabulary: int) -> Facts:
     """header: the file's metadata, as texts."""
     family = header.get("general.architecture", "")
     numbers = [
@@ -66,7 +40,7 @@ def gguf_facts(path: Path, header: Mapping[str, str], vocabulary: int, features:
     size = path.stat().st_size
     bits, group = _FILE_TYPES.get(header.get("general.file_type", ""), (None, None))
     return Facts(
-        name=path.name,
+        model=path.name,
         weights_bytes=size,
         bits=bits,
         group=group,
@@ -74,7 +48,6 @@ def gguf_facts(path: Path, header: Mapping[str, str], vocabulary: int, features:
         context=int(header.get(f"{family}.context_length", _MANY)),
         step_bytes=size,
         kv_bytes_per_token=kv,
-        features=" ".join(features.decode(errors="replace").split()),
     )
 
 
@@ -83,7 +56,7 @@ def transformers_facts(folder: Path, config: Any, itemsize: int) -> Facts:  # no
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Facts(
-        name=folder.name,
+        model=folder.name,
         weights_bytes=size,
         bits=8 * itemsize,
         vocabulary=config.vocab_size,
@@ -102,5 +75,5 @@ def _foreign(folder: Path) -> Facts:
         decoder = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         decoder["context_length"] = decoder["max_position_embeddings"]
     weights = max(sizes)
-    return Facts(name=folder.name, weights_bytes=weights, vocabulary=int(decoder["vocab_size"]),
+    return Facts(model=folder.name, weights_bytes=weights, vocabulary=int(decoder["vocab_size"]),
                  context=int(decoder["context_length"]), step_bytes=weights)  # fmt: skip

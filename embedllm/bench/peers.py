@@ -9,13 +9,14 @@ import importlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from embedllm.bench.engine import About
-from embedllm.bench.peer_models import Facts, gguf_facts, package_facts, transformers_facts
+from embedllm.bench.engine import About, Facts
+from embedllm.bench.peer_models import folder_facts, gguf_facts, transformers_facts
 
 
 class Genai:
@@ -37,7 +38,7 @@ class Genai:
     @cached_property
     def about(self) -> About:
         path, threads = self._told
-        facts = package_facts(Path(path), kv_bits=32)  # the float32 graph's
+        facts = folder_facts(Path(path), kv_bits=32)  # the float32 graph's
         versions = {"onnxruntime-genai": self._og.__version__, "onnxruntime": metadata.version("onnxruntime")}
         return _about(facts, versions, threads, keeps=True)
 
@@ -83,7 +84,7 @@ class OpenVINOGenai:
     @cached_property
     def about(self) -> About:
         path, threads = self._told
-        facts = package_facts(Path(path), kv_bits=9)  # 8 bits and a share of a scale and a zero point, its default
+        facts = folder_facts(Path(path), kv_bits=9)  # 8 bits and a share of a scale and a zero point, its default
         versions = {"openvino-genai": self._genai.get_version(), "openvino": self._ov.get_version()}
         return _about(facts, versions, threads, keeps=False)  # its prefix cache holds an uncertain share
 
@@ -111,9 +112,10 @@ class LlamaCpp:
     @cached_property
     def about(self) -> About:
         path, threads = self._told
-        features = self._module.llama_print_system_info()
-        facts = gguf_facts(Path(path), self._llama.metadata, self._llama.n_vocab(), features)
-        return _about(facts, {"llama-cpp-python": self._module.__version__}, threads, keeps=True)
+        features = " ".join(self._module.llama_print_system_info().decode(errors="replace").split())
+        facts = gguf_facts(Path(path), self._llama.metadata, self._llama.n_vocab())
+        versions = {"llama-cpp-python": self._module.__version__}
+        return _about(facts, versions, threads, keeps=True, hardware=features)
 
     def run(self, tokens: Sequence[int], count: int) -> list[float]:
         start, times = time.perf_counter(), []
@@ -181,21 +183,6 @@ def _row(tokens: Sequence[int]) -> Any:  # noqa: ANN401 - an array
     return np.array([tokens], np.int64)
 
 
-def _about(facts: Facts, versions: dict[str, str], threads: int, *, keeps: bool) -> About:
-    return About(
-        versions=versions,
-        device="cpu",
-        hardware=facts.features,
-        on_host=True,
-        threads=threads,
-        model=facts.name,
-        weights_sha256=facts.sha256,
-        weights_bytes=facts.weights_bytes,
-        bits=facts.bits,
-        group=facts.group,
-        vocabulary=facts.vocabulary,
-        context=facts.context,
-        step_bytes=facts.step_bytes,
-        kv_bytes_per_token=facts.kv_bytes_per_token,
-        keeps=keeps,
-    )
+def _about(facts: Facts, versions: dict[str, str], threads: int, *, keeps: bool, hardware: str = "") -> About:
+    return About(**asdict(facts), versions=versions, device="cpu", hardware=hardware, on_host=True, threads=threads,
+                 keeps=keeps)  # fmt: skip

@@ -16,9 +16,9 @@ from embedllm.backends.ort_session import StepsTogether
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.describe import describe_package
 from embedllm.errors import ExportError
-from embedllm.export.calibrate import kv_scales
 from embedllm.export.dialects import CALIBRATED, FLOAT32, INT4_KV, INT8_KV, Dialect
 from embedllm.export.flavours import write_flavour
+from embedllm.export.kv_scales import kv_scales
 from embedllm.export.verify import compare
 from embedllm.package import open_package
 
