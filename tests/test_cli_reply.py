@@ -59,7 +59,7 @@ def test_ctrl_c_cancels_while_the_main_thread_is_in_c_code() -> None:
     cancel, seen, running = Cancel(), [], True
     with cancel.watching(lambda _: seen.append(running)), stopped_by_ctrl_c(cancel):
         threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # half a second, without the interpreter's lock
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # a second, without the interpreter's lock
         running = False
     assert seen[0]
 
