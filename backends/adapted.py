@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.adapters import Adapter
-from embedllm.export.decoder import Decoder, Linear, linears
+from embedllm.errors import PackageError
+from embedllm.export.decoder import Decoder, Linear, Moe, linears
 
 if TYPE_CHECKING:
     from embedllm.types import F32
@@ -20,9 +21,10 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
         attention, mlp = layer.attention, layer.mlp
         yield f"layers.{index}.qkv", (attention.q, attention.k, attention.v)
         yield f"layers.{index}.o", (attention.o,)
-        yield f"layers.{index}.gate", (mlp.gate,)
-        yield f"layers.{index}.up", (mlp.up,)
-        yield f"layers.{index}.down", (mlp.down,)
+        if isinstance(mlp, Moe):
+            raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
+        parts = ("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)
+        yield from ((f"layers.{index}.{part}", (linear,)) for part, linear in parts if linear is not None)
 
 
 def input_names(linear: Linear) -> tuple[str, str]:

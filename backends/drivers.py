@@ -44,6 +44,7 @@ class Driver:
     provider: Provider | None = None  # of ONNX Runtime
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
+    mixtures: bool = True  # of experts
     adapts: bool = False  # its sessions take adapters
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     tested: str = ""  # what it was run on
@@ -211,10 +212,21 @@ _DRIVERS = {
     "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
     # not probed: compiling takes minutes, and nobody gets it unasked
     "npu": Driver(
-        open=_open_npu, dialects=_OV, shares=False, zero_points=False, tested=f"{UNTESTED}; as 'npu-on-cpu' it is"
+        open=_open_npu,
+        dialects=_OV,
+        shares=False,
+        zero_points=False,
+        mixtures=False,
+        tested=f"{UNTESTED}; as 'npu-on-cpu' it is",
     ),
     "npu-on-cpu": Driver(
-        open=_open_npu, dialects=_OV, exact=_OV, shares=False, zero_points=False, tested="Linux x86-64, in every change"
+        open=_open_npu,
+        dialects=_OV,
+        exact=_OV,
+        shares=False,
+        zero_points=False,
+        mixtures=False,
+        tested="Linux x86-64, in every change",
     ),
     "reference": Driver(open=_open_reference, shares=False, adapts=True, tested="Linux x86-64, in every change"),
 }

@@ -4,33 +4,60 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 _HUGE_PAGE = 2 << 20  # bytes
+_PIECE = 64 * _HUGE_PAGE  # moved at once: each call first waits for something on every processor
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # <linux/mman.h>; the second since Linux 6.1
 Range = tuple[int, int]  # addresses, the second one past the end
 
 
-@contextmanager
-def on_huge_pages() -> Iterator[None]:
-    """What the block allocates and keeps lies on pages of 2 MiB, as far as the system has them.
+class HugePages:
+    """A block: what is allocated within it and kept is moved to pages of 2 MiB afterwards, beside what comes next.
 
     Decoding streams all weights once a token; with pages of 4 KiB the processor stops for an address every 4 KiB, which
     cost a fifth of the speed (docs/performance.md). The C library could be told by an environment variable
-    (glibc.malloc.hugetlb), but only before the process starts.
+    (glibc.malloc.hugetlb), but only before the process starts. Moving 0.5 GB takes 0.1 to 0.7 s, the more the busier
+    the machine and the more scattered its free memory, so nobody waits for it.
     """
-    before = _anonymous()
-    yield
-    if not before:
-        return
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for start, end in _without(_anonymous(), before):
-        first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
-        if last > first:  # a refusal costs nothing but speed
-            advise(first, last - first, _MADV_HUGEPAGE)
-            advise(first, last - first, _MADV_COLLAPSE)
+
+    def __init__(self) -> None:
+        self._before: list[Range] = []
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._before = _anonymous()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None or not self._before:
+            return
+        pieces = list(_pieces(_without(_anonymous(), self._before)))
+        # a daemon: at the end of the process nobody reads the memory any more
+        self._thread = threading.Thread(target=self._move, args=(pieces,), name="embedllm-pages", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all is moved, or left where it is."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """To be called before that memory is freed: what then lies at its addresses is not to be touched."""
+        self._stopping = True
+        self.wait()
+
+    def _move(self, pieces: list[Range]) -> None:
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for start, end in pieces:
+            if self._stopping:
+                return
+            advise(start, end - start, _MADV_HUGEPAGE)  # a refusal costs nothing but speed
+            advise(start, end - start, _MADV_COLLAPSE)
 
 
 def return_freed_memory() -> None:
@@ -74,3 +101,11 @@ def _without(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
             start = max(start, other_end)
         if start < end:
             yield start, end
+
+
+def _pieces(ranges: Iterable[Range]) -> Iterator[Range]:
+    """The whole large pages of ranges, in pieces, between which one can stop."""
+    for start, end in ranges:
+        first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
+        for at in range(first, last, _PIECE):
+            yield at, min(at + _PIECE, last)

@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.hardware import processor
-from embedllm.backends.memory import on_huge_pages, return_freed_memory
+from embedllm.backends.memory import HugePages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort_session import OrtSession, StepsTogether
@@ -113,8 +113,9 @@ class OrtEngine:
         self.adapts = adapts
         options = _session_options(knobs, exact)
         path = package.folder / graph.file
+        self._pages = HugePages()
         try:
-            with on_huge_pages():
+            with self._pages:
                 self._session = self._start(path, options, attachment)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
@@ -135,12 +136,12 @@ class OrtEngine:
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         attachment.add(options)
-        model = attachment.model(path)
-        if model is None:
+        own = attachment.model(path)
+        if own is None:
             return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
         self.only_last = True
         options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
-        return ort.InferenceSession(model, options, enable_fallback=0)
+        return ort.InferenceSession(own, options, enable_fallback=0)
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -170,6 +171,7 @@ class OrtEngine:
         }
 
     def close(self) -> None:
+        self._pages.stop()
         self._session = None
         return_freed_memory()
 
@@ -178,6 +180,10 @@ def _session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = knobs.threads or compute_threads()
     options.log_severity_level = _QUIET
+    # planned anew for every length of a sequence, for buffers that the arena has anyway; 40 MB (docs/performance.md)
+    options.enable_mem_pattern = False
+    # with all threads: half a second instead of three quarters for 0.6B parameters (docs/performance.md#load)
+    options.add_session_config_entry("session.prepack.enable_parallel", "1")
     # a spinning pool eats the cores of the application around us, and is slower beside it (docs/performance.md)
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if knobs.spinning else "0")
     if exact or knobs.floats:

@@ -34,7 +34,7 @@ SHORT = 16  # tokens that a member feeds at once without leaving the shared buff
 _MISSED = 3  # runs after which a session that took no part gets buffers of its own again
 _PATIENCE = 0.25  # of the time of a run: how long it is waited for those of the run before
 _LEAST_PATIENCE_S = 0.001
-_LEAST_IDLE_S = 0.1  # without a step: nobody is in the middle of a reply
+_LEAST_IDLE_S = 0.1
 _PIECE = 64  # tokens of a prompt that are fed at once while others wait for their next token
 _MOST_SLOWED = 2.0  # times a step that is made beside a prompt may take on the average, what follows it included
 _STEP = 256  # tokens; capacities are multiples of it
@@ -107,6 +107,7 @@ class Batch:
         self._waiting: list[_Step] = []
         self._since = 0.0  # when the first of them came, or the last run ended
         self._expected: set[Member] = set()  # took part in the last run
+        self._stepped: dict[Member, float] = {}  # not long ago: when its last run ended
         self._run_s = 0.0  # how long that took
         self._ended = -math.inf  # when
         self._usual_s = 0.0  # from run to run when no prompt is fed beside them, a moving average
@@ -170,7 +171,7 @@ class Batch:
         Else small ones, with a pause after each that keeps the steps of others at _MOST_SLOWED of their usual time.
         """
         while count > 0:
-            size = min(_PIECE, count) if count > SHORT and self._others_step() else count
+            size = min(_PIECE, count) if count > SHORT and self._others_step(session) else count
             steps, steps_s = self._steps, self._steps_s
             self._is_feeding = True
             try:
@@ -185,6 +186,7 @@ class Batch:
         """The session is closed: its slot goes to others."""
         with self._taking(_KV):
             self._expected.discard(session)
+            self._stepped.pop(session, None)
             if session in self._members:
                 self._leave(session, is_kept=False)
 
@@ -222,9 +224,16 @@ class Batch:
                 self._taken.remove(what)
                 self._changed.notify_all()
 
-    def _others_step(self) -> bool:
-        """Whether somebody is in the middle of a reply."""
-        return _KV in self._taken or time.perf_counter() < self._ended + max(_LEAST_IDLE_S, 4 * self._run_s)
+    def _others_step(self, session: Member) -> bool:
+        """Whether somebody else is in the middle of a reply; not who has just ended one, and goes on with a prompt."""
+        if _KV in self._taken:
+            return True
+        recently = time.perf_counter() - self._idle_s()
+        return any(ended > recently for other, ended in list(self._stepped.items()) if other is not session)
+
+    def _idle_s(self) -> float:
+        """Without a step: nobody is in the middle of a reply."""
+        return max(_LEAST_IDLE_S, 4 * self._run_s)
 
     def _count(self, ended: float) -> None:
         """Notes the time from run to run: it is how long those wait who take part in each."""
@@ -248,7 +257,7 @@ class Batch:
             # the average of all of them is _MOST_SLOWED when quick ones take the usual time
             quick = slowed * (slowed_s / slowed / self._usual_s - _MOST_SLOWED) / (_MOST_SLOWED - 1)
             until = self._steps + quick
-            while self._steps < until and self._others_step():
+            while self._steps < until and self._others_step(session):
                 if session.is_stopping:
                     raise Interrupted
                 self._changed.wait(_LEAST_IDLE_S)
@@ -300,6 +309,9 @@ class Batch:
                 self._expected = {step.session for step in together}
                 ended = time.perf_counter()
                 self._run_s = ended - started
+                recently = ended - self._idle_s()
+                lately = {other: at for other, at in self._stepped.items() if at > recently}
+                self._stepped = lately | dict.fromkeys(self._expected, ended)
                 self._count(ended)
                 self._taken.remove(_KV)
                 self._changed.notify_all()

@@ -217,14 +217,16 @@ class OrtSession:
         wanted = max(tokens, int(self.capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
         for name in list(self.kv):  # not the items, which would hold every old buffer until the end
-            old = self.kv[name]
-            _, heads, _, size = old.shape
-            new = np.zeros((1, heads, capacity, size), old.dtype)
-            new[:, :, : self.position] = old[:, :, : self.position]
-            self.hold({name: new}, capacity)
+            self._grow(name, capacity)
         if self.position:
-            del old, new
             return_freed_memory()
+
+    def _grow(self, name: str, capacity: int) -> None:
+        old = self.kv[name]
+        _, heads, _, size = old.shape
+        new = np.zeros((1, heads, capacity, size), old.dtype)
+        new[:, :, : self.position] = old[:, :, : self.position]
+        self.hold({name: new}, capacity)
 
 
 class StepsTogether:

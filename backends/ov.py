@@ -22,10 +22,10 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.ov_cut import cut
 from embedllm.backends.ov_runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
-from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_SUM
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
@@ -33,8 +33,11 @@ from embedllm.rows import Row
 op = ov.opset13
 
 if TYPE_CHECKING:
+    from openvino._pyopenvino import VariableState  # the package itself does not export it
+
     from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
+    from embedllm.export.decoder import Decoder
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
@@ -65,7 +68,7 @@ def compile_folder(
         if adapts:
             add_adapters(model, package.decoder)
         if cut_logits:
-            _cut_logits(model, len(package.decoder.layers))
+            _cut_logits(model, package.decoder)
         return core().compile_model(model, target, properties)
 
 
@@ -198,8 +201,8 @@ class OvSession:
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
         if not self.position:  # the state of a new request has no shape yet
-            attentions = [layer.attention for layer in self._decoder.layers]
-            return [(np.empty((a.kv_heads, 0, a.head_dim), np.float32),) * 2 for a in attentions]
+            shapes = [(a.kv_heads, 0, a.head_dim) for a in (layer.attention for layer in self._decoder.layers)]
+            return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
         with self._engine.lock, as_device_error("cannot give the KV away"):
             return [
                 (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states
@@ -269,9 +272,9 @@ class OvSession:
                     _set(variable, held[:, : self.position])
         self._held = self.position
 
-    def _by_layer(self, request: ov.InferRequest) -> list[tuple[ov.VariableState, ov.VariableState]]:
+    def _by_layer(self, request: ov.InferRequest) -> list[tuple[VariableState, VariableState]]:
         """(key, value) of every layer; the request gives them in an order of its own."""
-        found: dict[tuple[int, str], ov.VariableState] = {}
+        found: dict[tuple[int, str], VariableState] = {}
         for variable in request.query_state():
             if match := _VARIABLE.match(variable.name):
                 found[int(match[1]), match[2]] = variable
@@ -289,12 +292,12 @@ def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np
     }
 
 
-def _held(variable: ov.VariableState) -> np.ndarray:
+def _held(variable: VariableState) -> np.ndarray:
     """A copy of what a variable holds, [kv heads, T, D]."""
     return variable.state.data[0]
 
 
-def _set(variable: ov.VariableState, values: np.ndarray) -> None:
+def _set(variable: VariableState, values: np.ndarray) -> None:
     variable.state = ov.Tensor(np.ascontiguousarray(values[None], dtype=np.float32))
 
 
@@ -319,18 +322,9 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
     return chosen
 
 
-def _cut_logits(model: ov.Model, layers: int) -> None:
-    """From the last layer's output projection on, only the positions from `logits_from` are computed."""
+def _cut_logits(model: ov.Model, decoder: Decoder) -> None:
+    """Adds the input `logits_from`: only the logits of the positions from there on are computed."""
     start = op.parameter([1], ov.Type.i64, name="logits_from")
     start.output(0).set_names({"logits_from"})
-    named = {node.get_friendly_name(): node for node in model.get_ops()}
-    lacking = {OPENVINO_CONTEXT.format(layers - 1), OPENVINO_SUM.format(layers - 1)} - named.keys()
-    if lacking:
-        raise RuntimeError(f"the model has no layer '{min(lacking)}'")  # as OpenVINO's own, for the caller to name
     bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
-    context, total = named[OPENVINO_CONTEXT.format(layers - 1)].output(0), named[OPENVINO_SUM.format(layers - 1)]
-    for place in [*context.get_target_inputs(), total.input(0)]:
-        wanted = op.slice(place.get_source_output(), start, *bounds)
-        place.replace_source_output(wanted.output(0))
-    model.add_parameters([start])
-    model.validate_nodes_and_infer_types()
+    cut(model, decoder, start, lambda value: op.slice(value, start, *bounds))

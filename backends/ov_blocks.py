@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BLOCK = 32  # tokens; what the plugin of the CPU takes (2026.4)
 _GROWTH = 1.5  # each growth copies what is held
 _LEAST = 8  # blocks
+_KEPT = 64 << 20  # bytes of all buffers that stay when nothing is held: the next prompt would take them anew
 _SCALES = 8  # bytes before the values of a token and head that are kept in 8 bits: scale and zero point, float32
 _STORED = {"u8": np.uint8, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}  # NumPy has no bf16
 
@@ -60,9 +61,10 @@ class Blocks:
         return taken
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Frees blocks; with the last of them the memory."""
+        """Frees blocks; with the last of them the memory, unless it is little."""
         self._free += blocks
-        if len(self._free) == self._count > 1:
+        is_much = sum(buffer.nbytes for buffer in self._buffers.values()) > _KEPT
+        if len(self._free) == self._count > 1 and is_much:
             self._buffers, self._free, self._count = {}, [], 0
             self._resize(1)
             return_freed_memory()

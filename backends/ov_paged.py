@@ -27,9 +27,10 @@ from embedllm.backends.base import (
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch, Member
 from embedllm.backends.ov_blocks import BLOCK, Blocks, layout_of
+from embedllm.backends.ov_cut import cut
 from embedllm.backends.ov_runtime import as_device_error, core, ov, paged_attention
-from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_SUM
-from embedllm.package import Graph, Package
+from embedllm.errors import DeviceError
+from embedllm.package import WEIGHTS, Graph, Package
 from embedllm.rows import Row
 
 op = ov.opset13
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
 
     from embedllm.adapters import Adapter
     from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.export.decoder import Decoder
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
-_PIECE = 256  # of these in one run: a run is not stopped in the middle
+_PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in the middle
+_SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
 _BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
 _INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
            "block_indices", "rows")  # fmt: skip
@@ -66,18 +69,21 @@ class PagedEngine:
 
         Raises DeviceError.
         """
+        if any(layer.attention.softcap for layer in package.decoder.layers):
+            raise DeviceError(f"attention of '{package.name}' caps its scores, which paged attention does not do.")
         self.joins = joins
         self.parallel = MOST if joins else 1  # sessions that are best fed at once; their steps are one run
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
+        self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
         self.lock = threading.RLock()  # of the request and the blocks
         path = package.folder / graph.file
         with as_device_error(f"cannot load '{path}' on CPU"):
             model = core().read_model(path, package.weights)
             paged_attention(model)
-            _cut_rows(model, len(package.decoder.layers))
+            _cut_rows(model, package.decoder)
             compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
             self._compiled: ov.CompiledModel | None = compiled
             self._request: ov.InferRequest | None = compiled.create_infer_request()
@@ -224,13 +230,13 @@ class PagedSession:
 
     def _feed_apart(self, tokens: Sequence[int]) -> None:
         """By runs of its own, small ones where the sessions of others are in the middle of replies."""
-        start, batch = self.position, self._engine.batch
+        start, batch, most = self.position, self._engine.batch, self._engine.piece
         try:
             with batch.apart(self, len(tokens)):
                 for size in batch.pieces(self, len(tokens)):
                     at = self.position - start
-                    for piece in range(at, at + size, _PIECE):
-                        self.logits[0] = self._run(tokens[piece : min(piece + _PIECE, at + size)])
+                    for piece in range(at, at + size, most):
+                        self.logits[0] = self._run(tokens[piece : min(piece + most, at + size)])
         except BaseException:
             self.position = start
             raise
@@ -306,17 +312,8 @@ def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool
     }
 
 
-def _cut_rows(model: ov.Model, layers: int) -> None:
-    """From the last layer's output projection on, only the tokens in the input `rows` are computed."""
+def _cut_rows(model: ov.Model, decoder: Decoder) -> None:
+    """Adds the input `rows`: only the logits of those tokens are computed."""
     rows = op.parameter([-1], ov.Type.i64, name="rows")
     rows.output(0).set_names({"rows"})
-    named = {node.get_friendly_name(): node for node in model.get_ops()}
-    lacking = {OPENVINO_CONTEXT.format(layers - 1), OPENVINO_SUM.format(layers - 1)} - named.keys()
-    if lacking:
-        raise RuntimeError(f"the model has no layer '{min(lacking)}'")  # as OpenVINO's own, for the caller to name
-    context, total = named[OPENVINO_CONTEXT.format(layers - 1)].output(0), named[OPENVINO_SUM.format(layers - 1)]
-    for place in [*context.get_target_inputs(), total.input(0)]:
-        wanted = op.gather(place.get_source_output(), rows, op.constant(0, ov.Type.i64))
-        place.replace_source_output(wanted.output(0))
-    model.add_parameters([rows])
-    model.validate_nodes_and_infer_types()
+    cut(model, decoder, rows, lambda value: op.gather(value, rows, op.constant(0, ov.Type.i64)))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from embedllm.backends.base import Device, Engine, cannot_run
 from embedllm.backends.drivers import Choices, driver_of, known_driver
+from embedllm.backends.model_lacks import model_lack
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
@@ -280,11 +281,4 @@ def _lack(
         has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
         remedy = f"embedllm graph {package.folder} --flavour {wanted[0]}" if wanted else "export the model again"
         return f"'{package.name}' has no {named} graph (it has {has})", remedy
-    entries = package.manifest.get("quantization")
-    packings = entries.values() if isinstance(entries, dict) else ()
-    if not driver.zero_points and not all(isinstance(p, dict) and p.get("symmetric", True) for p in packings):
-        return (
-            f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
-            "export it with --target npu",
-        )
-    return None
+    return model_lack(package, driver, kv=kv)

@@ -21,9 +21,10 @@ from embedllm.cli_chat import chat
 from embedllm.cli_devices import devices
 from embedllm.cli_eval import evaluate
 from embedllm.cli_export import export
+from embedllm.cli_families import families
 from embedllm.cli_fit import fit
 from embedllm.cli_graph import graph
-from embedllm.cli_inspect import families, inspect
+from embedllm.cli_inspect import inspect
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
 from embedllm.cli_shard import shard

@@ -17,6 +17,8 @@ from embedllm.cli_size import PLAIN_BITS, Bits, ByteSize
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
 _GROUP = 32  # values that share a scale, by default
+_METHODS = ["search", "nearest", "weighted", "awq", "gptq", "awq+gptq"]
+_TEXTLESS = ("search", "nearest")
 _TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe for its NPU, docs/devices.md#npu
 _NPU_LEAST = 64
 
@@ -32,12 +34,19 @@ _NPU_LEAST = 64
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
-@click.option("--method", type=click.Choice(["search", "nearest", "gptq"]),
-              help="Scales of 4 bits: of the least squared error (the default), or such as reach the extremes; or each "
-              "rounding made up for on a text, which takes longer and is best.")  # fmt: skip
+@click.option("--method", type=click.Choice(_METHODS),
+              help="Scales of 4 bits: of the least squared error (the default), or such as reach the extremes; or by "
+              "what columns read on a text: weighted with it, or made alike by it first (awq), or each rounding made "
+              "up for, which takes longest and is best (gptq).")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
-              help="The text for gptq and for a mix of bits, .txt or .jsonl: like what it will read. Default: it draws "
-              "one.")  # fmt: skip
+              help="The text for such methods (by default gptq) and for a mix of bits, .txt or .jsonl: like what it "
+              "will read. Default: it draws one.")  # fmt: skip
+@click.option("--importance", type=click.Path(path_type=Path), metavar="FILE",
+              help="In place of a text, for weighted: what llama.cpp's llama-imatrix "
+              "wrote for the model, as GGUF.")  # fmt: skip
+@click.option("--rotate", is_flag=True,
+              help="Spread what is large in a channel of the values over its head: the same model, which loses less "
+              "where channels differ much.")  # fmt: skip
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
@@ -64,6 +73,8 @@ def export(
     asymmetric: bool,
     method: str | None,
     calibrate: Path | None,
+    rotate: bool,
+    importance: Path | None,
     lm_head_bits: str | None,
     embedding_bits: str | None,
     context: int | None,
@@ -86,8 +97,13 @@ def export(
     if size is not None and bits is not None:
         raise click.UsageError("--size and --bits: the size says how many bits there can be. Leave one out.")
     is_mixed = size is not None or mean_bits is not None
-    if calibrate is not None and method not in (None, "gptq") and not is_mixed:
-        raise click.UsageError(f"--calibrate and --method {method}: only gptq reads a text. Leave one out.")
+    method = method or _method_for(calibrate, importance)
+    if calibrate is not None and method in _TEXTLESS and not is_mixed:
+        raise click.UsageError(f"--calibrate and --method {method}: {method} reads no text. Leave one out.")
+    if importance is not None and method != "weighted":
+        raise click.UsageError(f"--importance and --method {method}: only weighted reads it. Leave one out.")
+    if importance is not None and calibrate is not None and not is_mixed:
+        raise click.UsageError("--importance and --calibrate: they say the same. Leave one out.")
     if target == "npu" and asymmetric:
         raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
     if target == "npu" and group and int(group) < _NPU_LEAST:
@@ -104,11 +120,12 @@ def export(
         mean_bits=mean_bits,
         group=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
-        method=method or ("search" if calibrate is None else "gptq"),
+        method=method,
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,
         context=context,
         exact=exact,
+        rotate=rotate,
     )
     started = time.perf_counter()
     try:
@@ -120,6 +137,7 @@ def export(
                 revision=revision,
                 lora=lora,
                 calibration=calibrate,
+                importance=importance,
                 replace=replace,
                 verify=verify,
                 openvino_tokenizer=openvino_tokenizer,
@@ -130,6 +148,11 @@ def export(
         note(f"'{out}' is as it was before.")
         raise
     _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
+
+
+def _method_for(calibrate: Path | None, importance: Path | None) -> str:
+    """The method where none is asked for."""
+    return "weighted" if importance is not None else "gptq" if calibrate is not None else "search"
 
 
 def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:

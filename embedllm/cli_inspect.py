@@ -1,4 +1,4 @@
-"""The commands that only look: `embedllm inspect`, `devices` and `families`."""
+"""The command `embedllm inspect`: what a folder holds."""
 
 from __future__ import annotations
 
@@ -53,16 +53,6 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
         raise ValueError("a graph does not fit the weights file; export the folder again.")
 
 
-@click.command(short_help="List the model types that can be exported.")
-@common_options
-def families() -> None:
-    """List the model types that can be exported ('model_type' in a config.json)."""
-    from embedllm.export import architectures
-
-    for name in architectures.families():
-        click.echo(name)
-
-
 def open_folder(folder: str) -> Package:
     from embedllm.opening import package_folder
     from embedllm.package import open_package
@@ -105,20 +95,30 @@ def _facts(found: Description) -> Iterable[tuple[str, str]]:
     yield "written by", found.created_by or "not recorded"
 
 
+def _rope(rope: Mapping[str, object]) -> str:
+    if not rope["rotated"]:
+        return "none: positions are learned, or not told"
+    scaling = rope["scaling"]
+    described = "no scaling"
+    if isinstance(scaling, Mapping):
+        described = ", ".join(f"{name} {value}" for name, value in scaling.items())
+    return f"base {rope['base']}, {rope['rotated']} dimensions turn, {described}"
+
+
 def _shape(model: Architecture) -> Iterable[tuple[str, str]]:
     head = "the embedding" if model.tied else "a matrix of its own"
     sizes = " or ".join(f"{size:,}" for size in model.mlp)
     yield "model type", model.model_type
     yield "layers", f"{model.layers}, hidden size {model.hidden:,}, mlp {sizes}"
+    if model.experts:
+        yield "experts", f"{model.experts} in a layer, of which a token uses {model.experts_used}"
     for group in model.attention:
         window = f"window of {group.window:,} tokens" if group.window else "no window"
         heads = f"{group.heads} heads, {group.kv_heads} key/value heads of {group.head_dim}"
         yield "attention", f"{group.layers} layers: {heads}, {window}"
-    scaling = model.rope["scaling"]
-    described = "no scaling"
-    if isinstance(scaling, Mapping):
-        described = ", ".join(f"{name} {value}" for name, value in scaling.items())
-    yield "rope", f"base {model.rope['base']}, {model.rope['rotated']} dimensions turn, {described}"
+    yield "rope", _rope(model.rope)
+    if model.local_rope is not None:
+        yield "rope of windows", _rope(model.local_rope)
     yield "vocabulary", f"{model.vocabulary:,}; the head is {head}"
     yield "context", f"{model.context:,} tokens"
 

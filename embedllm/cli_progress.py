@@ -15,6 +15,7 @@ _STAGES = {  # the others: as they are
     "calibration": "calibrating, layers",
     "copy": "copying",
     "draft": "drawing a text",
+    "inputs": "measuring inputs, layers",
     "parts": "cutting",
     "sensitivity": "measuring what bits are worth",
     "tasks": "doing tasks",

@@ -61,7 +61,7 @@ class Conversation:
         if when_full == "shift":
             self._sequence = model.runner.sequences.new()
             try:
-                check_movable(self._sequence.session, model.device.name)
+                check_movable(self._sequence.session, model.device.name, model.package.decoder)
             except ValueError:
                 self.close()
                 raise
@@ -153,7 +153,7 @@ class Conversation:
             return without_oldest(asked, self._seen)
         if self.when_full == "shift":
             held = self._sequence.tokens if self._sequence is not None else ()
-            return shifted(asked, self._seen, held, model.package.decoder.rope)
+            return shifted(asked, self._seen, held, model.package.decoder)
         return asked.request(messages), ALL
 
     def _held(self, request: Request) -> HeldSequence:

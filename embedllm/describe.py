@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.describe_graphs import GraphReport, report_graphs
-from embedllm.export.decoder import Decoder, Linear, Norm, kv_bytes, parameters
+from embedllm.export.decoder import Decoder, Linear, Moe, Norm, Rope, kv_bytes, mlps, parameters
 from embedllm.package import FileEntry, Package
 from embedllm.tensorfile import TensorFile, read_header
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
 _MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
+_FIELDS = {**_MATRICES, "positions": "embedding"}
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
+_OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}  # of entries, by their names
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
 
 
@@ -40,10 +42,13 @@ class Architecture:
     layers: int
     hidden: int
     mlp: tuple[int, ...]  # inner sizes that occur, smallest first
+    experts: int  # of a layer with a mixture; 0: there is none
+    experts_used: int  # of those, by a token
     vocabulary: int
     tied: bool  # the head is the embedding
     attention: tuple[AttentionGroup, ...]
     rope: Mapping[str, object]
+    local_rope: Mapping[str, object] | None  # of layers with a window, where these turn otherwise
     context: int  # most tokens that the folder holds
 
 
@@ -153,7 +158,7 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     counts: Counter[tuple[str, str]] = Counter()
     for name, tensor in header.tensors.items():
         owner, _, part = name.rpartition(".")
-        kind = {"rope": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}.get(owner) or owners.get(owner, _OTHER)
+        kind = _OWNERS.get(owner) or owners.get(owner, _OTHER)
         counts[kind, part if part in ("scale", "zero", "bias") else "value"] += tensor.length
     counts[_HEADER, "value"] = file_bytes - counts.total()
     return tuple(
@@ -198,14 +203,16 @@ def _stored(decoder: Decoder) -> Iterator[tuple[str, str, int]]:
         if isinstance(value, Linear | Norm):
             if value.name not in seen:
                 seen.add(value.name)
-                is_norm = isinstance(value, Norm)
-                yield (_NORMS, value.name, value.size) if is_norm else (kind, value.name, value.rows * value.columns)
+                if isinstance(value, Norm):
+                    yield _NORMS, value.name, value.groups * value.size
+                else:
+                    yield kind, value.name, value.rows * value.columns
         elif isinstance(value, tuple):
             for item in value:
                 yield from walk(item, kind)
         elif dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
-                yield from walk(getattr(value, field.name), _MATRICES.get(field.name, kind))
+                yield from walk(getattr(value, field.name), _FIELDS.get(field.name, kind))
 
     return walk(decoder, _OTHER)
 
@@ -217,26 +224,33 @@ def _matrix_bits(storage: Sequence[Share], decoder: Decoder) -> float:
 
 
 def _architecture(decoder: Decoder) -> Architecture:
-    scaling = decoder.rope.scaling
-    rope = {"base": decoder.rope.base, "rotated": decoder.rope.rotated, "scaling": None}
-    if scaling is not None:
-        kind = type(scaling).__name__.removesuffix("Scaling").lower()
-        rope["scaling"] = {"kind": kind, **dataclasses.asdict(scaling)}
     groups = Counter((a.heads, a.kv_heads, a.head_dim, a.window) for a in (layer.attention for layer in decoder.layers))
+    mixtures = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Moe)]
     return Architecture(
         model_type=decoder.model_type,
         layers=len(decoder.layers),
         hidden=decoder.hidden,
-        mlp=tuple(sorted({layer.mlp.down.columns for layer in decoder.layers})),
+        mlp=tuple(sorted({mlp.down.columns for layer in decoder.layers for mlp in mlps(layer.mlp)})),
+        experts=max((len(moe.experts) for moe in mixtures), default=0),
+        experts_used=max((moe.used for moe in mixtures), default=0),
         vocabulary=decoder.vocabulary,
         tied=decoder.tied,
         attention=tuple(
             AttentionGroup(layers=count, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window)
             for (heads, kv_heads, head_dim, window), count in groups.items()
         ),
-        rope=rope,
+        rope=_rope(decoder.rope),
+        local_rope=None if decoder.local_rope is None else _rope(decoder.local_rope),
         context=decoder.context,
     )
+
+
+def _rope(rope: Rope) -> dict[str, object]:
+    described: dict[str, object] = {"base": rope.base, "rotated": rope.rotated, "scaling": None}
+    if rope.scaling is not None:
+        kind = type(rope.scaling).__name__.removesuffix("Scaling").lower()
+        described["scaling"] = {"kind": kind, **dataclasses.asdict(rope.scaling)}
+    return described
 
 
 def _packing(quantization: object) -> tuple[PackingCount, ...]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from embedllm.chat import Message
 from embedllm.errors import ContextFull
+from embedllm.export.decoder import layer_ropes
 from embedllm.prefix_cache import common
 from embedllm.runner import Request
 from embedllm.shift import SINK, Shift
 
 if TYPE_CHECKING:
-    from embedllm.export.decoder import Rope
+    from embedllm.export.decoder import Decoder
 
 _SYSTEM = ("system", "developer")
 _REPLY = 4  # the part of the context that is free for a reply of any length: a quarter
@@ -96,7 +97,7 @@ def _first_that_fits(asked: Asked, places: range, limit: int) -> int:
     return places[-1]
 
 
-def shifted(asked: Asked, seen: Seen, held: Sequence[int], rope: Rope) -> tuple[Request, Seen]:
+def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> tuple[Request, Seen]:
     """Leaves out tokens behind the system message when all does not fit, and has more dropped on the way.
 
     held: the tokens whose KV there is, after the shifts so far. Raises ContextFull when nothing can be dropped.
@@ -106,7 +107,7 @@ def shifted(asked: Asked, seen: Seen, held: Sequence[int], rope: Rope) -> tuple[
     prompt = request.prompt
     system = list(asked.messages[: turns[0]] if turns else asked.messages)
     kept = common(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
-    shift = Shift(keep=max(SINK, kept), context=asked.context, rope=rope)
+    shift = Shift(keep=max(SINK, kept), context=asked.context, ropes=layer_ropes(decoder))
     if shift.keep > asked.context // 2:
         raise ContextFull(
             f"the system message and the tools take {shift.keep} tokens, and 'shift' keeps them; "

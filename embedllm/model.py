@@ -104,7 +104,8 @@ class Model:
         found = present(self.runner.adapters)
         if name in found.names:  # before it is read
             raise ValueError(f"there is an adapter '{name}' already; remove it first, or choose another name.")
-        for adapter in read_adapters({name: path}, self.package.decoder):
+        given, package = {name: path}, self.package
+        for adapter in read_adapters(given, package.decoder, is_rotated=package.is_rotated):
             found.add(adapter)
 
     def remove_adapter(self, name: str) -> None:

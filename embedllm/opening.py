@@ -99,7 +99,7 @@ def load(
             urls=urls,
         )
     from embedllm.backends import registry, select
-    from embedllm.peft import read_adapters
+    from embedllm.peft import check_adaptable, read_adapters
     from embedllm.structured_grammars import TokenGrammars  # not in a browser, which has JavaScript's
     from embedllm.tuning_record import recall, unused
 
@@ -111,6 +111,8 @@ def load(
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     check_kv(kv, exact=exact, openvino=openvino)
     adapts = adapters is not None
+    if adapts:
+        check_adaptable(package)
     is_usual = adapters is None and openvino is None
     measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
     found_here = registry.Found(package, exact=exact, kv=kv, adapts=adapts)
@@ -118,7 +120,8 @@ def load(
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
-    found = None if adapters is None else read_adapters(adapters, package.decoder)
+    turns = package.is_rotated
+    found = None if adapters is None else read_adapters(adapters, package.decoder, is_rotated=turns)
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
         drafter = load(drafter, device=search.wish if measured.fastest else device, threads=threads, exact=exact,

@@ -73,6 +73,12 @@ class Package:
             raise PackageError(f"cannot use '{self.folder / MANIFEST}': {error} {remedy}") from error
 
     @property
+    def is_rotated(self) -> bool:
+        """Whether the values of its heads are turned (`embedllm export --rotate`): adapters have to be, too."""
+        recipe = self.manifest.get("recipe")
+        return isinstance(recipe, dict) and recipe.get("rotate") is True
+
+    @property
     def weights(self) -> Path:
         return self.folder / WEIGHTS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,14 @@ import numpy as np
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Decoder, Linear, linears
+from embedllm.export.decoder import Decoder, Linear, Moe, linears
+from embedllm.export.rotation import turned_factors
 from embedllm.peft_config import CONFIG, PeftConfig, read_config
 from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import Tensor, read_header
 
 if TYPE_CHECKING:
+    from embedllm.package import Package
     from embedllm.types import F32
 
 WEIGHTS = "adapter_model.safetensors"
@@ -25,16 +27,19 @@ _BEFORE = "base_model.model."  # the model's own names
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
-def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder) -> Adapter:
+def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder, *, is_rotated: bool = False) -> Adapter:
     """The adapter in a folder, or in a safetensors file with its adapter_config.json beside it.
 
+    is_rotated: the model's values are turned, as Package.is_rotated tells; so are the adapter's then.
     Raises PackageError for what is missing, damaged, of another model, or not followed: DoRA, biases, whole modules,
     embeddings, the head.
     """
     weights, config_path = _files(Path(os.path.expanduser(path)))  # noqa: PTH111  # as in open_package
     config = read_config(config_path)
     tensors = read_header(weights).tensors
-    matrices = {linear.source: linear for layer in decoder.layers for linear in linears(layer)}
+    all_matrices = [linear for layer in decoder.layers for linear in linears(layer)]
+    matrices = {linear.source: linear for linear in all_matrices if linear.origin is None}
+    _check_places(tensors, [linear.source for linear in all_matrices if linear.origin is not None], decoder)
     pairs = _pairs(tensors, matrices, weights)
     _check_targets(config, pairs, matrices, weights)
     factors: dict[str, tuple[F32, F32]] = {}
@@ -48,14 +53,34 @@ def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder) -> A
         digest.update(f"{linear.name} {a.shape} {b.shape};".encode())
         digest.update(a.data)
         digest.update(b.data)
+    if is_rotated:
+        factors = turned_factors(decoder, factors)
     return Adapter(name=name, sha256=digest.hexdigest(), factors=factors)
 
 
-def read_adapters(paths: Mapping[str, str | os.PathLike[str]], decoder: Decoder) -> list[Adapter]:
-    """By their names. Raises ValueError for what is no such mapping, and as read_adapter()."""
+def read_adapters(
+    paths: Mapping[str, str | os.PathLike[str]], decoder: Decoder, *, is_rotated: bool = False
+) -> list[Adapter]:
+    """By their names, as read_adapter() reads each. Raises ValueError for what is no such mapping."""
     if not isinstance(paths, Mapping) or not all(isinstance(name, str) and name for name in paths):
         raise ValueError(f"adapters is {paths!r:.80}; expected a dict from names to folders of adapters.")
-    return [read_adapter(name, path, decoder) for name, path in paths.items()]
+    return [read_adapter(name, path, decoder, is_rotated=is_rotated) for name, path in paths.items()]
+
+
+def check_adaptable(package: Package) -> None:
+    """Raises PackageError for mixtures of experts, and for matrices that read other than adapters were trained for."""
+    if any(isinstance(layer.mlp, Moe) for layer in package.decoder.layers):
+        raise PackageError(
+            f"'{package.folder}' has a mixture of experts, and adapters at run time are not for such. Merge the "
+            "adapter when exporting (--lora)."
+        )
+    recipe = package.manifest.get("recipe")
+    method = recipe.get("method") if isinstance(recipe, dict) else None
+    if isinstance(method, str) and "awq" in method:
+        raise PackageError(
+            f"'{package.folder}' was exported by the method '{method}', which scales what its matrices read; adapters "
+            "are for what they read before. Merge the adapter when exporting (--lora), or export by another method."
+        )
 
 
 def _files(path: Path) -> tuple[Path, Path]:
@@ -70,6 +95,18 @@ def _files(path: Path) -> tuple[Path, Path]:
     return path, path.parent / CONFIG
 
 
+def _check_places(tensors: Iterable[str], others: Sequence[str], decoder: Decoder) -> None:
+    """others: matrices that the checkpoint has inside a larger one, or with its rows in another order."""
+    for name in tensors:
+        module = name.removeprefix(_BEFORE).removesuffix(_A).removesuffix(_B)
+        if module in others:
+            raise PackageError(
+                f"the adapter changes '{module}'; a '{decoder.model_type}' checkpoint has that inside a larger matrix, "
+                "or its rows in another order, and adapters of such are not followed. Merge it with PEFT "
+                "(merge_and_unload) and export what that saves."
+            )
+
+
 def _pairs(tensors: Mapping[str, Tensor], matrices: Iterable[str], path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each module that has them. Raises PackageError for any other tensor."""
     modules: dict[str, None] = {}
@@ -80,7 +117,7 @@ def _pairs(tensors: Mapping[str, Tensor], matrices: Iterable[str], path: Path) -
             kinds = ", ".join(sorted({matrix.rsplit(".", 1)[-1] for matrix in matrices}))
             raise PackageError(
                 f"'{path}' has the tensor '{name}', which is not followed; expected names such as "
-                f"'{_BEFORE}{next(iter(matrices))}{_A}', of the layers' {kinds}."
+                f"'{_BEFORE}{next(iter(matrices), '...')}{_A}', of the layers' {kinds or 'matrices'}."
             )
         modules[module] = None
     if not modules:

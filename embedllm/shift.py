@@ -14,7 +14,7 @@ from embedllm.backends.base import MovesState, Session
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
-    from embedllm.export.decoder import Rope
+    from embedllm.export.decoder import Decoder, Rope
 
 SINK = 4  # tokens at least that stay: without the first ones, which all others look at, a model falls apart
 _STEPS = 4  # each moves all that stays, so that few of them are better
@@ -26,7 +26,7 @@ class Shift:
 
     keep: int  # tokens at its beginning that stay
     context: int  # tokens that it can hold
-    rope: Rope
+    ropes: tuple[Rope | None, ...]  # what turned the keys of each layer
 
     @property
     def step(self) -> int:
@@ -42,12 +42,20 @@ class Shift:
         """The KV of the tokens from `start` on, for positions that are smaller by `by`."""
         from embedllm.export.rope import moved_keys  # numpy
 
-        return [(moved_keys(keys, self.rope, start, by=by), values) for keys, values in state]  # type: ignore[arg-type]  # floats: check_movable
+        return [
+            (keys if rope is None else moved_keys(keys, rope, start, by=by), values)  # type: ignore[arg-type]  # floats: check_movable
+            for rope, (keys, values) in zip(self.ropes, state, strict=True)
+        ]
 
 
-def check_movable(session: Session, device: str) -> None:
+def check_movable(session: Session, device: str, decoder: Decoder) -> None:
     """Raises ValueError when a session's KV cannot be moved to other positions."""
     other = "Take when_full='drop-oldest', which computes again what stays."
+    if decoder.positions is not None or any(layer.attention.norm_turned for layer in decoder.layers):
+        raise ValueError(
+            f"when_full='shift' moves KV to other positions, and a '{decoder.model_type}' model mixes these into its "
+            f"keys for good (learned positions, or norms behind the rotation). {other}"
+        )
     if not isinstance(session, MovesState):
         raise ValueError(f"when_full='shift' moves KV, and that of '{device}' cannot be taken out. {other}")
     kinds = {keys.dtype for keys, _ in session.export_state(0, 0)}

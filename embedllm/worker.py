@@ -270,9 +270,10 @@ def _check_files(params: LoadParams) -> None:
     if params.draft is not None:
         open_package(opening.package_folder(params.draft), whole=False)
     if params.adapters:
-        from embedllm.peft import read_adapters  # numpy
+        from embedllm.peft import check_adaptable, read_adapters  # numpy
 
-        read_adapters(params.adapters, package.decoder)
+        check_adaptable(package)
+        read_adapters(params.adapters, package.decoder, is_rotated=package.is_rotated)
 
 
 def _check_not_cancelled(cancel: Cancel) -> None:

@@ -14,8 +14,10 @@ import numpy as np
 
 from embedllm.export.float_pass import FloatPass, read_table
 from embedllm.export.gptq import compensated, compensation
+from embedllm.export.importance import AS_INPUT
+from embedllm.export.origin import Source
 from embedllm.export.quantize import Packed, Packing, dequantize
-from embedllm.export.stream import Piece, Source, pack
+from embedllm.export.stream import Piece, pack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder, Linear
     from embedllm.types import F32
 
-# A tied table is the head's weights and also the model's input, where all its values count alike: this share of the
-# mean square of the head's inputs is added to each (docs/numerics.md#calibration).
-_AS_INPUT = 0.3
 # Of the errors of earlier layers, what a matrix makes up for; all of it fits the calibration text, and that only.
 _PROPAGATED = np.float32(0.5)
 
@@ -53,6 +52,7 @@ def calibrated(
     floats.begin()
     run = _Quantizing(floats, packing)
     yield from _table(source, decoder.embedding, packing, spread, run.embed)
+    run.embedded()
     for index in range(layers):
         floats.layer(index)
         run.layer(index)
@@ -77,7 +77,7 @@ def _head_spread(
     for index in range(len(decoder.layers)):
         floats.layer(index)
         on_layer(index + 1)
-    return _spread(floats, packing, as_input=_AS_INPUT)
+    return _spread(floats, packing, as_input=AS_INPUT)
 
 
 def _spread(floats: FloatPass, packing: Packing, *, as_input: float = 0.0) -> F32:
@@ -137,11 +137,14 @@ class _Quantizing(FloatPass):
         By least squares over the sequences, for what the inputs lost in the layers before; and for what the stream
         lost that the product is added to.
         """
-        lost = weight @ self._lost
+        lost: F32 = weight @ self._lost
         if linear.name in self.stream:
-            lost += (self._float_pass.stream[linear.name] - self.stream[linear.name]).T @ x
+            missing: F32 = self._float_pass.stream[linear.name] - self.stream[linear.name]
+            lost += np.matmul(missing.T, x)  # @, whose stub makes float64 of this
         columns = linear.columns
-        return _PROPAGATED * ((lost @ self._spread[:columns, :columns].T) @ self._spread[:columns, :columns])
+        spread = self._spread[:columns, :columns]
+        turned: F32 = lost @ spread.T
+        return _PROPAGATED * (turned @ spread)
 
 
 def _packed(rows: F32, packing: Packing, spread: F32 | None) -> Packed | F32 | NDArray[np.float16]:

@@ -14,12 +14,29 @@ _LARGEST = 3.4e38  # numbers end in float32
 class Config:
     """The keys of one config.json; a key that is absent or null takes the default, or is an error without one."""
 
-    def __init__(self, data: Mapping[str, object], where: str = "config.json") -> None:
+    def __init__(
+        self, data: Mapping[str, object], where: str = "config.json", names: Mapping[str, str] | None = None
+    ) -> None:
+        """names: what this config calls a key that we ask for by Llama's name."""
         self._data = data
         self._where = where
+        self._names = names or {}
+
+    def named(self, names: Mapping[str, str]) -> Config:
+        """The same config, in which a key may be asked for by another name: {Llama's: this config's}."""
+        return Config(self._data, self._where, names)
+
+    def filled(self, values: Mapping[str, object]) -> Config:
+        """The same config, in which a key that is absent or null has one of these values."""
+        return self.replaced({key: value for key, value in values.items() if not self.has(key)})
+
+    def replaced(self, values: Mapping[str, object]) -> Config:
+        """The same config but for these values."""
+        theirs = {self._names.get(key, key): value for key, value in values.items()}
+        return Config({**self._data, **theirs}, self._where, self._names)
 
     def has(self, key: str) -> bool:
-        return self._data.get(key) is not None
+        return self._data.get(self._names.get(key, key)) is not None
 
     def integer(self, key: str, default: object = _MISSING, *, least: int = 1) -> int:
         value = self._get(key, default)
@@ -29,7 +46,7 @@ class Config:
 
     def integer_or_none(self, key: str, default: int | None) -> int | None:
         """None where the config says null, the default only where it says nothing."""
-        if self._data.get(key, default) is None:
+        if self._data.get(self._names.get(key, key), default) is None:
             return None
         return self.integer(key, default)
 
@@ -39,6 +56,28 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= _LARGEST:
             raise self._wrong(key, value, "a number" if above == -_LARGEST else f"a number > {above:g}")
         return float(value)
+
+    def number_or_none(self, key: str, default: float | None, *, above: float = -_LARGEST) -> float | None:
+        """None where the config says null, the default only where it says nothing."""
+        if self._data.get(self._names.get(key, key), default) is None:
+            return None
+        return self.number(key, default, above=above)
+
+    def numbers(self, key: str, count: int, *, above: float = -_LARGEST) -> list[float]:
+        """A list of `count` numbers within float32's range."""
+        values = self._get(key, _MISSING)
+        if not isinstance(values, list) or len(values) != count:
+            raise self._wrong(key, values, f"a list of {count} numbers")
+        return [Config({key: value}, self._where).number(key, above=above) for value in values]
+
+    def integers(self, key: str) -> list[int] | None:
+        """A list of whole numbers; None when there is none."""
+        values = self._get(key, None)
+        if values is None:
+            return None
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise self._wrong(key, values, "a list of whole numbers")
+        return values
 
     def flag(self, key: str, default: object = _MISSING) -> bool:
         value = self._get(key, default)
@@ -68,12 +107,14 @@ class Config:
         return Config(value, f"{self._where}: {key}") if value else None
 
     def _get(self, key: str, default: object) -> object:
-        value = self._data.get(key)
+        name = self._names.get(key, key)
+        value = self._data.get(name)
         if value is None:
             if default is _MISSING:
-                raise ExportError(f"{self._where} has no '{key}'; the description of this model_type needs it.")
+                raise ExportError(f"{self._where} has no '{name}'; the description of this model_type needs it.")
             return default
         return value
 
     def _wrong(self, key: str, value: object, expected: str) -> ExportError:
-        return ExportError(f"{self._where}: '{key}' is {reprlib.repr(value)}; expected {expected}.")
+        name = self._names.get(key, key)
+        return ExportError(f"{self._where}: '{name}' is {reprlib.repr(value)}; expected {expected}.")

@@ -7,7 +7,7 @@ a function describe(config) -> Decoder in export/architectures; what differs bet
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,21 @@ class YarnScaling:
     truncate: bool  # round the ends of the ramp to whole dimensions
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): frequencies divided one by one, by other factors beyond the trained length.
+
+    All of a text is turned alike, so what an export can hold decides, not how long a text has become.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    trained: int  # tokens
+    context: int  # tokens that the export holds; for more than the trained ones the long factors are taken
+    attention_factor: float  # multiplies cos and sin
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +78,32 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How rows lie in the source, where that is not a tensor of its own with the same rows in the same order."""
+
+    rows: int  # of the source's tensor, all of its dimensions but the last together
+    start: int = 0  # the first row that is taken
+    block: int = 0  # rows that lie together; 0: all of them
+    stride: int = 0  # from the beginning of one block to that of the next
+    transposed: bool = False  # the source has [columns, rows]
+    # of each head of so many rows, the first `pairs` turn by neighbouring pairs: here the halves of the pairs are apart
+    head: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """x / sqrt(mean(x**2) + epsilon) * weight."""
+    """kind "rms": x / sqrt(mean(x**2) + epsilon) * weight; "layer": x - mean(x) in place of x, and + bias."""
 
     name: str
-    source: str  # the tensor in the source
-    size: int
+    source: str  # the tensor of the weights in the source; empty: weights of 1
+    size: int  # values that are normed together
     epsilon: float
+    kind: str = "rms"
+    bias: str = ""  # the tensor in the source
+    plus: float = 0.0  # what is added to the source's weights
+    groups: int = 1  # heads that have weights of their own: weight is [groups, size]
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +115,12 @@ class Linear:
     rows: int
     columns: int
     bias: bool = False
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Grouped-query attention over rotated queries and keys."""
+    """Grouped-query attention: softmax(scale * q @ k.T) @ v."""
 
     heads: int
     kv_heads: int
@@ -95,28 +129,62 @@ class Attention:
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Norm | None = None  # over each head, before the rotation
+    q_norm: Norm | None = None  # over each head, or over all of them where its size says so
     k_norm: Norm | None = None
     window: int | None = None  # newest tokens that a query sees, itself among them; None: all
+    rope: int | None = 0  # which of the decoder's rotations turns q and k; None: they are not turned
+    norm_turned: bool = False  # q and k are normed after they are turned, not before
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)); without a gate down(activation(up(x)))."""
 
-    gate: Linear
+    gate: Linear | None = None
     up: Linear
     down: Linear
+    # or "gelu", "gelu_tanh", "relu", "relu2": relu(x)**2, "xielu": p * relu(x)**2 + n * (elu(x) - x) + x / 2, where
+    # p is softplus(alpha_p) and n is softplus(alpha_n) + 1 / 2
+    activation: str = "silu"
+    alphas: str = ""  # of xielu: the source's tensors are alphas.alpha_p and alphas.alpha_n, a number each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """A mixture of experts: the sum of the mlps that a router chooses for a token, by their weights."""
+
+    router: Linear  # [experts, hidden]
+    experts: tuple[Mlp, ...]
+    used: int  # experts of a token: those with the highest scores
+    # what the router's products become: "softmax"; "softmax_of_best": over those of the chosen; "sigmoid"
+    scores: str = "softmax"
+    normalised: bool = False  # the weights of the chosen are divided by their sum
+    scale: float = 1.0  # of the weights
+    correction: str = ""  # the tensor in the source, [experts]: added to the scores to choose by, not to the weights
+    groups: int = 1  # of experts that lie together; only the best `used_groups` by their two best scores take part
+    used_groups: int = 1
+    shared: Mlp | None = None  # for every token
+    shared_gate: Linear | None = None  # [1, hidden]; the sigmoid of its product is the weight of the shared one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """x + attention(norm(x)), then the same with the mlp."""
+    """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); where a norm is None, nothing is normed.
 
-    attention_norm: Norm
+    parallel: both read the same x, whose norm they share where there is no mlp_norm.
+    """
+
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
-    mlp: Mlp
+    mlp_norm: Norm | None
+    mlp: Mlp | Moe
+    attention_post_norm: Norm | None = None  # of what is added
+    mlp_post_norm: Norm | None = None
+    parallel: bool = False
+    residual_multiplier: float = 1.0  # of what is added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +197,13 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # the embedding itself when tied
-    rope: Rope
+    rope: Rope  # rotated: 0 where nothing is turned
+    local_rope: Rope | None = None  # the second rotation, of Attention.rope 1
+    positions: Linear | None = None  # learned rows that are added to the embedding, one for each position
+    embedding_multiplier: float = 1.0
+    embedding_norm: Norm | None = None
+    logits_multiplier: float = 1.0
+    logits_softcap: float = 0.0  # logits become softcap * tanh(logit / softcap); 0: they stay
 
     @property
     def vocabulary(self) -> int:
@@ -143,29 +217,127 @@ class Decoder:
     def tied(self) -> bool:
         return self.head.name == self.embedding.name
 
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Every rotation, by the numbers that Attention.rope has."""
+        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector:
+    """A small stored tensor: weights of a norm, a bias, scores of sinks."""
+
+    name: str  # in weights.safetensors
+    source: str  # the tensor in the source; empty: `plus` is all there is
+    size: int
+    plus: float = 0.0  # what is added to the source's values
+    width: int = 1  # values of a row of the source's tensor
+    origin: Origin | None = None
+
+
+def mlps(mlp: Mlp | Moe) -> tuple[Mlp, ...]:
+    """The mlp itself, or all of a mixture, the shared one last."""
+    if isinstance(mlp, Mlp):
+        return (mlp,)
+    return mlp.experts if mlp.shared is None else (*mlp.experts, mlp.shared)
+
+
+def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
+    """The matrices of a layer in file order; those of a run lie next to each other and have the same input."""
+    attention = layer.attention
+    yield (attention.q, attention.k, attention.v)
+    yield (attention.o,)
+    for mlp in mlps(layer.mlp):
+        yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
+        yield (mlp.down,)
+
+
+def small_matrices(decoder: Decoder) -> Iterator[Linear]:
+    """Those that stay floats: learned positions, and what chooses the experts of a mixture."""
+    if decoder.positions is not None:
+        yield decoder.positions
+    for layer in decoder.layers:
+        if isinstance(layer.mlp, Moe):
+            yield layer.mlp.router
+            if layer.mlp.shared_gate is not None:
+                yield layer.mlp.shared_gate
+
 
 def linears(layer: Layer) -> Iterator[Linear]:
-    """Every matrix of a layer, in the order in which they are stored."""
-    attention, mlp = layer.attention, layer.mlp
-    yield from (attention.q, attention.k, attention.v, attention.o, mlp.gate, mlp.up, mlp.down)
+    """Every matrix of a layer that is quantized, in the order in which they are stored."""
+    for run in layer_runs(layer):
+        yield from run
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
+    found = [decoder.embedding_norm]
     for layer in decoder.layers:
-        yield layer.attention_norm
-        for norm in (layer.attention.q_norm, layer.attention.k_norm):
-            if norm is not None:
-                yield norm
-        yield layer.mlp_norm
-    yield decoder.norm
+        attention = layer.attention
+        found += [layer.attention_norm, attention.q_norm, attention.k_norm, layer.attention_post_norm]
+        found += [layer.mlp_norm, layer.mlp_post_norm]
+    yield from (norm for norm in (*found, decoder.norm) if norm is not None)
+
+
+def vectors(decoder: Decoder) -> Iterator[Vector]:
+    """Every small tensor but the rotations and learned positions, in the order in which they are stored."""
+    for norm in norms(decoder):
+        size, width = norm.groups * norm.size, norm.size if norm.groups > 1 else 1
+        plus = norm.plus if norm.source else 1.0
+        weight = Vector(
+            name=f"{norm.name}.weight", source=norm.source, size=size, plus=plus, width=width, origin=norm.origin
+        )
+        yield weight
+        if norm.bias:
+            yield replace(weight, name=f"{norm.name}.bias", source=norm.bias, plus=0.0)
+    matrices = [linear for layer in decoder.layers for linear in linears(layer)]
+    for linear in (*matrices, *small_matrices(decoder), decoder.head):
+        if linear.bias:
+            source = f"{linear.source}.bias"
+            yield Vector(name=f"{linear.name}.bias", source=source, size=linear.rows, origin=linear.origin)
+    for index, layer in enumerate(decoder.layers):
+        if layer.attention.sinks:
+            yield Vector(name=sinks_name(index), source=layer.attention.sinks, size=layer.attention.heads)
+        for mlp in mlps(layer.mlp):
+            if mlp.alphas:
+                for part in ("alpha_p", "alpha_n"):
+                    yield Vector(name=alpha_name(mlp, part), source=f"{mlp.alphas}.{part}", size=1)
+        if isinstance(layer.mlp, Moe) and layer.mlp.correction:
+            size = len(layer.mlp.experts)
+            yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size)
+
+
+def layer_ropes(decoder: Decoder) -> tuple[Rope | None, ...]:
+    """What turns the keys of each layer; None where nothing does."""
+    numbers = (layer.attention.rope for layer in decoder.layers)
+    return tuple(None if number is None else decoder.ropes[number] for number in numbers)
+
+
+def sinks_name(index: int) -> str:
+    """Of the stored sinks of a layer."""
+    return f"layers.{index}.attention.sinks"
+
+
+def alpha_name(mlp: Mlp, part: str) -> str:
+    """Of a stored number of xielu. part: "alpha_p" or "alpha_n"."""
+    return f"{mlp.up.name}.{part}"
+
+
+def correction_name(index: int) -> str:
+    """Of the stored correction of a layer's router."""
+    return f"layers.{index}.mlp.correction"
+
+
+def rope_name(index: int, part: str) -> str:
+    """Of the stored table of a rotation, by the number that Attention.rope has. part: "cos" or "sin"."""
+    return f"rope.{part}" if index == 0 else f"rope.local.{part}"
 
 
 def parameters(decoder: Decoder) -> int:
     """Number of weights; a tied head counts once."""
     matrices = [m for layer in decoder.layers for m in linears(layer)] + [decoder.embedding]
-    matrices += [] if decoder.tied else [decoder.head]
-    return sum(m.rows * (m.columns + m.bias) for m in matrices) + sum(n.size for n in norms(decoder))
+    matrices += [*small_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
+    return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 
 
 def kv_bytes(decoder: Decoder, tokens: int, bytes_per_value: int = 4) -> int:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from embedllm.errors import PackageError
 from embedllm.export import decoder as described
-from embedllm.export.decoder import Decoder
+from embedllm.export.decoder import Decoder, Moe
 
 T = TypeVar("T")
 _KIND = "kind"  # which dataclass of a union an object is
@@ -38,8 +38,9 @@ def _write(value: object) -> object:
     return value
 
 
-def _in_unions() -> tuple[type, ...]:
-    return typing.get_args(described.RopeScaling)
+def _in_unions() -> frozenset[object]:
+    """The dataclasses that say what they are; in others, a field of that name is one as all are."""
+    return frozenset((*typing.get_args(described.RopeScaling), Moe))  # Mlp has been there before there was a choice
 
 
 def _read(kind: type[T], data: object, where: str) -> T:
@@ -86,7 +87,7 @@ def _read_union(members: tuple[object, ...], data: object, where: str) -> object
     if data is None and types.NoneType in members:
         return None
     kinds = [m for m in members if m is not types.NoneType]
-    if isinstance(data, dict) and _KIND in data:
+    if isinstance(data, dict) and _KIND in data and not _in_unions().isdisjoint(kinds):
         kinds = [m for m in kinds if getattr(m, "__name__", "") == data[_KIND]]
     elif isinstance(data, dict):
         kinds = kinds[:1]  # written when there was only this one: a union keeps its oldest member first

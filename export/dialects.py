@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from embedllm.export.decoder import Moe
+
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
 
@@ -44,12 +46,19 @@ class Dialect:
         """Why there is no such graph of a model; empty when there is one."""
         if self.whole_attention:
             return ""
+        if any(isinstance(layer.mlp, Moe) for layer in decoder.layers):
+            return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
+        if any(layer.attention.softcap or layer.attention.sinks for layer in decoder.layers):
+            return "its attention has a soft cap or sinks, which DirectML's does not have"
         narrow = min((layer.attention.window or decoder.context for layer in decoder.layers), default=decoder.context)
         if narrow < decoder.context:
             return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
-        sizes = {layer.attention.head_dim for layer in decoder.layers}
-        if sizes != {decoder.rope.rotated}:
-            return f"{decoder.rope.rotated} of {max(sizes)} head dimensions turn; DirectML's rotation turns all of them"
+        for attention in (layer.attention for layer in decoder.layers):
+            if attention.rope is None:
+                continue
+            rotated = decoder.ropes[attention.rope].rotated
+            if rotated != attention.head_dim:
+                return f"{rotated} of {attention.head_dim} head dimensions turn; DirectML's rotation turns all of them"
         return ""
 
 
@@ -108,3 +117,4 @@ OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
+OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]

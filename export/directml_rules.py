@@ -44,9 +44,13 @@ _KERNELS: dict[tuple[str, str], Kernel] = {
         versions=frozenset({6, 9, 13, 19, 21}), takes=(_NUMBERS,), gives=None, attributes={"to": _NUMBERS}
     ),  # [K]
     ("", "Concat"): Kernel(versions=frozenset({4, 11, 13}), takes=(_NUMBERS,), attributes={"axis": None}),  # [K]
+    ("", "Elu"): Kernel(versions=frozenset({6}), takes=(_FLOATS,), attributes={"alpha": None}),  # [K]
     ("", "Floor"): Kernel(versions=frozenset({6, 13}), takes=(_FLOATS,)),  # [K]
     ("", "Gather"): Kernel(
         versions=frozenset({1, 11, 13}), takes=(_NUMBERS, _PLACES), attributes={"axis": None}
+    ),  # [K]
+    ("", "LayerNormalization"): Kernel(
+        versions=frozenset({1, 17}), takes=(_FLOATS,), attributes={"axis": None, "epsilon": None, "stash_type": None}
     ),  # [K]
     ("", "MatMul"): Kernel(versions=frozenset({1, 9, 13}), takes=(_FLOATS,)),  # [K]
     ("", "Mul"): Kernel(versions=frozenset({7, 13, 14}), takes=(_NUMBERS,)),  # [K]
@@ -54,6 +58,7 @@ _KERNELS: dict[tuple[str, str], Kernel] = {
         versions=frozenset({2, 11, 13, 18, 19, 21}), takes=(_NUMBERS, _INT64, _NUMBERS, _PLACES),
         constant=frozenset({1, 3}), attributes={"mode": None},
     ),  # [K] [S]: where and how much is read on the CPU, when the kernel is made
+    ("", "Relu"): Kernel(versions=frozenset({6, 13, 14}), takes=(_FLOATS,)),  # [K]
     ("", "Reshape"): Kernel(
         versions=frozenset({5, 13, 14, 19, 21}), takes=(_NUMBERS, _INT64), constant=frozenset({1})
     ),  # [K] [S]
@@ -68,10 +73,13 @@ _KERNELS: dict[tuple[str, str], Kernel] = {
         attributes={"axis": None},
     ),  # [K] [S]
     ("", "Sub"): Kernel(versions=frozenset({7, 13, 14}), takes=(_NUMBERS,)),  # [K]
+    ("", "Tanh"): Kernel(versions=frozenset({6, 13}), takes=(_FLOATS,)),  # [K]
     ("", "Transpose"): Kernel(versions=frozenset({1, 13, 21}), takes=(_NUMBERS,), attributes={"perm": None}),  # [K]
     ("", "Unsqueeze"): Kernel(
         versions=frozenset({1, 11, 13, 21}), takes=(_NUMBERS, _INT64), constant=frozenset({1})
     ),  # [K] [S]
+    (MICROSOFT, "FastGelu"): Kernel(versions=frozenset({1}), takes=(_FLOATS,)),  # [K]
+    (MICROSOFT, "Gelu"): Kernel(versions=frozenset({1}), takes=(_FLOATS,)),  # [K]
     (MICROSOFT, "GroupQueryAttention"): Kernel(
         versions=frozenset({1}),
         takes=(_FLOATS, _FLOATS, _FLOATS, _FLOATS, _FLOATS, _INT32),

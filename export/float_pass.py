@@ -1,4 +1,4 @@
-"""The model as it is, run over sequences of a text layer by layer, with the mathematics of backends/reference.py.
+"""The model as it is, run over sequences of a text layer by layer, with the mathematics of the reference decoder.
 
 In memory are the sequences' activations and the matrix in use, however many layers there are.
 """
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.reference import ReferenceSession
-from embedllm.export.decoder import linears, norms
+from embedllm.backends.reference_layers import Layers
+from embedllm.export.decoder import Mlp, rope_name, small_matrices, vectors
+from embedllm.export.origin import Source, read_matrix, read_vector
 from embedllm.export.rope import tables
-from embedllm.export.stream import Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.export.decoder import Attention, Decoder, Linear
+    from embedllm.export.decoder import Attention, Decoder, Layer, Linear
     from embedllm.types import F32
 
 _PIECE = 1 << 24  # values of a table that are in memory at once: 64 MB of float32
@@ -28,24 +28,25 @@ def read_table(source: Source, linear: Linear) -> Iterator[tuple[int, F32]]:
     """An embedding or a head by pieces: the first row, and float rows from there on."""
     step = max(1, _PIECE // linear.columns)
     for start in range(0, linear.rows, step):
-        yield start, source.rows(f"{linear.source}.weight", start, min(start + step, linear.rows))
+        yield start, read_matrix(source, linear, start, min(start + step, linear.rows))
 
 
-class FloatPass(ReferenceSession):
+class FloatPass(Layers):
     """Sequences of a text, [S, T], on their way through the layers of a checkpoint."""
 
     def __init__(self, source: Source, decoder: Decoder, sequences: NDArray[np.int64]) -> None:
-        self.floats = _Checkpoint(source, decoder, sequences.shape[1])
+        self.floats = Checkpoint(source, decoder, sequences.shape[1])
         super().__init__(self.floats)
         self.source, self.decoder, self.sequences = source, decoder, sequences
         self.inputs: dict[str, F32] = {}  # of the last layer's matrices, by name, [S * T, columns]
-        self.stream: dict[str, F32] = {}  # what the products of its o and down were added to, by name
+        self.stream: dict[str, F32] = {}  # what the products of its o and down are added to as they are, by name
         self.x: F32 = np.empty((sequences.size, decoder.hidden), np.float32)  # behind the last layer
 
     def begin(self) -> None:
         """Puts the sequences in front of the first layer."""
         for start, rows in read_table(self.source, self.decoder.embedding):
             self.embed(start, rows)
+        self.embedded()
 
     def embed(self, start: int, rows: F32) -> None:
         """Gives the sequences what rows of the embedding, from `start` on, say of their tokens."""
@@ -53,19 +54,29 @@ class FloatPass(ReferenceSession):
         here = (tokens >= start) & (tokens < start + len(rows))
         self.x[here] = rows[tokens[here] - start]
 
+    def embedded(self) -> None:
+        """To be called when all rows were given."""
+        self.x = np.concatenate([self._embedded(x, 0) for x in np.split(self.x, len(self.sequences))])
+
     def layer(self, index: int) -> None:
         """Takes the sequences through a layer."""
         layer = self.decoder.layers[index]
         self.inputs.clear()
         with np.errstate(over="ignore", invalid="ignore"):  # who uses what comes out looks at it
-            self.stream = {layer.attention.o.name: self.x}
-            self.x = self.x + self._attention(index, layer.attention, self._norm(self.x, layer.attention_norm))
-            self.stream[layer.mlp.down.name] = self.x
-            self.x = self.x + self._mlp(layer.mlp, self._norm(self.x, layer.mlp_norm))
+            self.stream = {}
+            if layer.attention_post_norm is None and layer.residual_multiplier == 1:
+                self.stream[layer.attention.o.name] = self.x
+            self.x = self._layer(index, layer, self.x)
 
     def head_inputs(self) -> F32:
         """What the head is given once the last layer is done, [S * T, hidden]."""
         return self._norm(self.x, self.decoder.norm)
+
+    def _added(self, layer: Layer, x: F32, more: F32) -> F32:
+        total = super()._added(layer, x, more)
+        if isinstance(layer.mlp, Mlp) and layer.mlp_post_norm is None and layer.residual_multiplier == 1:
+            self.stream.setdefault(layer.mlp.down.name, total)  # attention comes first
+        return total
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         self.inputs[linear.name] = x
@@ -81,22 +92,29 @@ class FloatPass(ReferenceSession):
         return np.concatenate(found)
 
 
-class _Checkpoint:
-    """What the reference reads of an engine, out of a checkpoint."""
+class Checkpoint:
+    """The weights that the reference reads, out of a checkpoint.
+
+    length: positions of the rotations' tables.
+    """
 
     def __init__(self, source: Source, decoder: Decoder, length: int) -> None:
         self.decoder = decoder
         self._source = source
-        self._rope = dict(zip(("rope.cos", "rope.sin"), tables(decoder.rope, length), strict=True))
-        matrices = [linear for layer in decoder.layers for linear in linears(layer)]
-        self._places = {f"{norm.name}.weight": (norm.source, norm.size) for norm in norms(decoder)}
-        self._places |= {f"{linear.name}.bias": (f"{linear.source}.bias", linear.rows) for linear in matrices}
+        self._vectors = {vector.name: vector for vector in vectors(decoder)}
+        self._matrices = {f"{linear.name}.weight": linear for linear in small_matrices(decoder)}
+        self._ropes = {
+            rope_name(number, part): table
+            for number, rope in enumerate(decoder.ropes)
+            for part, table in zip(("cos", "sin"), tables(rope, length), strict=True)
+        }
 
     def tensor(self, name: str) -> F32:
-        if name in self._rope:
-            return self._rope[name]
-        origin, size = self._places[name]
-        return self._source.rows(origin, 0, size)
+        if name in self._ropes:
+            return self._ropes[name]
+        if name in self._matrices:
+            return self.matrix(self._matrices[name])
+        return read_vector(self._source, self._vectors[name])
 
     def matrix(self, linear: Linear) -> F32:
-        return self._source.rows(f"{linear.source}.weight", 0, linear.rows)
+        return read_matrix(self._source, linear, 0, linear.rows)

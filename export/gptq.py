@@ -52,7 +52,7 @@ def compensated(rows: F32, spread: F32, packing: Packing) -> Packed:
     for index, start in enumerate(range(0, size, group)):
         stop = start + group
         block, own = left[start:stop], spread[start:stop, start:stop]
-        half[index], zero = scales(block, packing, search=True, weights=1 / np.square(np.diag(own)))
+        half[index], zero = scales(block, packing, search=True, weights=np.divide(1, np.square(np.diag(own)))[:, None])
         if zeros is not None:
             zeros[index] = zero
         errors = np.empty_like(block)

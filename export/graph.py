@@ -50,7 +50,10 @@ class Graph:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        self._nodes.append(helper.make_node(kind, inputs, outputs, name=name, domain=domain, **attributes))
+        node = helper.make_node(
+            kind, inputs, outputs, name=name, doc_string=None, domain=domain, overload=None, **attributes
+        )
+        self._nodes.append(node)
 
     def op(
         self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | str | Sequence[int]
@@ -74,11 +77,25 @@ class Graph:
 
     def number(self, value: float) -> str:
         """One number in the type of the activations."""
-        name = f"constant.number.{value:g}"
+        name = f"constant.number.{value:.9g}"
         self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
         return name
 
-    def floats(self, values: NDArray[np.float32], name: str) -> str:
+    def single(self, value: float) -> str:
+        """One number as float32, whatever the activations are."""
+        name = f"constant.single.{value:.9g}"
+        self._initializers[name] = numpy_helper.from_array(np.array(value, np.float32), name)
+        return name
+
+    def ones(self, size: int) -> str:
+        """A vector of ones in the type of the activations."""
+        return self.floats(np.ones(size, self.activations), f"constant.ones.{size}")
+
+    def zeros(self, size: int) -> str:
+        """A vector of zeros in the type of the activations."""
+        return self.floats(np.zeros(size, self.activations), f"constant.zeros.{size}")
+
+    def floats(self, values: NDArray[np.floating], name: str) -> str:
         """Numbers that are stored in the graph itself."""
         self._initializers[name] = numpy_helper.from_array(values, name)
         return name

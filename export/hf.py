@@ -40,20 +40,30 @@ class HuggingFaceSource:
         self._location.fetch(["model.safetensors"] if named is None else named)
         return _find_tensors(self.folder)
 
+    def _tensor(self, name: str) -> Tensor | None:
+        """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part."""
+        return self._tensors.get(name) or self._tensors.get(name.partition(".")[2])
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises ExportError unless the tensor is here with this shape and a float type."""
-        tensor = self._tensors.get(name)
+        """Raises ExportError unless the tensor is here with this shape and a float type.
+
+        All dimensions of the tensor but the last count as one.
+        """
+        tensor = self._tensor(name)
         if tensor is None:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
-        if tensor.shape != shape:
+        found = tensor.shape if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+        if found != shape:
             raise ExportError(f"tensor '{name}' is {list(tensor.shape)}; config.json calls for {list(shape)}.")
         if tensor.dtype not in FLOATS:
             raise ExportError(f"tensor '{name}' is {tensor.dtype}; expected F16, BF16 or F32.")
 
     def rows(self, name: str, start: int, stop: int) -> F32:
-        """Rows [start, stop) of a tensor, as float32; of a vector, its values."""
-        tensor = self._tensors[name]
-        row_values = math.prod(tensor.shape[1:])
+        """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
+        tensor = self._tensor(name)
+        assert tensor is not None, name  # as `check` found
+        row_shape = tensor.shape[-1:] if len(tensor.shape) > 1 else ()
+        row_values = math.prod(row_shape)
         row_bytes = row_values * BYTES[tensor.dtype]
         raw = bytearray((stop - start) * row_bytes)
         with self._lock, reading(tensor.file):
@@ -62,7 +72,7 @@ class HuggingFaceSource:
                 file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
             file.seek(tensor.offset + start * row_bytes)
             _read_whole(file, raw, tensor)
-        return to_float32(raw, tensor.dtype).reshape(stop - start, *tensor.shape[1:])
+        return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
 
     def close(self) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ from embedllm.export.decoder import Decoder, linears
 from embedllm.peft import read_adapter
 
 if TYPE_CHECKING:
-    from embedllm.export.stream import Source
+    from embedllm.export.origin import Source
     from embedllm.types import F32
 
 
@@ -42,5 +42,6 @@ class MergedSource:
         rows = self._source.rows(name, start, stop)
         if name in self._factors:
             a, b = self._factors[name]
-            rows = rows + b[:, start:stop].T @ a.T
+            change: F32 = b[:, start:stop].T @ a.T
+            rows = rows + change
         return rows

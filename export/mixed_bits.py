@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
 from embedllm.export.decoder import Linear, parameters
+from embedllm.export.origin import Source
 from embedllm.export.plan import Plan, Recipe, plan, run_bytes
 from embedllm.export.progress import Progress
 from embedllm.export.sensitivity import excerpt, losses
-from embedllm.export.stream import Source
 
 if TYPE_CHECKING:
     import numpy as np

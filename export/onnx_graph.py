@@ -18,10 +18,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.export.decoder import Attention, Decoder, Mlp, Norm
-from embedllm.export.dialects import KV_SCALES, Dialect
+from embedllm.export.decoder import Decoder, Layer, Norm
+from embedllm.export.dialects import Dialect
 from embedllm.export.floats import float_spans
-from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.graph import FLOAT_TYPES, Graph
+from embedllm.export.onnx_attention import KV_PREFIXES, Attentions, turns_inside
+from embedllm.export.onnx_mlp import Mlps
+from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import Layout
@@ -55,7 +58,7 @@ def build(
 
 
 class _Emitter:
-    """Writes the parts of a decoder into a graph, in the operators of one dialect."""
+    """Writes a decoder into a graph, in the operators of one dialect."""
 
     def __init__(
         self,
@@ -68,29 +71,77 @@ class _Emitter:
         self.dialect = dialect
         self.kv_scales = kv_scales
         self.products = Products(graph, packing, dialect)
+        self.norms = Norms(graph)
+        self.mlps = Mlps(self.products)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph = self.graph
-        lengths = ["seqlens_k", "total_sequence_length"]
         if self.dialect.lengths_from_mask:
             graph.default("logits_from", -1)
-            lengths = self.lengths()
-        tables = [graph.cast(graph.stored([f"rope.{part}"])) for part in ("cos", "sin")]
+            lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder) else ""
+        else:
+            lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
+        attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
-        hidden, residual = self.products.embedding(decoder.embedding), ""
+        hidden, residual = self.embedding(decoder, positions), ""
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
-            normed, residual = self.norm(hidden, residual, layer.attention_norm)
-            context = self.attention(index, layer.attention, normed, lengths, tables)
-            if index == len(decoder.layers) - 1:
-                context, residual = self.wanted(context, "context"), self.wanted(residual, "residual")
-            hidden = self.products.linear(context, [layer.attention.o], "o")
-            normed, residual = self.norm(hidden, residual, layer.mlp_norm)
-            hidden = self.mlp(layer.mlp, normed)
+            is_last = index == len(decoder.layers) - 1
+            hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
         graph.scope = "head"
-        normed, _ = self.norm(hidden, residual, decoder.norm)
-        self.products.linear(normed, [decoder.head], "head", output="logits")
+        normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
+        self.head(decoder, normed)
         return graph.model(decoder.model_type, *_signature(decoder, dialect=self.dialect))
+
+    def embedding(self, decoder: Decoder, positions: str) -> str:
+        x = self.products.embedding(decoder.embedding)
+        x = self.times(x, decoder.embedding_multiplier, "multiplied")
+        if decoder.positions is not None:
+            table = self.graph.stored([f"{decoder.positions.name}.weight"])
+            rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
+            x = self.graph.op("Add", [x, rows], "placed")
+        return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
+
+    def layer(
+        self, index: int, layer: Layer, hidden: str, residual: str, attentions: Attentions, *, is_last: bool
+    ) -> tuple[str, str]:
+        """What is to be added to the stream behind a layer, and the stream.  hidden, residual: those in front of it."""
+        normed, residual = self.norms.stream(hidden, residual, layer.attention_norm, "attention_norm")
+        context = attentions.attend(index, layer.attention, normed)
+        if is_last:
+            context, residual = self.wanted(context, "context"), self.wanted(residual, "residual")
+            if layer.parallel and layer.mlp_norm is None:
+                normed = self.wanted(normed, "normed")
+        attended = self.products.linear(context, [layer.attention.o], "o")
+        attended = self.added(layer, attended, layer.attention_post_norm, "attended")
+        if not layer.parallel:
+            normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
+        elif layer.mlp_norm is not None:
+            normed = self.norms.plain(residual, layer.mlp_norm, "mlp_norm")
+        made = self.added(layer, self.mlps.write(index, layer.mlp, normed), layer.mlp_post_norm, "made")
+        if layer.parallel:
+            made = self.graph.op("Add", [attended, made], "both")
+        return made, residual
+
+    def added(self, layer: Layer, x: str, norm: Norm | None, name: str) -> str:
+        """What is added to the stream, of what a part of a layer made."""
+        x = x if norm is None else self.norms.plain(x, norm, f"{name}.norm")
+        return self.times(x, layer.residual_multiplier, f"{name}.multiplied")
+
+    def head(self, decoder: Decoder, normed: str) -> None:
+        cap, multiplier = decoder.logits_softcap, decoder.logits_multiplier
+        if not cap and multiplier == 1:
+            self.products.linear(normed, [decoder.head], "head", output="logits")
+            return
+        graph, x = self.graph, self.products.linear(normed, [decoder.head], "head")
+        if not cap:
+            graph.node("Mul", [x, graph.number(multiplier)], ["logits"], "head.multiplied")
+            return
+        bent = graph.op("Tanh", [self.times(x, multiplier / cap, "small")], "bent")
+        graph.node("Mul", [bent, graph.number(cap)], ["logits"], "head.capped")
+
+    def times(self, x: str, multiplier: float, name: str) -> str:
+        return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)
 
     def lengths(self) -> list[str]:
         """seqlens_k [B] and total_sequence_length [] from the attention mask, once for all layers."""
@@ -102,111 +153,22 @@ class _Emitter:
         total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
         return [graph.op("Cast", [name], f"{name}.int32", to=TensorProto.INT32) for name in (last, total)]
 
-    def attention(
-        self, index: int, attention: Attention, normed: str, lengths: Sequence[str], tables: Sequence[str]
-    ) -> str:
-        """GroupQueryAttention, which appends to the KV and attends.
+    def positions(self) -> str:
+        """Places of the new tokens in their sequences, [B, T].
 
-        lengths: seqlens_k, total_sequence_length. tables: cos and sin of the rotation.
+        Those of a prompt that is filled up behind its end are counted from its beginning; and a mask may be longer
+        than what is held, as that of a captured step is.
         """
-        graph = self.graph
-        inside = ["", ""]
-        scales, attributes = self.kv_quantization(index)
-        if self.dialect.whole_attention:
-            inputs = self.side_by_side(attention, normed)
-            lengths = [*lengths, *tables]
-            attributes["do_rotary"] = 1
-            if attention.window is not None:
-                attributes["local_window_size"] = attention.window
-            if self.dialect.norm_in_attention and attention.q_norm is not None and attention.k_norm is not None:
-                inside = [self.norm_weight(attention.q_norm), self.norm_weight(attention.k_norm)]
-                attributes["qk_norm_epsilon"] = attention.q_norm.epsilon
-        else:
-            inputs = self.apart(attention, normed, tables)
-        past, present = ([f"{prefix}.{index}.{part}" for part in ("key", "value")] for prefix in _KV_PREFIXES)
-        output = graph.named("context")
-        graph.node(
-            "GroupQueryAttention",
-            [*inputs, *past, *lengths, "", "", "", *scales, *inside],
-            [output, *present],
-            graph.named("attention"),
-            MICROSOFT,
-            num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            **attributes,
+        graph, one = self.graph, self.graph.constant(1)
+        same = graph.op("Equal", ["input_ids", "input_ids"], "new.same")
+        new = graph.op("Cast", [same], "new", to=TensorProto.INT64)
+        before = graph.op("CumSum", [new, graph.constant(1, scalar=True)], "new.before", exclusive=1)
+        held, count = (
+            graph.op("ReduceSum", [x, one], f"{name}.count", keepdims=1)
+            for x, name in (("attention_mask", "held"), (new, "new"))
         )
-        return output
-
-    def kv_quantization(self, index: int) -> tuple[list[str], dict[str, float | str]]:
-        """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
-        if not self.dialect.kv_bits:
-            return ["", ""], {}
-        names = [self.graph.named(name) for name in KV_SCALES]
-        for name, scale in zip(names, self.kv_scales[index], strict=True):
-            self.graph.floats(scale[None, :, None], name)  # [1, kv heads, 1, D]
-        kinds = {f"{part}_quant_type": "PER_CHANNEL" for part in ("k", "v")}
-        return names, {**kinds, "kv_cache_bit_width": self.dialect.kv_bits}
-
-    def side_by_side(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
-        graph, parts = self.graph, [attention.q, attention.k, attention.v]
-        product = self.products.linear(normed, parts, "qkv")
-        q_norm, k_norm = attention.q_norm, attention.k_norm
-        has_norms = q_norm is not None and k_norm is not None
-        norms_here = has_norms and not self.dialect.norm_in_attention
-        if not norms_here and not (self.dialect.splits_qkv and (has_norms or attention.window is not None)):
-            return [product, "", ""]
-        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
-        sizes = graph.constant(*(part.rows for part in parts))
-        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
-        if not norms_here:
-            return [q, k, v]
-        assert q_norm is not None
-        assert k_norm is not None
-        return [self.head_norm(q, q_norm, attention.heads), self.head_norm(k, k_norm, attention.kv_heads), v]
-
-    def apart(self, attention: Attention, normed: str, tables: Sequence[str]) -> list[str]:
-        """q, k and v in products of their own; q and k normed and rotated by operators of their own."""
-        q, k, v = (
-            self.products.linear(normed, [part], name)
-            for name, part in (("q", attention.q), ("k", attention.k), ("v", attention.v))
-        )
-        if attention.q_norm is not None and attention.k_norm is not None:
-            q = self.head_norm(q, attention.q_norm, attention.heads)
-            k = self.head_norm(k, attention.k_norm, attention.kv_heads)
-        q, k = (
-            self.graph.op("RotaryEmbedding", [x, "position_ids", *tables], f"{x}.turned", MICROSOFT) for x in (q, k)
-        )
-        return [q, k, v]
-
-    def mlp(self, mlp: Mlp, x: str) -> str:
-        gate, up = self.products.linear(x, [mlp.gate], "gate"), self.products.linear(x, [mlp.up], "up")
-        active = self.graph.op("QuickGelu", [gate], "silu", MICROSOFT, alpha=1.0)
-        return self.products.linear(self.graph.op("Mul", [active, up], "gated"), [mlp.down], "down")
-
-    def norm(self, x: str, residual: str, norm: Norm) -> tuple[str, str]:
-        """(norm(x + residual), x + residual)."""
-        graph, weight = self.graph, self.norm_weight(norm)
-        name = graph.named(norm.name.rsplit(".", 1)[-1])
-        if not residual:
-            return self.plain_norm(x, norm, name), x
-        total = f"{name}.sum"
-        outputs = [name, "", "", total]
-        graph.node(
-            "SkipSimplifiedLayerNormalization", [x, residual, weight], outputs, name, MICROSOFT, epsilon=norm.epsilon
-        )
-        return name, total
-
-    def head_norm(self, x: str, norm: Norm, heads: int) -> str:
-        """The norm over each head of x [B, T, heads * D]."""
-        graph = self.graph
-        split = graph.op("Reshape", [x, graph.constant(0, 0, heads, norm.size)], f"{x}.heads")
-        normed = self.plain_norm(split, norm, f"{x}.norm")
-        return graph.op("Reshape", [normed, graph.constant(0, 0, heads * norm.size)], f"{x}.flat")
-
-    def plain_norm(self, x: str, norm: Norm, name: str) -> str:
-        inputs = [x, self.norm_weight(norm)]
-        return self.graph.op("SimplifiedLayerNormalization", inputs, name, axis=-1, epsilon=norm.epsilon, stash_type=1)
+        start = graph.op("Max", [graph.op("Sub", [held, count], "past"), graph.constant(0)], "start")
+        return graph.op("Add", [start, before], "positions")
 
     def wanted(self, x: str, name: str) -> str:
         """The positions from `logits_from` on, or those that `logits_at` names."""
@@ -216,11 +178,11 @@ class _Emitter:
         bounds = ["logits_from", graph.constant(_TO_END), graph.constant(1)]
         return graph.op("Slice", [x, *bounds], f"{name}.wanted")
 
-    def norm_weight(self, norm: Norm) -> str:
-        return self.graph.cast(self.graph.stored([f"{norm.name}.weight"]))
 
-
-_KV_PREFIXES = ("past_key_values", "present")
+def _reads_positions(decoder: Decoder) -> bool:
+    """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
+    turned = (layer.attention for layer in decoder.layers if layer.attention.rope is not None)
+    return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
 
 
 def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
@@ -243,7 +205,7 @@ def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueIn
         wanted, before = "wanted", "capacity"
     outputs = [_info("logits", kind, ["batch", wanted, decoder.vocabulary])]
     for index, layer in enumerate(decoder.layers):
-        for infos, prefix, length in zip((inputs, outputs), _KV_PREFIXES, (before, "capacity"), strict=True):
+        for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
             shape = ["batch", layer.attention.kv_heads, length, layer.attention.head_dim // per_element]
             infos += [_info(f"{prefix}.{index}.{part}", held, shape) for part in ("key", "value")]
     return [*inputs, *asked], outputs

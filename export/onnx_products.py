@@ -91,7 +91,7 @@ class Products:
         name = graph.named(name)
         result = output or name
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
-        bias = graph.cast(graph.stored([f"{part.name}.bias" for part in parts])) if parts[0].bias else ""
+        bias = self.biases(parts, name)
         zero_points = 0 if packing.symmetric else groups
         in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
@@ -122,6 +122,16 @@ class Products:
         if added:
             graph.node("Add", [product, bias], [result], f"{name}.bias")
         return result
+
+    def biases(self, parts: Sequence[Linear], name: str) -> str:
+        """Those of neighbouring matrices side by side, zeros where one has none; empty where none has."""
+        graph = self.graph
+        if all(part.bias for part in parts):
+            return graph.cast(graph.stored([f"{part.name}.bias" for part in parts]))
+        if not any(part.bias for part in parts):
+            return ""
+        each = [graph.cast(graph.stored([f"{p.name}.bias"])) if p.bias else graph.zeros(p.rows) for p in parts]
+        return graph.op("Concat", each, f"{name}.biases", axis=0)
 
     def filled_up(self, x: str, columns: int, stored: int) -> str:
         """x with zeros behind its last dimension, as the last group of each row of a matrix has them."""

@@ -22,9 +22,13 @@ _ALIGNMENT = 8  # bytes; the widest element of a small constant
 # the version of an operation that is meant; "opset1" where it has only one that we know
 _VERSIONS = {
     "Assign": "opset6", "BitwiseAnd": "opset13", "Broadcast": "opset3", "CumSum": "opset3", "Gather": "opset8",
-    "Range": "opset4", "ReadValue": "opset6", "ScaledDotProductAttention": "opset13", "ShapeOf": "opset3",
-    "Slice": "opset8", "Swish": "opset4",
+    "GatherElements": "opset6", "Gelu": "opset7", "MVN": "opset6", "NonZero": "opset3", "Range": "opset4",
+    "ReadValue": "opset6", "ScaledDotProductAttention": "opset13", "ScatterElementsUpdate": "opset3",
+    "ShapeOf": "opset3", "Slice": "opset8", "SoftPlus": "opset4", "Swish": "opset4", "TopK": "opset11",
 }  # fmt: skip
+# by this a plugin knows a layer that is to be computed in float32, though the others are in bf16 or float16
+_PRECISE = '<rt_info><attribute name="precise" version="0"/></rt_info>'
+BROADCAST = {"auto_broadcast": "numpy"}  # of operations on two tensors, value by value
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,13 @@ class Value:
 class Ir:
     """A model in the making. Layers are named by their place in the model: `scope` is the present one.
 
+    is_precise: what is added meanwhile is computed in float32, whatever the precision of the rest.
     layout: where the weights lie; None to learn which small constants the model needs.
     """
 
     def __init__(self, layout: Layout | None) -> None:
         self.scope = ""
+        self.is_precise = False
         self._layout = layout
         self._layers: list[str] = []
         self._edges: list[str] = []
@@ -60,10 +66,10 @@ class Ir:
         *,
         type: str = "",
         tensor: str = "",
-        **attributes: str | int | bool,
+        **attributes: str | int | float | bool,
     ) -> Value:
         """A layer of one output. type: of that; left out, as the first input. tensor: what callers know it by."""
-        return self.split(kind, inputs, name, 1, type=type, tensor=tensor, **attributes)[0]
+        return self.split(kind, inputs, name, 1, type=type, types=(), tensor=tensor, **attributes)[0]
 
     def split(
         self,
@@ -73,24 +79,26 @@ class Ir:
         outputs: int,
         *,
         type: str = "",
+        types: Sequence[str] = (),
         tensor: str = "",
-        **attributes: str | int | bool,
+        **attributes: str | int | float | bool,
     ) -> list[Value]:
-        """A layer of several outputs, or of none."""
+        """A layer of several outputs, or of none. types: where they differ."""
         layer = len(self._layers)
         name = f"{self.scope}.{name}" if self.scope else name
         if name in self._names:
             raise ValueError(f"there are two layers '{name}'")
         self._names.add(name)
-        kind_of_output = type or inputs[0].type
         data = "".join(f" {key}={quoteattr(_text(value))}" for key, value in attributes.items())
         ports = "".join(f'<port id="{at}" precision="{_PRECISIONS[x.type]}"/>' for at, x in enumerate(inputs))
         names = f" names={quoteattr(tensor)}" if tensor else ""
-        made = [Value(layer, len(inputs) + at, kind_of_output) for at in range(outputs)]
+        kinds = types or [type or inputs[0].type for _ in range(outputs)]
+        made = [Value(layer, len(inputs) + at, kind_of_output) for at, kind_of_output in enumerate(kinds)]
         results = "".join(f'<port id="{x.port}" precision="{_PRECISIONS[x.type]}"{names}/>' for x in made)
         self._layers.append(
             f'<layer id="{layer}" name={quoteattr(name)} type="{kind}" version="{_VERSIONS.get(kind, "opset1")}">'
             + (f"<data{data}/>" if data else "")
+            + (_PRECISE if self.is_precise and kind != "Const" else "")
             + (f"<input>{ports}</input>" if inputs else "")
             + (f"<output>{results}</output>" if outputs else "")
             + "</layer>"
@@ -108,6 +116,11 @@ class Ir:
         """A small constant, one for equal ones: a number as a scalar, a sequence as a vector."""
         array = np.array(values, _NUMPY[type])
         return self._small(array.tobytes(), type, array.shape)
+
+    def size(self, x: Value, axis: int, name: str) -> Value:
+        """One dimension of a tensor, [1]."""
+        shape = self.op("ShapeOf", [x], f"{name}.shape", type="i64", output_type="i64")
+        return self.op("Gather", [shape, self.constant([axis]), self.constant(0)], name, batch_dims=0)
 
     def packed_number(self, value: int, type: str) -> Value:
         """One number of four or eight bits, [1, 1, 1]."""
@@ -160,5 +173,5 @@ class Ir:
         return value
 
 
-def _text(value: str | int | bool) -> str:
+def _text(value: str | int | float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,23 +13,29 @@ from pathlib import Path
 from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.architectures import describe
-from embedllm.export.calibration import calibrated
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.config import Config
+from embedllm.export.decoder import Moe
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
+from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
+from embedllm.export.imatrix import read_importance
+from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
+from embedllm.export.methods import METHODS, check_method
 from embedllm.export.mixed_bits import budget, mixed
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
+from embedllm.export.origin import Source
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
-from embedllm.export.stream import Source, check_source, write_weights
+from embedllm.export.rotation import RotatedSource
+from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
 
 
@@ -41,6 +47,7 @@ def convert(
     revision: str | None = None,
     lora: str | Path | None = None,
     calibration: str | Path | None = None,
+    importance: str | Path | None = None,
     replace: bool = False,
     verify: bool = False,
     openvino_tokenizer: bool = False,
@@ -52,8 +59,10 @@ def convert(
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
     revision: branch, tag or commit of a repository.
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
-    calibration: for the method "gptq" and for a recipe with a size or mean bits, a text like what the model will read:
-    .jsonl with documents, {"text": ...} a line, or anything else as one document. None: the model draws one by itself.
+    calibration: for the methods "weighted", "awq", "gptq" and "awq+gptq" and for a recipe with a size or mean bits, a
+    text like what the model will read: .jsonl with documents, {"text": ...} a line, or anything else as one document.
+    None: the model draws one by itself.
+    importance: for the method "weighted", in place of a text: what llama-imatrix of llama.cpp wrote, as GGUF.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
@@ -75,27 +84,26 @@ def convert(
         texts = _texts(location.folder)
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
-        if recipe.method == "gptq" and not any(packing.quantized for packing in decided.packing.values()):
+        if METHODS[recipe.method].reads and any(isinstance(layer.mlp, Moe) for layer in decoder.layers):
             raise ExportError(
-                f"at {recipe.bits} bits there is no matrix of 4 or 8 bits, which the method 'gptq' is for. "
-                "Leave out the method and its text, or choose fewer bits."
+                f"the method '{recipe.method}' is not for mixtures of experts such as '{decoder.model_type}': an "
+                "expert sees only the tokens that are routed to it, maybe none. Use the method 'search'."
             )
         most = budget(decided, recipe)
-        is_read = recipe.method == "gptq" or most is not None  # a text
-        if calibration is not None and not is_read:
-            raise ExportError(
-                f"a calibration text is for the method 'gptq', not for {recipe.method!r} without a size. "
-                "Leave one out, or give a size."
-            )
+        reads = check_method(recipe.method, {packing.bits for packing in decided.packing.values()},
+                             has_budget=most is not None, has_text=calibration is not None,
+                             has_importance=importance is not None)  # fmt: skip
         merged = None if lora is None else MergedSource(reader, lora, decoder)
+        model = RotatedSource(merged or reader, decoder) if recipe.rotate else merged or reader
         check_source(reader, decided)
         text = None if calibration is None else read_text(Path(calibration), location.folder, decoder)
-        draws = is_read and text is None
+        squares = None if importance is None else read_importance(Path(importance), decoder)
+        draws = reads and text is None
         draft, size = decided.layout.size, most or decided.layout.size
         with appears_whole(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
             facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             _copy(texts, partial)
-            job = _Job(source=merged or reader, recipe=recipe, facts=facts, on_progress=on_progress)
+            job = _Job(source=model, recipe=recipe, facts=facts, on_progress=on_progress)
             if draws:
                 text = _drawn(job, decided, partial)
             if openvino_tokenizer:
@@ -106,7 +114,11 @@ def convert(
                 decided, facts["sensitivity"] = mixed(job.source, decided, recipe, text.sequences, most, on_progress)
             if text is not None:
                 facts["calibration"] = text.facts
-            _write(job, decided, partial, text if recipe.method == "gptq" else None)
+            if importance is not None:
+                facts["importance"] = {"file": Path(importance).name, "sha256": sha256(Path(importance))}
+            fitted = fit(job.source, decided, METHODS[recipe.method], None if text is None else text.sequences,
+                         importance=squares, on_progress=on_progress)  # fmt: skip
+            _write(job, decided, partial, fitted)
             if verify:
                 from embedllm.export.verify import verify_folder
 
@@ -135,13 +147,14 @@ def _drawn(job: _Job, decided: Plan, partial: Path) -> CalibrationText:
         _copy({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
         plainer = dataclasses.replace(job.recipe, method="nearest")
         silent = dataclasses.replace(job, on_progress=lambda _: None)
-        _write(silent, plan(decided.decoder, plainer), Path(folder))
-        count = None if job.recipe.method == "gptq" else FEWEST
+        _write(silent, plan(decided.decoder, plainer), Path(folder), Fitted(source=job.source))
+        method = METHODS[job.recipe.method]
+        count = None if method.compensates else ENOUGH if method.reads else FEWEST
         return draw_text(Path(folder), lambda done, of: job.on_progress(Progress("draft", done, of)), count=count)
 
 
-def _write(job: _Job, decided: Plan, partial: Path, text: CalibrationText | None = None) -> None:
-    """Weights, graphs and what describes them. text: to calibrate on."""
+def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
+    """Weights, graphs and what describes them."""
     tokens, on_progress = job.facts["tokens"], job.on_progress
     assert isinstance(tokens, dict)
     write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
@@ -152,11 +165,8 @@ def _write(job: _Job, decided: Plan, partial: Path, text: CalibrationText | None
         done += count
         on_progress(Progress("weights", done, decided.layout.size))
 
-    pieces = None
-    if text is not None:
-        pieces = calibrated(job.source, decided.decoder, decided.packing, text.sequences,
-                            lambda layers, of: on_progress(Progress("calibration", layers, of)))  # fmt: skip
-    hashes = {WEIGHTS: write_weights(job.source, decided, partial / WEIGHTS, on_bytes, pieces)}
+    hashes = {WEIGHTS: write_weights(fitted.source, decided, partial / WEIGHTS, on_bytes,
+                                     pieces=fitted.pieces, weights=fitted.weights)}  # fmt: skip
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
     graphs = flavours(decided.decoder)
     model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=job.recipe.exact)
@@ -207,15 +217,19 @@ def _special_tokens(reader: HuggingFaceSource, vocabulary: int) -> dict[str, obj
         return reader.config.get(key) if value is None else value
 
     stop, bos, pad = (token(f"{name}_token_id") for name in ("eos", "bos", "pad"))
-    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
-    for value in [*stops, *(value for value in (bos, pad) if value is not None)]:
-        if type(value) is not int:
-            raise ExportError(f"a special token id is {value!r}; expected a whole number.")
+    stops = [_token_id(value) for value in ([] if stop is None else stop if isinstance(stop, list) else [stop])]
+    bos, pad = (None if value is None else _token_id(value) for value in (bos, pad))
     for value in stops:
         if not 0 <= value < vocabulary:
             raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
     bos, pad = (value if value in range(vocabulary) else None for value in (bos, pad))
     return {"bos": bos, "pad": pad, "stop": stops}
+
+
+def _token_id(value: object) -> int:
+    if type(value) is not int:
+        raise ExportError(f"a special token id is {value!r}; expected a whole number.")
+    return value
 
 
 def _texts(folder: Path) -> dict[str, Path]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from embedllm.errors import ExportError
 from embedllm.export import openvino_graph
-from embedllm.export.decoder import Decoder, Linear, norms
+from embedllm.export.decoder import Decoder, Linear, layer_runs, rope_name, small_matrices, vectors
+from embedllm.export.methods import METHODS
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out
-
-METHODS = ("search", "nearest", "gptq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +20,15 @@ class Recipe:
     bits: int = 4  # of the layers' matrices: 4, 8, 16 or 32
     group: int = 32  # values that share a scale
     symmetric: bool = True
-    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; "gptq": so, and what a rounding
-    # loses on a text is made up for by what is rounded later
+    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; and on a text "weighted": so, for
+    # the inputs of each column; "awq": these made alike first; "gptq": what a rounding loses is made up for by what is
+    # rounded later; "awq+gptq": both (methods.py)
     method: str = "search"
     head_bits: int | None = None  # None: as `bits`
     embedding_bits: int | None = None  # None: as the head; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
     exact: bool = False  # float activations in every product: slower, see docs/numerics.md
+    rotate: bool = False  # each head's values, which o turns back (rotation.py): docs/numerics.md#rotation
     # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
     size: int | None = None  # bytes of the weights file, at most
     mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights
@@ -66,7 +67,7 @@ def plan(decoder: Decoder, recipe: Recipe, packing: Mapping[str, Packing] | None
         packing=packing,
         runs=runs,
         constants=constants,
-        search=recipe.method != "nearest",
+        search=METHODS[recipe.method].search,
         layout=lay_out(entries, {"format": "embedllm"}),
     )
 
@@ -98,22 +99,19 @@ def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
 def _runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
     yield (decoder.embedding,)
     for layer in decoder.layers:
-        attention, mlp = layer.attention, layer.mlp
-        yield (attention.q, attention.k, attention.v)
-        yield (attention.o,)
-        yield (mlp.gate, mlp.up)
-        yield (mlp.down,)
+        yield from layer_runs(layer)
     if not decoder.tied:
         yield (decoder.head,)
 
 
 def _small(decoder: Decoder) -> list[Entry]:
-    """Norms, biases and rotary tables: float32, as small things cost nothing to keep exact."""
-    half = decoder.rope.rotated // 2
-    entries = [Entry(f"{norm.name}.weight", "F32", (norm.size,)) for norm in norms(decoder)]
-    biased = [linear for run in _runs(decoder) for linear in run if linear.bias]
-    entries += [Entry(f"{linear.name}.bias", "F32", (linear.rows,)) for linear in biased]
-    return entries + [Entry(f"rope.{part}", "F32", (decoder.context, half)) for part in ("cos", "sin")]
+    """Norms, biases, routers and rotary tables: float32, as small things cost nothing to keep exact."""
+    entries = [Entry(vector.name, "F32", (vector.size,)) for vector in vectors(decoder)]
+    entries += [Entry(f"{m.name}.weight", "F32", (m.rows, m.columns)) for m in small_matrices(decoder)]
+    for number, rope in enumerate(decoder.ropes):
+        shape = decoder.context, rope.rotated // 2
+        entries += [Entry(rope_name(number, part), "F32", shape) for part in ("cos", "sin")]
+    return entries
 
 
 def _blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:

@@ -66,18 +66,21 @@ def packings(manifest: Mapping[str, object]) -> dict[str, Packing]:
         raise PackageError(f"the manifest's 'quantization' is not understood: {error}") from error
 
 
-def quantize(rows: F32, packing: Packing, *, search: bool = False) -> Packed:
+def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 | None = None) -> Packed:
     """A scale per group, to the nearest step of it: value = (q - zero) * scale.
 
     rows: [n, K], float32. The scale is rounded to float16 before the values are rounded by it, so that nothing is
     lost twice. Symmetric: the value of the largest magnitude becomes exactly -2**(bits-1) steps, so that the whole
     range of the integer is used (as in GGUF's Q4_0 and ONNX Runtime's own quantizer).
     search: of 4 bits, the scales with the least squared error instead (scale_search.py).
+    weights: [K], what a squared error in each column counts in a search; None: all alike.
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
     grouped = _grouped(rows, packing)
     turned = np.ascontiguousarray(grouped.reshape(-1, packing.group).T)  # NumPy reduces a short last axis slowly
-    half, zeros = (one.reshape(grouped.shape[:2]) for one in scales(turned, packing, search=search))
+    weighing = None if weights is None else _tiled(weights, packing, len(rows))
+    half, zeros = scales(turned, packing, search=search, weights=weighing)
+    half, zeros = half.reshape(grouped.shape[:2]), zeros.reshape(grouped.shape[:2])
     steps = grouped * inverse(half)[:, :, None]
     np.rint(steps, out=steps)
     steps += zeros[:, :, None]
@@ -96,7 +99,8 @@ def packed_turned(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) 
 def scales(turned: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:
     """The scale and the zero point of each group, [groups].
 
-    turned: [size, groups], the values. search: as quantize(). weights: [size], of the squared errors in a search.
+    turned: [size, groups], the values. search: as quantize().
+    weights: [size, groups] or [size, 1], of the squared errors in a search.
 
     Raises ExportError for values that are not finite or too large for a float16 scale.
     """
@@ -116,7 +120,7 @@ def _scales(
 ) -> tuple[F32, F32]:
     levels = 1 << packing.bits
     if packing.symmetric:
-        extreme = np.where(-low >= high, low, high)
+        extreme: F32 = np.where(-low >= high, low, high)
         scale = search_symmetric(turned, extreme, levels, weights) if search else extreme / np.float32(-(levels // 2))
         return scale, np.full_like(scale, levels // 2)
     low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -151,6 +155,11 @@ def _grouped(rows: F32, packing: Packing) -> F32:
     if missing:
         rows = np.pad(rows, ((0, 0), (0, missing)))
     return rows.reshape(count, -1, packing.group)
+
+
+def _tiled(weights: F32, packing: Packing, rows: int) -> F32:
+    """[K], alike in all rows, -> [group, rows * groups], as quantize() turns the values."""
+    return np.tile(_grouped(weights[None], packing)[0].T, (1, rows))
 
 
 def _pack(values: U8, bits: int) -> U8:

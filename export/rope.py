@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
         angles = positions * _dynamic_frequencies(rope, rope.scaling, start, stop)
     else:
         frequencies = _frequencies(rope)
-        if isinstance(rope.scaling, YarnScaling):
+        if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
             attention_factor = rope.scaling.attention_factor
         angles = positions * frequencies
     factor = np.float32(attention_factor)
@@ -50,14 +50,18 @@ def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -
     return np.concatenate(turned, axis=-1).astype(keys.dtype, copy=False)
 
 
-def _plain(base: float | F32, rotated: int) -> F32:
+def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:
+    """factors: what the frequencies are divided by, one by one."""
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    return (1.0 / np.power(base, exponents, dtype=np.float32)).astype(np.float32)
+    return (1.0 / (factors * np.power(base, exponents, dtype=np.float32))).astype(np.float32)
 
 
 def _frequencies(rope: Rope) -> F32:
-    frequencies = _plain(rope.base, rope.rotated)
     scaling = rope.scaling
+    if isinstance(scaling, LongRopeScaling):
+        factors = scaling.long if scaling.context > scaling.trained else scaling.short
+        return _plain(rope.base, rope.rotated, np.array(factors, np.float32))
+    frequencies = _plain(rope.base, rope.rotated)
     if isinstance(scaling, LinearScaling):
         return frequencies / np.float32(scaling.factor)
     if isinstance(scaling, Llama3Scaling):

@@ -27,7 +27,7 @@ def search_symmetric(turned: F32, extreme: F32, levels: int, weights: F32 | None
     """The scale of each group, in steps around a zero point of levels / 2.
 
     turned: [size, groups], the values. extreme: [groups], the value of the largest magnitude.
-    weights: [size], of the squared errors; None: all alike.
+    weights: [size, groups] or [size, 1], of the squared errors; None: all alike.
     """
     half = np.float32(levels // 2)
     steps = ((-half / np.float32(f), half) for f in _SYMMETRIC)
@@ -39,10 +39,10 @@ def search_asymmetric(turned: F32, low: F32, high: F32, levels: int, weights: F3
     """The scale and the zero point of each group.
 
     turned: [size, groups], the values. low, high: [groups], the ends of the range that is stored, which has 0 in it.
-    weights: [size], of the squared errors; None: all alike.
+    weights: [size, groups] or [size, 1], of the squared errors; None: all alike.
     """
-    width = high - low
-    middle = _divided((low + high) / 2, width)
+    width: F32 = high - low
+    middle = _divided((low + high) / np.float32(2), width)
     most = np.float32(levels - 1)
     steps = (most / np.float32(f) for f in _ASYMMETRIC)
     pairs = ((one, np.clip(np.rint(most / 2 - middle * one), 0, most)) for one in steps)
@@ -59,13 +59,14 @@ def _best(
     For integers u the best scale is sum(x u) / sum(u u), which leaves sum(x x) - sum(x u)**2 / sum(u u); with weights,
     all of these sums have them.
     """
-    weighted = values if weights is None else values * weights[:, None]
+    best = ratio = zeros = np.empty(0, np.float32)  # the first candidate sets them
+    weighted = values if weights is None else values * weights
     for place, (steps, zero) in enumerate(candidates):
         integers = values * steps
         np.rint(integers, out=integers)
         np.clip(integers, -zero, np.float32(levels - 1) - zero, out=integers)
         product = np.einsum("ig,ig->g", weighted, integers)
-        weighing = integers if weights is None else integers * weights[:, None]
+        weighing = integers if weights is None else integers * weights
         square = np.einsum("ig,ig->g", weighing, integers)
         fits = np.divide(product, square, out=np.zeros_like(product), where=square != 0)
         explained = fits * product

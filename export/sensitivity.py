@@ -15,8 +15,8 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.decoder import linears
 from embedllm.export.float_pass import FloatPass, read_table
+from embedllm.export.origin import Source
 from embedllm.export.quantize import Packing, dequantize, quantize
-from embedllm.export.stream import Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,6 +121,7 @@ class _Rounding(FloatPass):
             self.x = np.empty_like(stream)
             for start, rows in read_table(self.source, self.decoder.embedding):
                 self.embed(start, self._stored(rows, self.decoder.embedding))
+            self.embedded()
         for at in range(index, len(self.decoder.layers)):
             self.layer(at)
         self._rounded = frozenset()
@@ -135,20 +136,25 @@ class _Rounding(FloatPass):
         expected, step = _LogSums(len(base)), max(1, _BLOCK // len(base))
         sums = [_LogSums(len(base)) for _ in variants]
         moved = [np.zeros(len(base)) for _ in variants]  # sums of exp(a - top) * (a - b)
-        for _, table in read_table(self.source, head):
+        for first, table in read_table(self.source, head):
             for start in range(0, len(table), step):
-                rows = table[start : start + step]
-                logits = base @ rows.T
+                rows, places = table[start : start + step], slice(first + start, first + start + step)
+                logits = self._of_head(base @ rows.T, places)
                 weights, fading = expected.add(logits)
                 for at, (run, inputs) in enumerate(variants):
                     is_rounded = any(linear.name == head.name for linear in run)
-                    others = inputs @ (self._stored(rows, head) if is_rounded else rows).T
+                    others = self._of_head(inputs @ (self._stored(rows, head) if is_rounded else rows).T, places)
                     sums[at].add(others)
                     moved[at] = moved[at] * fading + np.einsum("tv,tv->t", weights, logits - others)
         kls = [m / expected.total - expected.value + s.value for m, s in zip(moved, sums, strict=True)]
         if not np.isfinite(kls).all():
             raise ExportError("the logits are not finite (NaN or infinity) on the text that the bits are chosen by.")
         return [float(kl.mean()) for kl in kls]
+
+    def _of_head(self, products: F32, places: slice) -> F32:
+        """Logits of some tokens of the vocabulary, from what the head's weights made of its inputs."""
+        head = self.decoder.head
+        return self._finished(products + self.floats.tensor(f"{head.name}.bias")[places] if head.bias else products)
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         if linear.name not in self._rounded:

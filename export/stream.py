@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export import rope
-from embedllm.export.decoder import Linear, norms
+from embedllm.export.decoder import Linear, rope_name, small_matrices, vectors
+from embedllm.export.origin import Source, check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.plan import Plan
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize
 from embedllm.export.weights import CONSTANTS, Writer
@@ -33,23 +34,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Source(Protocol):
-    """A checkpoint whose tensors can be read by rows, from several threads."""
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None: ...
-
-    def rows(self, name: str, start: int, stop: int) -> F32: ...
-
-
 def check_source(source: Source, plan: Plan) -> None:
     """Raises ExportError unless every tensor that the plan needs is there in its shape."""
-    for run in plan.runs:
-        for linear in run:
-            source.check(f"{linear.source}.weight", (linear.rows, linear.columns))
-            if linear.bias:
-                source.check(f"{linear.source}.bias", (linear.rows,))
-    for norm in norms(plan.decoder):
-        source.check(norm.source, (norm.size,))
+    for linear in (*(linear for run in plan.runs for linear in run), *small_matrices(plan.decoder)):
+        check_matrix(source, linear)
+    for vector in vectors(plan.decoder):
+        check_vector(source, vector)
 
 
 def write_weights(
@@ -57,12 +47,15 @@ def write_weights(
     plan: Plan,
     path: Path,
     on_bytes: Callable[[int], None],
+    *,
     pieces: Iterable[Piece] | None = None,
+    weights: Mapping[str, F32] | None = None,
 ) -> str:
     """Fills the file of a plan; returns its sha256.
 
     on_bytes: called with the number of bytes as they are written.
     pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
+    weights: by matrix, [columns], of the errors in a search for scales; those that are not named: all alike.
     """
     with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
 
@@ -72,7 +65,7 @@ def write_weights(
 
         try:
             _write_small(source, plan, write)
-            _write_matrices(plan, _rounded(source, plan, pool) if pieces is None else pieces, write)
+            _write_matrices(plan, _rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # do not go on reading for a file that will be removed
             raise
@@ -80,32 +73,32 @@ def write_weights(
 
 
 def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], None]) -> None:
-    def copy(name: str, origin: str, size: int) -> None:
-        values = source.rows(origin, 0, size)
+    decoder = plan.decoder
+
+    def copy(name: str, origin: str, values: F32) -> None:
         if not np.isfinite(values).all():
             raise ExportError(f"'{origin}': {NOT_FINITE}")
         write(name, values)
 
-    for norm in norms(plan.decoder):
-        copy(f"{norm.name}.weight", norm.source, norm.size)
-    for run in plan.runs:
-        for linear in run:
-            if linear.bias:
-                copy(f"{linear.name}.bias", f"{linear.source}.bias", linear.rows)
-    decoder = plan.decoder
-    step = max(1, _PIECE // decoder.rope.rotated)
-    for index, part in enumerate(("cos", "sin")):
-        for start in range(0, decoder.context, step):
-            write(f"rope.{part}", rope.tables(decoder.rope, min(start + step, decoder.context), start)[index])
+    for vector in vectors(decoder):
+        copy(vector.name, vector.source, read_vector(source, vector))
+    for linear in small_matrices(decoder):
+        copy(f"{linear.name}.weight", linear.source, read_matrix(source, linear, 0, linear.rows))
+    for number, turning in enumerate(decoder.ropes):
+        step = max(1, _PIECE // turning.rotated)
+        for index, part in enumerate(("cos", "sin")):
+            for start in range(0, decoder.context, step):
+                table = rope.tables(turning, min(start + step, decoder.context), start)[index]
+                write(rope_name(number, part), table)
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
-def _rounded(source: Source, plan: Plan, pool: ThreadPoolExecutor) -> Iterator[Piece]:
+def _rounded(source: Source, plan: Plan, pool: ThreadPoolExecutor, weights: Mapping[str, F32]) -> Iterator[Piece]:
     def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
         try:
-            rows = source.rows(f"{linear.source}.weight", start, stop)
-            return linear, pack(rows, plan.packing[linear.name], search=plan.search)
+            rows, weighing = read_matrix(source, linear, start, stop), weights.get(linear.name)
+            return linear, pack(rows, plan.packing[linear.name], search=plan.search, weights=weighing)
         except ExportError as error:
             raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
 
@@ -143,9 +136,10 @@ def _pieces(plan: Plan) -> Iterator[tuple[Linear, int, int]]:
                 yield linear, start, min(start + step, linear.rows)
 
 
-def pack(rows: F32, packing: Packing, *, search: bool) -> Packed | F16 | F32:
+def pack(rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> Packed | F16 | F32:
+    """Rows of a matrix as they are stored. search, weights: as quantize() has them."""
     if packing.quantized:
-        return quantize(rows, packing, search=search)
+        return quantize(rows, packing, search=search, weights=weights)
     if not np.isfinite(rows).all():
         raise ExportError(NOT_FINITE)
     if packing.bits == 32:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from embedllm.tensorfile import BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    import numpy as np
 
 CONSTANTS = "openvino.constants"  # shapes and numbers of the OpenVINO model, which has no other place for them
 PAGE = 4096  # bytes
@@ -113,9 +113,9 @@ class Writer:
             self._file.close()
             raise
 
-    def write(self, name: str, data: Buffer) -> None:
+    def write(self, name: str, data: bytes | memoryview | np.ndarray) -> None:
         """The next bytes of entry `name`; ValueError when another entry is due or the entry would overflow."""
-        view = memoryview(data)
+        view = memoryview(data if isinstance(data, bytes | memoryview) else data.data)
         if not view.nbytes:
             return
         view = view.cast("B")
@@ -143,7 +143,7 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _put(self, data: Buffer) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._hash.update(data)
 

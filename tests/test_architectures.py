@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export import architectures
 from embedllm.export.architectures import describe, families
 from embedllm.export.config import Config
 from embedllm.export.decoder import (
@@ -17,6 +19,7 @@ from embedllm.export.decoder import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -49,7 +52,10 @@ def rope_of(**overrides: object) -> Rope:
 
 
 def test_the_families_are_the_files() -> None:
-    assert families() == FAMILIES
+    folder = Path(architectures.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")}
+    assert set(families()) == {name for name in files if not name.startswith(("common", "__init__"))}
+    assert set(FAMILIES) <= set(families())
 
 
 def test_a_llama_by_hand() -> None:
@@ -72,6 +78,8 @@ def test_a_llama_by_hand() -> None:
     assert not any(linear.bias for linear in linears(layer))
     assert layer.attention.q_norm is None
     assert layer.attention.window is None
+    assert layer.attention_norm is not None
+    assert layer.mlp_norm is not None
     assert layer.attention_norm.source == "model.layers.1.input_layernorm.weight"
     assert layer.mlp_norm.source == "model.layers.1.post_attention_layernorm.weight"
     assert decoder.norm.epsilon == 1e-6
@@ -217,6 +225,14 @@ ROPES: dict[str, tuple[dict[str, object], RopeScaling | None]] = {
 }  # fmt: skip
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 32}  # fmt: skip
+ROPES["longrope"] = LONGROPE, LongRopeScaling(
+    short=(1.0,) * 8, long=(2.0,) * 8, trained=32, context=128,
+    attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(("keys", "scaling"), ROPES.values(), ids=ROPES)
 def test_rope_scaling_in_its_old_and_new_place(keys: dict[str, object], scaling: RopeScaling | None) -> None:
     expected = Rope(base=500_000.0, rotated=16, scaling=scaling)
@@ -249,7 +265,10 @@ def test_rope_keys_that_contradict_each_other_are_refused() -> None:
 WRONG_ROPES: list[tuple[object, str]] = [
     ("yarn", "'rope_scaling' is 'yarn'; expected an object"),
     ([], r"'rope_scaling' is \[\]; expected an object"),
-    ({"type": "longrope"}, "rope type 'longrope' is not described; known: default, linear, dynamic, llama3, yarn"),
+    ({"type": "ntk"}, "rope type 'ntk' is not described; known: default, linear, dynamic, llama3, yarn, longrope"),
+    ({"type": "longrope"}, "rope_scaling has no 'short_factor'"),
+    ({"type": "longrope", "short_factor": [1.0]}, r"'short_factor' is \[1.0\]; expected a list of 8 numbers"),
+    ({"type": "longrope", "short_factor": [0] * 8}, "'short_factor' is 0; expected a number > 0"),
     ({"type": 3}, "'type' is 3; expected a string"),
     ({"type": "linear"}, "rope_scaling has no 'factor'"),
     ({"type": "linear", "factor": "2"}, "'factor' is '2'; expected a number"),
@@ -263,7 +282,10 @@ WRONG_ROPES: list[tuple[object, str]] = [
     ({"type": "yarn", "factor": 2, "beta_slow": True}, "'beta_slow' is True; expected a number > 0"),
     ({"type": "yarn", "factor": 2, "attention_factor": 0}, "'attention_factor' is 0; expected a number > 0"),
     ({"type": "yarn", "factor": 2, "truncate": 1}, "'truncate' is 1; expected true or false"),
-    ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; .* whole heads only"),
+    *(
+        ({"type": "default", "partial_rotary_factor": part}, f"partial_rotary_factor is {part}; expected a part")
+        for part in (-0.5, 0.0, 0.07, 0.2, 1.5)
+    ),
 ]
 
 
@@ -278,21 +300,19 @@ def test_a_rope_that_is_not_understood_is_named(scaling: object, says: str) -> N
 
 @pytest.mark.parametrize(
     ("model_type", "hint"),
-    [("qwen2_5", "qwen2"), ("qwen3_moe", "qwen3"), ("llama4", "llama"), ("Llama", "llama"), ("mixtral", "mistral")],
+    [("qwen2_5", "qwen2"), ("qwen3moe", "qwen3_moe"), ("llama4", "llama"), ("Llama", "llama"), ("mixstral", "mixtral")],
 )
 def test_an_unknown_model_type_names_the_nearest(model_type: str, hint: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         describe(Config({"model_type": model_type}))
-    known = "Known: llama, mistral, qwen2, qwen3."
+    known = f"Known: {', '.join(families())}."
     assert str(caught.value) == f"model_type '{model_type}' is not described here. {known} The nearest is '{hint}'."
     assert caught.value.model_type == model_type
 
 
 def test_a_model_type_like_no_other_gets_no_hint() -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"'bert' is not described here\. Known: llama, mistral, qwen2, qwen3\.$"
-    ):
-        describe(Config({"model_type": "bert"}))
+    with pytest.raises(UnsupportedModel, match=r"'wav2vec' is not described here\. Known: [a-z0-9_, ]*\.$"):
+        describe(Config({"model_type": "wav2vec"}))
 
 
 @pytest.mark.parametrize("model_type", ["common", "__init__", "..llama", ""])
@@ -310,8 +330,8 @@ def test_a_quantized_checkpoint_is_refused(family: str, quantization: dict[str, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_activation_is_refused(family: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"hidden_act is 'gelu'; the {family} description knows 'silu'"):
-        described(family, hidden_act="gelu")
+    with pytest.raises(UnsupportedModel, match=f"hidden_act is 'quick_gelu'; the {family} description knows silu, "):
+        described(family, hidden_act="quick_gelu")
     assert described(family, hidden_act="swish") == described(family)
 
 
@@ -423,6 +443,16 @@ def test_rope_scaling_lengthens_the_longest_context(kind: str) -> None:
     assert describe(config, 512).context == 512
     with pytest.raises(ExportError, match="expected 1 to 512"):
         describe(config, 513)
+
+
+@pytest.mark.parametrize(("context", "divided"), [(32, 1), (33, 2), (None, 2)])
+def test_the_context_of_an_export_chooses_the_factors_of_longrope(context: int | None, divided: int) -> None:
+    rope = describe(tiny(rope_scaling=LONGROPE), context).rope
+    assert isinstance(rope.scaling, LongRopeScaling)
+    found = tables(rope, 3)[0] / np.float32(rope.scaling.attention_factor)
+    plain = tables(Rope(base=rope.base * 1.0, rotated=16), 3)
+    expected = np.cos(np.arccos(plain[0]) / divided)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 def test_linear_scaling_does_not_lengthen_it() -> None:

@@ -138,7 +138,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "config nested": (text("config.json", NESTED), "cannot read '{folder}/config.json'"),
     "config a list": (text("config.json", b"[]"), "'{folder}/config.json' holds a list; expected a JSON object"),
     "config a folder": (instead_a_folder("config.json"), "cannot read '{folder}/config.json'"),
-    "another architecture": (config(model_type="gpt2"), "model_type 'gpt2' is not described here"),
+    "another architecture": (config(model_type="t5"), "model_type 't5' is not described here"),
     "no model_type": (config(model_type=...), "config.json has no 'model_type'"),
     "quantized": (config(quantization_config={"quant_method": "awq"}), "this checkpoint is already quantized"),
     "another size": (config(vocab_size=308),

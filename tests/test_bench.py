@@ -27,7 +27,7 @@ from embedllm.bench.rounds import Plan, measure
 from embedllm.bench.specs import Spec, against_spec, own_spec
 from embedllm.bench.workload import CONCURRENT, REPLY, SHARED, STRUCTURED, Prompts, Workload
 from embedllm.opening import package_folder
-from embedllm.package import WEIGHTS
+from embedllm.package import WEIGHTS, Package
 
 # --- numbers
 
@@ -328,3 +328,25 @@ def test_weights_that_a_step_reads_are_all_but_tables() -> None:
     assert (
         package.files[WEIGHTS].bytes - tables - (64 << 10) < step_bytes(package) < package.files[WEIGHTS].bytes - tables
     )
+
+
+def test_of_a_mixture_a_step_reads_as_many_experts_as_a_token_has(tmp_path: Path) -> None:
+    """All else alike, one expert more of a token is one expert's bytes more."""
+    from embedllm.bench.ours import step_bytes
+    from embedllm.export import Recipe
+    from embedllm.package import open_package
+    from embedllm.tensorfile import read_header
+    from tests.decoder_cases import mixtures, plain
+    from tests.described import described_package
+
+    def package(used: int) -> Package:
+        decoder = mixtures(used=used)(plain())
+        return open_package(described_package(tmp_path / str(used), decoder, Recipe(), flavour="openvino"))
+
+    two, three, all_six = (step_bytes(package(used)) for used in (2, 3, 6))
+    tensors = read_header(package(5).weights).tensors
+    of_one = sum(tensor.length for name, tensor in tensors.items() if ".mlp.experts.0." in name)
+    assert of_one > 0
+    assert three - two == of_one
+    assert all_six - two == 4 * of_one
+    assert all_six < sum(tensor.length for tensor in tensors.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm.backends.ort_session import OrtSession
-from embedllm.backends.reference import ReferenceEngine
 from embedllm.cli import cli
 from embedllm.errors import DeviceError, ExportError
 from embedllm.export import Progress, Recipe, convert
@@ -27,10 +25,11 @@ from embedllm.export.plan import plan
 from embedllm.export.quantize import Packed
 from embedllm.package import MANIFEST, open_package
 from embedllm.rows import Row
+from tests.calibration_texts import kl, logits, manifest, text
 from tests.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
-    from embedllm.types import F32
+    pass
 
 GPTQ = Recipe(method="gptq", group=16)
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
@@ -39,15 +38,6 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "a window": ("mistral", {"sliding_window": 8}),
     "sizes that fill no group": ("llama", {"intermediate_size": 88}),
 }
-
-
-def text(path: Path, seed: int = 0, words: int = 1500) -> Path:
-    """Documents of words that come again and again, as words do."""
-    random = np.random.default_rng(seed)
-    known = ["the", "dog", "list", "all", "files", "jumps", "café", "print('hello')", "sort", "by", "size", "東京"]
-    lines = [" ".join(random.choice(known, words // 5).tolist()) for _ in range(5)]
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(params=MODELS)
@@ -59,20 +49,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     return tiny_checkpoint(tmp_path / "checkpoint")
-
-
-def logits(package: Path, sequences: np.ndarray) -> F32:
-    engine = ReferenceEngine(open_package(package))
-    return np.concatenate([engine.open().feed_all(one.tolist()) for one in sequences])
-
-
-def kl(base: F32, other: F32) -> float:
-    one, two = (x - np.log(np.exp(x).sum(axis=-1, keepdims=True)) for x in (base, other))
-    return float((np.exp(one) * (one - two)).sum(axis=-1).mean())
-
-
-def manifest(package: Path) -> dict[str, object]:
-    return json.loads((package / MANIFEST).read_text(encoding="utf-8"))
 
 
 def test_a_calibrated_model_stays_nearer_on_other_text_of_the_kind(checkpoint: Path, tmp_path: Path) -> None:
@@ -225,7 +201,7 @@ def test_a_text_that_is_not_there_is_refused(tiny: Path, tmp_path: Path) -> None
 
 
 def test_a_text_for_another_method_is_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="for the method 'gptq', not for 'search'"):
+    with pytest.raises(ExportError, match="'gptq', 'awq\\+gptq', not for 'search' without a size"):
         convert(tiny, tmp_path / "p", calibration=text(tmp_path / "text.jsonl"))
 
 
@@ -272,4 +248,4 @@ def test_the_command_refuses_a_text_for_another_method(tiny: Path, tmp_path: Pat
     call = ["export", str(tiny), str(tmp_path / "p"), "--calibrate", str(file), "--method", "search"]
     done = CliRunner().invoke(cli, call)
     assert done.exit_code == 2
-    assert "only gptq reads a text" in done.output
+    assert "search reads no text" in done.output

@@ -317,7 +317,7 @@ def test_what_is_there_stays_unless_it_shall_be_replaced(checkpoint: str, tmp_pa
 def test_ctrl_c_during_an_export_leaves_nothing(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> str:
+    def interrupted(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("embedllm.export.pipeline.write_weights", interrupted)
@@ -465,10 +465,15 @@ def test_devices_are_listed_for_people_and_scripts() -> None:
     assert "onnxruntime" in embed("devices").stdout
 
 
-def test_families_are_one_a_line() -> None:
+def test_families_are_one_a_line_with_their_models() -> None:
     from embedllm.export.architectures import families
 
-    assert embed("families").stdout.splitlines() == families()
+    lines = [line.split(maxsplit=1) for line in embed("families").stdout.splitlines()]
+    assert [name for name, _ in lines] == families()
+    assert dict(lines)["phi3"] == "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"
+    found = json.loads(embed("families", "--json").stdout)
+    assert [(family["model_type"], family["models"]) for family in found] == [tuple(line) for line in lines]
+    assert all(family["has"] for family in found)
 
 
 # --- the program

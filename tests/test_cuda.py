@@ -22,8 +22,11 @@ from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.opening import package_folder
 from embedllm.package import Package, open_package
+from tests.decoder_cases import CASES, VOCABULARY, plain
+from tests.described import described_package
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
+FIELD_CLOSE = 0.05  # of the spread of the logits
 DEMO_ATOL = 0.5  # of logits up to 29, which activations of up to several hundred lead to; between two ways of feeding
 MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
     "llama": ("llama", Recipe(), {}),
@@ -73,6 +76,21 @@ def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Ca
     np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=ATOL, rtol=0)
     session.rewind(20)
     np.testing.assert_allclose(row(session, tokens[20:]), expected[-1], atol=ATOL, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize("recipe", [Recipe(method="nearest"), Recipe(bits=16)], ids=["4 bits", "16 bits"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, tmp_path: Path) -> None:
+    """In float16, whose rounding is told against the spread of the logits."""
+    folder = described_package(tmp_path / "package", CASES[case](plain()), recipe, flavour="generic-float16")
+    package = open_package(folder)
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    session, close = engine(package).open(), FIELD_CLOSE * expected.std()
+    np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
+    session.rewind(20)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens[20:]], expected[20:], atol=close, rtol=0)
 
 
 @gpu

@@ -19,6 +19,8 @@ from embedllm.export.floats import FLOATS
 from embedllm.export.weights import CONSTANTS
 from embedllm.package import WEIGHTS, open_package
 from embedllm.tensorfile import Tensor, TensorFile, read_header
+from tests.decoder_cases import mixtures, plain
+from tests.described import described_package
 
 # hidden 64, 2 layers, 4 heads and 2 key/value heads of 16, mlp 96, vocabulary 307, tied
 EMBEDDING = 307 * 64
@@ -45,6 +47,15 @@ def test_the_shape_is_that_of_the_config(tiny: Description) -> None:
     (group,) = model.attention
     assert (group.layers, group.heads, group.kv_heads, group.head_dim, group.window) == (2, 4, 2, 16, None)
     assert model.rope == {"base": 10000.0, "rotated": 16, "scaling": None}
+
+
+def test_a_mixture_is_told_by_its_experts_and_those_of_a_token(tiny: Description, tmp_path: Path) -> None:
+    decoder = mixtures(experts=6, used=2, inner=48)(plain())
+    model = describe_package(
+        open_package(described_package(tmp_path / "package", decoder, Recipe(), flavour="openvino"))
+    ).architecture
+    assert (model.experts, model.experts_used, model.mlp) == (6, 2, (48,))
+    assert (tiny.architecture.experts, tiny.architecture.experts_used) == (0, 0)
 
 
 def test_parameters_count_a_tied_head_once(tiny: Description) -> None:

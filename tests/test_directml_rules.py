@@ -14,6 +14,8 @@ from embedllm.export import Recipe
 from embedllm.export.dialects import DIRECTML, FLOAT16, FLOAT32
 from embedllm.export.directml_rules import check_directml
 from embedllm.package import open_package
+from tests.decoder_cases import CASES, plain
+from tests.described import described_package
 from tests.test_directml import MODELS
 
 MakePackage = Callable[..., Path]
@@ -50,6 +52,12 @@ def set_input(node: onnx.NodeProto, place: int, name: str) -> None:
 def test_every_export_for_directml_passes(model: str, tiny_package: MakePackage) -> None:
     family, recipe, config = MODELS[model]
     assert check_directml(load(tiny_package(family, recipe, **config), DIRECTML.file)) == ()
+
+
+@pytest.mark.parametrize("case", [name for name, change in CASES.items() if not DIRECTML.lack(change(plain()))])
+def test_what_other_families_have_passes_where_there_is_a_graph_of_it(case: str, tmp_path: Path) -> None:
+    folder = described_package(tmp_path / "package", CASES[case](plain()), Recipe(), flavour=DIRECTML.name)
+    assert check_directml(load(folder, DIRECTML.file)) == ()
 
 
 @pytest.mark.parametrize(

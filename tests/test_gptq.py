@@ -47,7 +47,7 @@ def textbook(rows: F32, gram: F32, packing: Packing) -> F32:
             stop = at + packing.group
             weights = np.array([1 / np.linalg.inv(damped[i:, i:])[0, 0] for i in range(at, stop)], np.float32)
             turned = np.ascontiguousarray(left[:, at:stop].T.astype(np.float32))
-            half, zero = scales(turned, packing, search=True, weights=weights)
+            half, zero = scales(turned, packing, search=True, weights=weights[:, None])
         levels = 1 << packing.bits
         whole = np.clip(np.rint(left[:, at] * inverse(half)) + zero, 0, levels - 1)
         found[:, at] = (whole - zero) * half.astype(np.float64)
@@ -122,5 +122,5 @@ def test_a_weighted_search_leaves_the_least_weighted_error() -> None:
         return float(np.square(whole * half - turned)[0, 0])
 
     plain, _ = scales(turned, packing, search=True)
-    weighted, _ = scales(turned, packing, search=True, weights=weights)
+    weighted, _ = scales(turned, packing, search=True, weights=weights[:, None])
     assert off(weighted) < off(plain)

@@ -54,15 +54,18 @@ def engine(folder: Path, dialect: Dialect, *, exact: bool = True) -> OrtEngine:
     return OrtEngine(package, graph, devices()[0], exact=exact)
 
 
-def test_a_step_of_int8_is_the_farthest_number_by_127_and_a_margin(made: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("dialect", "step"), [(INT8_KV, 1.25 / 127), (INT4_KV, 0.85 / 7)], ids=["int8", "int4"])
+def test_a_step_is_a_part_of_the_farthest_number_with_a_margin(
+    dialect: Dialect, step: float, made: Callable[..., Path]
+) -> None:
     folder = made()
     session = engine(folder, FLOAT32, exact=False).open()
     session.feed(TOKENS)
-    graph = onnx.load(folder / INT8_KV.file, load_external_data=False).graph
+    graph = onnx.load(folder / dialect.file, load_external_data=False).graph
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.external_data}
     for index, (key, value) in enumerate(session.export_state(0, len(TOKENS))):
         for kind, numbers in (("key", key), ("value", value)):
-            expected = np.abs(numbers).max(axis=1)[None, :, None] * np.float32(1.25 / 127)
+            expected = np.abs(numbers).max(axis=1)[None, :, None] * np.float32(step)
             np.testing.assert_array_equal(stored[f"layers.{index}.kv.{kind}_scale"], expected)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from embedllm.backends import memory
-from embedllm.backends.memory import _without, on_huge_pages, return_freed_memory
+from embedllm.backends.memory import HugePages, _pieces, _without, return_freed_memory
 
-SIZE = 32 << 20  # bytes
+MIB = 1 << 20
+SIZE = 32 * MIB
 
 
 @pytest.mark.parametrize(
@@ -44,12 +46,30 @@ def has_huge_pages() -> bool:
     return "[madvise]" in mode.read_text() and tuple(map(int, release.read_text().split(".")[:2])) >= (6, 1)
 
 
+@pytest.mark.parametrize(
+    ("ranges", "pieces"),
+    [
+        ([], []),
+        ([(MIB, 2 * MIB)], []),  # no whole page in it
+        ([(MIB, 7 * MIB)], [(2 * MIB, 6 * MIB)]),
+        ([(0, 2 * MIB), (4 * MIB, 24 * MIB)], [(0, 2 * MIB), (4 * MIB, 12 * MIB), (12 * MIB, 20 * MIB),
+                                               (20 * MIB, 24 * MIB)]),
+    ],
+)  # fmt: skip
+def test_pieces_are_whole_pages_and_not_too_many(
+    ranges: list[memory.Range], pieces: list[memory.Range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_PIECE", 8 * MIB)
+    assert list(_pieces(ranges)) == pieces
+
+
 @pytest.mark.skipif(not has_huge_pages(), reason="the system gives no huge pages when it is asked for them")
 def test_memory_of_the_block_lies_on_huge_pages() -> None:
     before = huge_kib()
-    with on_huge_pages():
+    with HugePages() as pages:
         inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         inside.write(b"x" * SIZE)
+    pages.wait()
     gained = huge_kib() - before
     assert gained >= SIZE // 1024 // 2
     inside.close()
@@ -60,15 +80,49 @@ def test_memory_from_before_the_block_is_left_alone() -> None:
     earlier = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     earlier.write(b"x" * SIZE)
     before = huge_kib()
-    with on_huge_pages():
+    with HugePages() as pages:
         pass
+    pages.wait()
     assert huge_kib() <= before
     earlier.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is moved elsewhere")
+def test_nothing_is_asked_for_memory_that_is_about_to_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, first, going_on = [], threading.Event(), threading.Event()
+
+    class Library:
+        def __init__(self, _: None) -> None: ...
+
+        @staticmethod
+        def madvise(start: int, *_: int) -> None:
+            asked.append(start)
+            first.set()
+            going_on.wait(10)
+
+    monkeypatch.setattr(memory, "_PIECE", 8 * MIB)
+    monkeypatch.setattr(memory.ctypes, "CDLL", Library)
+    pages = HugePages()
+    with pages:
+        inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert first.wait(10)
+    threading.Timer(0.05, going_on.set).start()
+    pages.stop()
+    assert len(set(asked)) == 1  # of at least three pieces
+    inside.close()
+
+
+def test_a_block_that_fails_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: pytest.fail("no library is to be called"))
+    with pytest.raises(ValueError, match="inside"), HugePages() as pages:
+        raise ValueError("inside")
+    pages.wait()
 
 
 def test_other_systems_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: pytest.fail("no library is to be called"))
-    with on_huge_pages():
+    with HugePages() as pages:
         pass
+    pages.stop()
     return_freed_memory()

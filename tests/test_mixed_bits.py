@@ -24,7 +24,7 @@ from embedllm.export.decoder import parameters
 from embedllm.export.mixed_bits import Candidate, allotted, budget, choose, open_runs
 from embedllm.export.plan import plan
 from embedllm.package import open_package
-from tests.test_calibration import kl, logits, manifest, text
+from tests.calibration_texts import kl, logits, manifest, text
 from tests.tiny import tiny_checkpoint, tiny_config
 
 CANDIDATES = st.lists(st.builds(Candidate, st.floats(0, 1), st.integers(1, 1000)), min_size=1, max_size=12)

@@ -72,6 +72,23 @@ def test_logits_follow_the_reference(family: str, name: str, tiny_package: Calla
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_how_weights_are_packed_and_memory_is_planned_changes_nothing(
+    bits: int, tiny_package: Callable[..., Path]
+) -> None:
+    folder = tiny_package("qwen3", Recipe(bits=bits))
+    usual = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    session = engine(folder).open()
+    tokens = [3, 100, 41, 7, 250]
+    inputs = {
+        "input_ids": np.array([tokens], np.int64),
+        "attention_mask": np.ones((1, len(tokens)), np.int64),
+        **{f"past_key_values.{name}": array[:, :, :0] for name, array in session.kv.items()},
+    }
+    row = np.asarray(usual.run(["logits"], inputs)[0])[0, 0]
+    assert session.feed(tokens).values(range(row.size)) == row.tolist()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_an_exact_export_equals_the_reference(bits: int, symmetric: bool, tiny_package: Callable[..., Path]) -> None:
     folder = tiny_package("qwen2", Recipe(bits=bits, symmetric=symmetric, exact=True), hidden_size=72)

@@ -354,6 +354,17 @@ def test_a_step_that_waited_for_the_end_of_a_piece_is_made_up_for(batch: Batch) 
     assert min(between[1:]) > 1
 
 
+def test_a_prompt_behind_a_reply_of_its_own_is_fed_whole(batch: Batch) -> None:
+    mine, other = Told(batch), Told(batch)
+    mine.step(1)
+    assert list(batch.pieces(mine, 192)) == [192]
+    other.step(1)
+    mine.step(2)  # the last one; the other reply may go on nevertheless
+    assert next(batch.pieces(mine, 192)) == 64
+    other.close()
+    assert list(batch.pieces(mine, 192)) == [192]
+
+
 def test_when_more_step_than_one_run_takes_the_urgent_go_first_and_all_go(batch: Batch, runs: Runs) -> None:
     sequences = [Told(batch) for _ in range(MOST + 6)]
     for sequence in sequences[:-6]:

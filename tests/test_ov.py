@@ -202,6 +202,22 @@ def stopped_in(session: OvSession | PagedSession, tokens: list[int], after_s: fl
     return False
 
 
+def feed_until_stopped(session: OvSession | PagedSession, tokens: list[int], after_s: float) -> None:
+    """Feeds again and again, since no machine says how long a feed takes, to be interrupted after that time."""
+    held = session.position
+
+    def feed_again_and_again() -> None:
+        while True:
+            session.feed(tokens)
+            session.rewind(held)
+
+    stopper = threading.Timer(after_s, session.interrupt)
+    stopper.start()
+    with pytest.raises(Interrupted):
+        feed_again_and_again()
+    stopper.join()
+
+
 @pytest.mark.parametrize("held", [0, 40])
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.2, 0.4, 0.7])  # as a share of what the whole feed takes
 def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo: AnyEngine) -> None:
@@ -239,11 +255,7 @@ def test_a_session_may_be_read_and_rewound_after_a_feed_was_stopped(demo: AnyEng
     session.feed(before)
     fresh.feed(before)
     expected = session.export_state(0, 40)
-    stopper = threading.Timer(0.1, session.interrupt)
-    stopper.start()
-    with pytest.raises(Interrupted):
-        session.feed(some_tokens(1000, 2, 16000))
-    stopper.join()
+    feed_until_stopped(session, some_tokens(1000, 2, 16000), 0.1)
     session.interrupt(False)
     for ours, theirs in zip(session.export_state(0, 40), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -258,11 +270,7 @@ def test_after_a_feed_was_stopped_the_shapes_before_it_come_again(moment_s: floa
     demo = opens(package_folder("demo"))  # its own: it computes nothing of these shapes from then on
     session, before = demo.open(), some_tokens(40, 1, 16000)
     expected = row(session, before)
-    stopper = threading.Timer(moment_s, session.interrupt)
-    stopper.start()
-    with pytest.raises(Interrupted):
-        session.feed(some_tokens(1000, 2, 16000))
-    stopper.join()
+    feed_until_stopped(session, some_tokens(1000, 2, 16000), moment_s)
     np.testing.assert_allclose(row(demo.open(), before), expected, atol=ATOL)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embedllm
-from embedllm.backends import ov_paged
+from embedllm.backends import ov_blocks, ov_paged
 from embedllm.backends.ov_blocks import BLOCK, Blocks, Layout
 from embedllm.backends.ov_paged import PagedEngine, PagedSession
 from embedllm.export import Recipe
@@ -150,6 +150,29 @@ def test_a_model_whose_attention_cannot_be_paged_runs_all_the_same_and_says_so(
     assert "take turns, without paged attention: OpenVINO" in caplog.text
 
 
+@pytest.mark.parametrize(("small", "lengths"), [(1 << 30, [512, 78]), (0, [256, 256, 78])])
+def test_a_large_model_is_fed_in_shorter_runs_with_the_same_logits(
+    small: int, lengths: list[int], folder: Path, engine: PagedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ov_paged, "_SMALL", small)
+    other, fed = paged_engine(folder), list[int]()
+    tokens = np.random.default_rng(2).integers(0, 307, 590).tolist()
+    run = other.run
+
+    def counted(feeds: Sequence[tuple[PagedSession, Sequence[int]]], **options: bool) -> np.ndarray:
+        fed.extend(len(piece) for _, piece in feeds)
+        return run(feeds, **options)
+
+    monkeypatch.setattr(other, "run", counted)
+    session, alone = other.open(), engine.open()
+    np.testing.assert_allclose(
+        session.feed(tokens).values(range(307)), alone.feed(tokens).values(range(307)), atol=ATOL
+    )
+    assert fed == lengths
+    other.close()
+    alone.close()
+
+
 # --- the blocks
 
 
@@ -174,6 +197,21 @@ def test_each_sequence_finds_what_it_wrote(acts: list[tuple[bool, int]]) -> None
         assert len(used) == len(set(used))
         for taken, values in held:
             np.testing.assert_array_equal(blocks.read("k", taken, 0, values.shape[1]), values)
+
+
+@pytest.mark.parametrize(("count", "stay"), [(10, 13), (40, 1)])
+def test_the_memory_of_the_last_blocks_goes_back_when_it_is_much(
+    count: int, stay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: dict[str, list[int]] = {}
+    monkeypatch.setattr(ov_blocks, "_KEPT", 20 * BLOCK * 2 * 16 * 4)
+    blocks = Blocks({"k": Layout(2, 16, "f32")}, lambda name, tensor: bound.update({name: list(tensor.shape)}))
+    first, second = blocks.take(count - 1), blocks.take(1)
+    blocks.give_back(first)
+    assert bound["k"][0] >= count
+    blocks.give_back(second)
+    assert bound["k"][0] == stay
+    assert len(set(blocks.take(count + 1))) == count + 1
 
 
 @pytest.mark.parametrize(("kind", "off"), [("f32", 0), ("f16", 2e-3), ("bf16", 2e-2), ("u8", 2e-2)])
@@ -304,7 +342,8 @@ def test_what_was_compiled_goes_with_the_end_of_the_engine_though_its_sessions_a
         engine.open()
 
 
-def test_memory_goes_back_with_the_last_sequence(engine: PagedEngine) -> None:
+def test_memory_goes_back_with_the_last_sequence(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ov_blocks, "_KEPT", 0)
     sessions = [engine.open() for _ in range(3)]
     for session in sessions:
         session.feed(list(range(200)))

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections import Counter
 from email.message import Message
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def expected(sources: Path) -> dict[str, bytes]:
                 if package != "embedllm.web" or name.endswith((".py", ".js"))
             }
     return found
+
+
+def test_pyright_checks_every_python_file_of_the_package_once() -> None:
+    """By the names that imports have: a link's target is another module. It does not follow links it is not told of."""
+    settings = PYPROJECT["tool"]["pyright"]
+    included = [ROOT / folder for folder in settings["include"]]
+    assert set(settings["exclude"]) == {"**/__pycache__", "**/node_modules"}  # patterns that hide no module of ours
+    checked = [Path(place) / name for folder in included for place, _, names in os.walk(folder) for name in names]
+    times = Counter(path.resolve() for path in checked if path.suffix == ".py")
+    package = {path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")}
+    assert {path.relative_to(ROOT): times[path.resolve()] for path in package if times[path.resolve()] != 1} == {}
+    ours = {ROOT / name.replace(".", "/") for name in FOLDERS}
+    assert not {ROOT / folder for folder in FOLDERS.values()} & set(included) - ours, "the target of a link"
 
 
 @pytest.mark.slow

@@ -16,13 +16,17 @@ from safetensors.numpy import load_file, save_file
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
+from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, linears
-from embedllm.peft import read_adapter, read_adapters
+from embedllm.package import open_package
+from embedllm.peft import check_adaptable, read_adapter, read_adapters
 from embedllm.peft_config import read_config
-from tests.peft_folders import ALL, config_of, write_adapter
-from tests.tiny import tiny_checkpoint, write_bf16
+from tests.decoder_cases import mixtures, plain
+from tests.described import described_package
+from tests.peft_folders import ALL, config_of, write_adapter, write_factors
+from tests.tiny import tiny_checkpoint, tiny_config, write_bf16
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -209,6 +213,28 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, decoder: Decoder
 
 
 @pytest.mark.parametrize(
+    ("family", "module"),
+    [("phi3", "self_attn.qkv_proj"), ("phi3", "mlp.gate_up_proj"), ("cohere", "self_attn.q_proj")],
+)
+def test_an_adapter_of_a_matrix_that_lies_otherwise_says_what_helps(family: str, module: str, tmp_path: Path) -> None:
+    """phi3 has q, k and v in one matrix, Command R the rows of q in another order; o is as it is in both."""
+    sizes = tiny_config("llama")
+    for name in ("head_dim", "hidden_act"):
+        sizes.pop(name, None)
+    decoder = describe(Config({**sizes, "model_type": family}))
+    place = f"model.layers.0.{module}"
+    for source, is_followed in ((place, False), ("model.layers.0.self_attn.o_proj", True)):
+        shapes = {source: (64, 64)}
+        folder = write_factors(tmp_path / source, shapes, config_of([source.rpartition(".")[2]], 4, 4.0))
+        if is_followed:
+            assert read_adapter("it", folder, decoder).factors
+        else:
+            message = refused(folder, decoder)
+            assert f"'{place}'" in message
+            assert "merge_and_unload" in message
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "base_model.model.lm_head.lora_A.weight",
@@ -308,3 +334,10 @@ def test_what_peft_writes_and_merges_is_what_is_added(
             name = f"{linear.source}.weight"
             change = merged.parameters[name].detach().numpy() - before[name]
             np.testing.assert_allclose(found[linear.name], change, atol=1e-6)
+
+
+def test_a_mixture_takes_no_adapter_at_run_time_and_says_what_helps(tmp_path: Path) -> None:
+    mixture = described_package(tmp_path / "mixture", mixtures()(plain()), Recipe(), flavour="openvino")
+    with pytest.raises(PackageError, match=r"'.*mixture' has a mixture of experts.*--lora"):
+        check_adaptable(open_package(mixture))
+    check_adaptable(open_package(described_package(tmp_path / "plain", plain(), Recipe(), flavour="openvino")))

@@ -110,11 +110,11 @@ def test_the_command_says_why_a_device_is_not_there() -> None:
 Step = Callable[..., np.ndarray]
 
 
-def _unrotated(session: ReferenceSession, x: np.ndarray) -> np.ndarray:
+def _unrotated(session: ReferenceSession, x: np.ndarray, rope: int | None) -> np.ndarray:
     return x
 
 
-def _rotated_in_pairs(session: ReferenceSession, x: np.ndarray) -> np.ndarray:
+def _rotated_in_pairs(session: ReferenceSession, x: np.ndarray, rope: int | None) -> np.ndarray:
     here = slice(session.position, session.position + x.shape[1])
     cos, sin = (session._engine.tensor(f"rope.{part}")[here] for part in ("cos", "sin"))
     turned = x.copy()
@@ -125,10 +125,10 @@ def _rotated_in_pairs(session: ReferenceSession, x: np.ndarray) -> np.ndarray:
     return turned
 
 
-def _one_place_late(session: ReferenceSession, x: np.ndarray) -> np.ndarray:
+def _one_place_late(session: ReferenceSession, x: np.ndarray, rope: int | None) -> np.ndarray:
     session.position += session.position > 0
     try:
-        return ROTATED(session, x)
+        return ROTATED(session, x, rope)
     finally:
         session.position -= session.position > 0
 

@@ -23,7 +23,8 @@ from embedllm.export.mixed_bits import open_runs
 from embedllm.export.plan import plan
 from embedllm.export.quantize import Packing
 from embedllm.export.sensitivity import _LogSums, excerpt, losses
-from tests.test_calibration import MODELS, kl, logits
+from tests.calibration_texts import kl, logits
+from tests.test_calibration import MODELS
 from tests.tiny import tiny_checkpoint, tiny_config, tiny_tensors, write_bf16
 
 NARROW = Recipe(group=16)

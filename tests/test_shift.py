@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,23 @@ from hypothesis import strategies as st
 from embedllm import Model, Sampling, load
 from embedllm.backends.base import MovesState
 from embedllm.decode import Cancel, Chunk
-from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.export.decoder import (
+    DynamicScaling,
+    Linear,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    layer_ropes,
+)
 from embedllm.export.rope import moved_keys, tables
 from embedllm.runner import Request
 from embedllm.sequences import HeldSequence
 from embedllm.shift import Shift, check_movable
+from tests.tiny import tiny_config
 
 GREEDY = Sampling(temperature=0)
 PLAIN = Rope(base=10000.0, rotated=16)
@@ -66,7 +79,7 @@ def test_keys_of_16_bits_stay_of_16_bits() -> None:
 )
 def test_a_shift_makes_room_for_what_a_step_feeds(sizes: tuple[int, int], data: st.DataObject) -> None:
     context, keep = sizes
-    shift = Shift(keep=keep, context=context, rope=PLAIN)
+    shift = Shift(keep=keep, context=context, ropes=(PLAIN,))
     held = data.draw(st.integers(keep, context))
     count = data.draw(st.integers(1, shift.step))
     dropped = shift.excess(held, count)
@@ -76,7 +89,7 @@ def test_a_shift_makes_room_for_what_a_step_feeds(sizes: tuple[int, int], data: 
 
 
 def test_a_shift_drops_a_quarter_of_what_is_not_kept() -> None:
-    shift = Shift(keep=20, context=100, rope=PLAIN)
+    shift = Shift(keep=20, context=100, ropes=(PLAIN,))
     assert [shift.excess(held, 1) for held in (99, 100)] == [0, 20]
     assert shift.excess(100, 21) == 40
 
@@ -112,7 +125,7 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
     package = tiny_package("mistral", num_hidden_layers=1, max_position_embeddings=128, **family)
     with load(package, device=device, exact=device != "reference") as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, rope=llm.package.decoder.rope)
+        sequence.shift = Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder))
         dropped: list[int] = []
         sequence.note_dropped = dropped.append
         for token in (5, 6, 7):
@@ -136,7 +149,7 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
 def test_what_is_dropped_again_is_counted_again(tiny_package: Callable[..., Path]) -> None:
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, rope=llm.package.decoder.rope)
+        sequence.shift = Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder))
         shifted = [sequence.feed([token]) for token in range(10, 80)][-1]
         assert sequence.tokens == [*tokens[:8], *tokens[8 + 90 :], *range(10, 80)]
         fresh = llm.runner.sequences.new().feed(sequence.tokens)
@@ -158,7 +171,7 @@ def test_others_get_nothing_of_a_shifted_sequence(tiny_package: Callable[..., Pa
     with load(package, exact=True, cache_dir=tmp_path) as llm:
         tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, 250)]
         sequence = llm.runner.sequences.new()
-        shift = Shift(keep=16, context=256, rope=llm.package.decoder.rope)
+        shift = Shift(keep=16, context=256, ropes=layer_ropes(llm.package.decoder))
         chunks = reply(llm, shift, tokens, 40, sequence)
         assert chunks[-1].finish_reason == "length"
         assert chunks[-1].statistics.dropped_tokens == 60
@@ -177,7 +190,7 @@ def test_a_prompt_longer_than_the_context_is_fed_with_shifts_on_the_way(tiny_pac
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 100)
         prompt = [*tokens, *(int(token) for token in np.random.default_rng(2).integers(3, 300, 90))]
-        chunks = reply(llm, Shift(keep=8, context=128, rope=llm.package.decoder.rope), prompt, 3, sequence)
+        chunks = reply(llm, Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder)), prompt, 3, sequence)
         statistics = chunks[-1].statistics
         assert (statistics.cached_tokens, statistics.prompt_tokens) == (100, 190)
         assert statistics.dropped_tokens > 0
@@ -192,7 +205,7 @@ def test_a_reply_without_a_limit_ends_after_as_many_tokens_as_the_context_holds(
 ) -> None:
     with load(one_layer(tiny_package)) as llm:
         sequence, tokens = full(llm, 50)
-        chunks = reply(llm, Shift(keep=8, context=128, rope=llm.package.decoder.rope), tokens, None, sequence)
+        chunks = reply(llm, Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder)), tokens, None, sequence)
         assert (chunks[-1].finish_reason, chunks[-1].statistics.tokens) == ("length", 128)
 
 
@@ -205,7 +218,21 @@ def test_integer_keys_and_sessions_that_keep_their_state_are_refused(tiny_packag
 
         def import_state(self, state: object) -> None: ...
 
+    described = describe(Config(tiny_config("llama")))
     with pytest.raises(ValueError, match=r"found int8 keys.*Load without kv="):
-        check_movable(Held(), "cpu")  # type: ignore[arg-type]  # a part of one
+        check_movable(Held(), "cpu", described)  # type: ignore[arg-type]  # a part of one
     with pytest.raises(ValueError, match="that of 'npu' cannot be taken out"):
-        check_movable(object(), "npu")  # type: ignore[arg-type]  # none
+        check_movable(object(), "npu", described)  # type: ignore[arg-type]  # none
+    table = Linear(name="positions", source="wpe", rows=128, columns=64)
+    with pytest.raises(ValueError, match="mixes these into its keys for good"):
+        check_movable(Held(), "cpu", replace(described, positions=table))  # type: ignore[arg-type]  # a part of one
+
+
+def test_keys_that_no_position_turned_stay() -> None:
+    keys, values = np.ones((2, 1, 6, 4), np.float32)
+    local = Rope(base=100.0, rotated=4)
+    shift = Shift(keep=1, context=16, ropes=(replace(PLAIN, rotated=4), None, local))
+    moved = shift.moved([(keys, values)] * 3, 8, by=3)
+    assert np.array_equal(moved[1][0], keys)
+    assert np.array_equal(moved[2][0], moved_keys(keys, local, 8, by=3))
+    assert not np.array_equal(moved[2][0], keys)

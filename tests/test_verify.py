@@ -15,6 +15,10 @@ import pytest
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, verify
 from embedllm.export.verify import MOST_KL, compare, verify_folder
+from tests.decoder_cases import CASES, attention, plain
+from tests.described import described_package
+
+FLOAT16_KL = 1e-3  # nats
 
 
 @pytest.fixture
@@ -101,3 +105,17 @@ def test_a_large_model_is_not_unpacked_for_that(folder: Path, monkeypatch: pytes
     measured = verify_folder(folder)["model.wasm.onnx"]
     assert isinstance(measured, dict)
     assert re.fullmatch(r"it reads the weights as floats, [\d,]+ bytes", str(measured["not_run"]))
+
+
+PLAIN = attention(q_norm=None, k_norm=None)(plain())  # the CPU's attention does not norm q and k
+TAKEN = [name for name, change in CASES.items() if change(PLAIN).layers[0].attention.q_norm is None]
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_other_families_have_runs_in_float16(case: str, tmp_path: Path) -> None:
+    """On the CPU, which has fewer kernels for float16 than a GPU."""
+    decoder = CASES[case](PLAIN)
+    place = described_package(tmp_path / "package", decoder, Recipe(bits=16), flavour="generic-float16")
+    measured = verify_folder(place)["model.fp16.onnx"]
+    assert isinstance(measured, dict)
+    assert measured["kl_mean"] < FLOAT16_KL

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Linear
+from embedllm.export.decoder import Linear, layer_runs
 from embedllm.export.plan import Plan, plan
 from embedllm.export.weights import PAGE, Entry, Layout, Writer, lay_out
 from embedllm.tensorfile import read_header
@@ -148,8 +148,7 @@ WIDE = {"hidden_size": 232, "intermediate_size": 521, "head_dim": 80}  # so that
 def test_what_one_product_reads_lies_in_one_piece(family: str, recipe: Recipe) -> None:
     decided = plan(describe(Config(tiny_config(family, **WIDE))), recipe)
     for layer in decided.decoder.layers:
-        attention, mlp = layer.attention, layer.mlp
-        for together in ([attention.q, attention.k, attention.v], [attention.o], [mlp.gate, mlp.up], [mlp.down]):
+        for together in layer_runs(layer):
             for kind in kinds_of(decided, together[0]):
                 start, length = decided.layout.span([f"{linear.name}.{kind}" for linear in together])
                 if kind != "bias":  # biases are small and lie with the norms

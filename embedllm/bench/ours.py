@@ -11,7 +11,7 @@ import embedllm
 from embedllm.backends.select import names_in
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
-from embedllm.export.decoder import Decoder, kv_bytes, linears, norms
+from embedllm.export.decoder import Decoder, Moe, kv_bytes, linears, norms
 from embedllm.export.quantize import packings
 from embedllm.fit import KEEPING, ON_HOST
 from embedllm.package import WEIGHTS, Package
@@ -105,12 +105,22 @@ def package_facts(package: Package, *, context: int, kv_bytes_per_token: float |
 
 
 def step_bytes(package: Package) -> int:
-    """Bytes of the weights file that a decoding step reads: matrices, norms, the head; of an embedding only a row."""
+    """Bytes of the weights file that a decoding step reads: matrices, norms, the head; of an embedding only a row.
+
+    Of a mixture those of as many experts as a token has.
+    """
     decoder = package.decoder
-    matrices = [linear.name for layer in decoder.layers for linear in linears(layer)]
-    read = {decoder.head.name, *matrices, *(norm.name for norm in norms(decoder))}
+    shares = {norm.name: 1.0 for norm in norms(decoder)} | {decoder.head.name: 1.0}
+    for layer in decoder.layers:
+        shares |= dict.fromkeys((linear.name for linear in linears(layer)), 1.0)
+        if isinstance(layer.mlp, Moe):
+            moe = layer.mlp
+            gates = (moe.router,) if moe.shared_gate is None else (moe.router, moe.shared_gate)
+            shares |= dict.fromkeys((gate.name for gate in gates), 1.0)
+            of_experts = (one.name for expert in moe.experts for one in (expert.gate, expert.up, expert.down) if one)
+            shares |= dict.fromkeys(of_experts, moe.used / len(moe.experts))
     tensors = read_header(package.weights).tensors
-    return sum(tensor.length for name, tensor in tensors.items() if name.rpartition(".")[0] in read)
+    return round(sum(tensor.length * shares.get(name.rpartition(".")[0], 0.0) for name, tensor in tensors.items()))
 
 
 def kv_bytes_per_token(decoder: Decoder, device: str, *, exact: bool) -> float | None:

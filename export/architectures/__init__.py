@@ -1,4 +1,7 @@
-"""One file per family, named by its model_type; each has describe(config) -> Decoder."""
+"""One file per family, named by its model_type; each has describe(config) -> Decoder.
+
+The first line of a file says which models the family stands for and, behind a colon, what it has that Llama has not.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,21 @@ from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, DynamicScaling, YarnScaling
+from embedllm.export.decoder import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
 
-_SHARED = {"common"}  # files here that are no family
+_SHARED = "common"  # files here whose names begin so are no families
 
 
 def families() -> list[str]:
     """Every model_type that can be exported."""
-    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if name not in _SHARED)
+    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith(_SHARED))
+
+
+def about(model_type: str) -> tuple[str, str]:
+    """The models that a known model_type stands for, and what is particular about them."""
+    text = importlib.import_module(f"{__name__}.{model_type}").__doc__ or ""  # none under python -OO
+    models, _, has = text.partition("\n")[0].rstrip(".").partition(": ")
+    return models, has
 
 
 def describe(config: Config, context: int | None = None) -> Decoder:
@@ -59,4 +69,6 @@ def _with_context(decoder: Decoder, context: int) -> Decoder:
             f"context is {context} tokens; expected 1 to {longest}, what the model's config.json says it can hold "
             "('max_position_embeddings' and its rope scaling)."
         )
+    if isinstance(scaling, LongRopeScaling):
+        return replace(decoder, context=context, rope=replace(decoder.rope, scaling=replace(scaling, context=context)))
     return replace(decoder, context=context)

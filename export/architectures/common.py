@@ -1,165 +1,149 @@
-"""What the Llama-shaped families share: pre-norm layers, rotary attention, a gated SiLU mlp."""
+"""What families share: a stack of layers of attention and mlp, of which a Shape says how one family has them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.config import Config
-from embedllm.export.decoder import (
-    Attention,
-    Decoder,
-    DynamicScaling,
-    Layer,
-    Linear,
-    LinearScaling,
-    Llama3Scaling,
-    Mlp,
-    Norm,
-    Rope,
-    RopeScaling,
-    YarnScaling,
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common_parts import (
+    ACTIVATIONS,
+    LLAMA,
+    RMS,
+    Names,
+    NormKind,
+    Parts,
+    Sizes,
+    activation,
 )
+from embedllm.export.architectures.common_rope import ROPE, RopeKeys, describe_rope
+from embedllm.export.config import Config
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, Moe, Norm, Origin, Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Where one Llama-shaped family differs from another."""
+    """Where a family differs from Llama, whose shape this is by default."""
 
     model_type: str
+    names: Names = LLAMA
+    norm: NormKind = RMS
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False
+    tied: bool = False  # what a config that does not say it means
+    activation_key: str = "hidden_act"
+    activation: str = "silu"  # what a config that does not say it means
+    activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)  # by their names in config.json
+    transposed: bool = False  # the matrices of the layers are [columns, rows]
+    qkv_groups: int = 1  # of a fused q, k and v: the q, k and v of the first share of the heads, then the next ones'
+    qk_norm: str = ""  # "head": over each head; "all": over all heads together; "heads": each has its own weights
+    qk_norm_kind: NormKind | None = None  # where it is not that of the other norms
+    norm_turned: bool = False
+    rope_keys: RopeKeys = ROPE
+    interleaved: bool = False  # neighbouring dimensions turn together, not those of the two halves
+    local_rope: Rope | None = None
+    rope: Callable[[int], int | None] = lambda index: 0  # rotation of layer `index`
     window: Callable[[int], int | None] = lambda index: None  # attention window of layer `index`
+    positions_start: int = 0  # the row of learned positions that is of the first token
+    is_turned: bool = True  # False: there is no rotation at all
+    scale: float | None = None
+    softcap: float = 0.0
+    parallel: bool = False
+    residual_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_softcap: float = 0.0
+    mixture: Callable[[Parts, int], Moe | None] = lambda parts, index: None  # None: layer `index` has an mlp
 
 
-def describe_llama_shaped(config: Config, shape: Shape) -> Decoder:
-    """The decoder of a family that differs from Llama only by `shape`."""
-    activation = config.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"hidden_act is '{activation}'; the {shape.model_type} description knows 'silu'.")
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", hidden // heads)
-    embedding = Linear(name="embedding", source="model.embed_tokens", rows=config.integer("vocab_size"), columns=hidden)
-    tied = config.flag("tie_word_embeddings", False)
-    layers = config.integer("num_hidden_layers")
+def describe_shaped(config: Config, shape: Shape) -> Decoder:
+    """The decoder of a family that differs from Llama by `shape`."""
+    sizes = Sizes.of(config)
+    names = shape.names
+    embedding = Linear(
+        name="embedding", source=names.in_model(names.embedding), rows=sizes.vocabulary, columns=sizes.hidden
+    )
+    head = replace(embedding, name="head", source=names.head, bias=shape.head_bias)
+    rope = Rope(base=shape.rope_keys.theta, rotated=0)
+    if shape.is_turned:
+        rope = describe_rope(config, sizes.head_dim, shape.rope_keys)
+    context = config.integer("max_position_embeddings")
     return Decoder(
         model_type=shape.model_type,
-        context=config.integer("max_position_embeddings"),
+        context=context,
         embedding=embedding,
-        layers=tuple(_layer(config, shape, index, hidden, head_dim) for index in range(layers)),
-        norm=_norm(config, "norm", "model.norm", hidden),
-        head=embedding if tied else Linear(name="head", source="lm_head", rows=embedding.rows, columns=hidden),
-        rope=describe_rope(config, head_dim),
+        layers=tuple(_layer(config, shape, sizes, rope, index) for index in range(sizes.layers)),
+        norm=shape.norm.named(config, "norm", names.in_model(names.norm), sizes.hidden),
+        head=embedding if config.flag("tie_word_embeddings", shape.tied) else head,
+        rope=rope,
+        local_rope=shape.local_rope,
+        positions=_positions(embedding, shape, context) if names.positions else None,
+        embedding_multiplier=shape.embedding_multiplier,
+        logits_multiplier=shape.logits_multiplier,
+        logits_softcap=shape.logits_softcap,
     )
 
 
-def describe_rope(config: Config, head_dim: int) -> Rope:
-    """The rotary embedding, from 'rope_parameters' (transformers 5) or 'rope_theta' and 'rope_scaling'."""
-    if head_dim % 16:
-        raise UnsupportedModel(
-            f"head_dim is {head_dim}; ONNX Runtime's attention operator rotates heads whose size is a multiple of 16."
-        )
-    sections = [config.section(key) for key in ("rope_parameters", "rope_scaling")]
-    ropes = [_rope(config, section, head_dim) for section in sections if section is not None]
-    if len(ropes) == 2 and ropes[0] != ropes[1]:
-        raise ExportError("'rope_parameters' and 'rope_scaling' of config.json differ; keep one of them.")
-    return ropes[0] if ropes else _rope(config, Config({}), head_dim)
+def _positions(embedding: Linear, shape: Shape, context: int) -> Linear:
+    source, start = shape.names.in_model(shape.names.positions), shape.positions_start
+    origin = Origin(rows=context + start, start=start) if start else None
+    return replace(embedding, name="positions", source=source, rows=context, origin=origin)
 
 
-def _rope(config: Config, parameters: Config, head_dim: int) -> Rope:
-    base = parameters.number("rope_theta", config.number("rope_theta", 10_000.0, above=1), above=1)
-    part = parameters.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotated = int(head_dim * part)
-    if rotated != head_dim:
-        raise UnsupportedModel(f"partial_rotary_factor is {part}; this description turns whole heads only.")
-    return Rope(base=base, rotated=rotated, scaling=_scaling(config, parameters))
-
-
-def _scaling(config: Config, parameters: Config) -> RopeScaling | None:
-    kind = parameters.text("rope_type", parameters.text("type", "default"))
-    own_context = config.integer("max_position_embeddings")
-    trained_key = "original_max_position_embeddings"
-    trained = config.integer(trained_key, parameters.integer(trained_key, own_context))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearScaling(factor=parameters.number("factor", above=0))
-    if kind == "dynamic":
-        return DynamicScaling(factor=parameters.number("factor", above=0), trained=own_context)
-    if kind == "llama3":
-        low = parameters.number("low_freq_factor", above=0)
-        return Llama3Scaling(
-            factor=parameters.number("factor", above=0),
-            low_frequency_factor=low,
-            high_frequency_factor=parameters.number("high_freq_factor", above=low),
-            trained=trained,
-        )
-    if kind == "yarn":
-        factor = parameters.number("factor", own_context / trained, above=0)
-        own_factor = _yarn_attention_factor(parameters, factor)
-        return YarnScaling(
-            factor=factor,
-            trained=trained,
-            beta_fast=parameters.number("beta_fast", 32.0, above=0),
-            beta_slow=parameters.number("beta_slow", 1.0, above=0),
-            attention_factor=parameters.number("attention_factor", own_factor, above=0),
-            truncate=parameters.flag("truncate", True),
-        )
-    raise UnsupportedModel(f"rope type '{kind}' is not described; known: default, linear, dynamic, llama3, yarn.")
-
-
-def _yarn_attention_factor(parameters: Config, factor: float) -> float:
-    """Section 3.4 of the YaRN paper; the two mscale keys are DeepSeek's variant of it."""
-
-    def grown(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    mscale, over = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
-    return grown(mscale) / grown(over) if mscale and over else grown(1.0)
-
-
-def _layer(config: Config, shape: Shape, index: int, hidden: int, head_dim: int) -> Layer:
-    heads = config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    inner = config.integer("intermediate_size")
-    if heads % kv_heads:
-        raise UnsupportedModel(f"{heads} attention heads are no multiple of {kv_heads} key/value heads.")
-    source, name = f"model.layers.{index}", f"layers.{index}"
-
-    def linear(part: str, where: str, rows: int, columns: int, bias: bool) -> Linear:
-        return Linear(name=f"{name}.{part}", source=f"{source}.{where}", rows=rows, columns=columns, bias=bias)
-
-    def norm(part: str, where: str, size: int) -> Norm:
-        return _norm(config, f"{name}.{part}", f"{source}.{where}", size)
-
-    qkv, attn = shape.qkv_bias, "self_attn"
+def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -> Layer:
+    names = shape.names
+    parts = Parts(config=config, sizes=sizes, names=names, norm_kind=shape.norm, transposed=shape.transposed,
+                  name=f"layers.{index}", source=f"{names.in_model(names.layers)}.{index}")  # fmt: skip
     return Layer(
-        attention_norm=norm("attention_norm", "input_layernorm", hidden),
-        attention=Attention(
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            q=linear("attention.q", f"{attn}.q_proj", heads * head_dim, hidden, qkv),
-            k=linear("attention.k", f"{attn}.k_proj", kv_heads * head_dim, hidden, qkv),
-            v=linear("attention.v", f"{attn}.v_proj", kv_heads * head_dim, hidden, qkv),
-            o=linear("attention.o", f"{attn}.o_proj", hidden, heads * head_dim, shape.o_bias),
-            q_norm=norm("attention.q_norm", f"{attn}.q_norm", head_dim) if shape.qk_norm else None,
-            k_norm=norm("attention.k_norm", f"{attn}.k_norm", head_dim) if shape.qk_norm else None,
-            window=shape.window(index),
-        ),
-        mlp_norm=norm("mlp_norm", "post_attention_layernorm", hidden),
-        mlp=Mlp(
-            gate=linear("mlp.gate", "mlp.gate_proj", inner, hidden, shape.mlp_bias),
-            up=linear("mlp.up", "mlp.up_proj", inner, hidden, shape.mlp_bias),
-            down=linear("mlp.down", "mlp.down_proj", hidden, inner, shape.mlp_bias),
-        ),
+        attention_norm=parts.norm("attention_norm", names.attention_norm),
+        attention=_attention(parts, shape, rope, index),
+        attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
+        mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
+        mlp=shape.mixture(parts, index) or _mlp(parts, shape),
+        mlp_post_norm=parts.norm("mlp_post_norm", names.mlp_post_norm),
+        parallel=shape.parallel,
+        residual_multiplier=shape.residual_multiplier,
     )
 
 
-def _norm(config: Config, name: str, source: str, size: int) -> Norm:
-    return Norm(name=name, source=f"{source}.weight", size=size, epsilon=config.number("rms_norm_eps", 1e-6, above=0))
+def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
+    sizes, names = parts.sizes, shape.names
+    turned = shape.rope(index) if shape.is_turned else None
+    pairs = rope.rotated if shape.interleaved and turned is not None else 0
+    q, k, v = parts.qkv(groups=shape.qkv_groups, bias=shape.qkv_bias, pairs=pairs)
+    kind = shape.qk_norm_kind or shape.norm
+
+    def qk_norm(part: str, where: str, heads: int) -> Norm | None:
+        if not shape.qk_norm:
+            return None
+        return parts.head_norm(part, where, heads, kind, over=shape.qk_norm, pairs=pairs)
+
+    return Attention(
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        q=q,
+        k=k,
+        v=v,
+        o=parts.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim, bias=shape.o_bias),
+        q_norm=qk_norm("attention.q_norm", names.q_norm, sizes.heads),
+        k_norm=qk_norm("attention.k_norm", names.k_norm, sizes.kv_heads),
+        norm_turned=shape.norm_turned,
+        window=shape.window(index),
+        rope=turned,
+        scale=shape.scale,
+        softcap=shape.softcap,
+    )
+
+
+def _mlp(parts: Parts, shape: Shape) -> Mlp:
+    active = activation(parts.config, shape.activation_key, shape.activation, shape.activations)
+    return parts.mlp(parts.config.integer("intermediate_size"), active, bias=shape.mlp_bias)
+
+
+def refuse(config: Config, key: str, value: bool) -> None:
+    """Raises UnsupportedModel where a flag of config.json has a value that the family's file does not describe."""
+    if config.flag(key, not value) == value:
+        raise UnsupportedModel(f"{key} is {str(value).lower()}; this variant of the family is not described.")

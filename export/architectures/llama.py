@@ -1,8 +1,8 @@
-"""Llama 2, 3, 3.1, 3.2 and the many models that ship as model_type 'llama'."""
+"""Llama 2, 3, 3.1, 3.2, and many models that ship as model_type 'llama': rotary attention, a gated mlp, RMS norms."""
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_llama_shaped
+from embedllm.export.architectures.common import Shape, describe_shaped
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
 
@@ -10,5 +10,4 @@ from embedllm.export.decoder import Decoder
 def describe(config: Config) -> Decoder:
     bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
-    shape = Shape(model_type="llama", qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
-    return describe_llama_shaped(config, shape)
+    return describe_shaped(config, Shape(model_type="llama", qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))

@@ -1,17 +1,17 @@
-"""Qwen 2 and 2.5: biases on q, k and v; a window on the later layers when asked for."""
+"""Qwen 2, Qwen 2.5, Qwen2.5-Coder: biases on q, k and v; a window on the later layers when asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_llama_shaped
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_windows import sliding_layers, windows
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_llama_shaped(config, Shape(model_type="qwen2", qkv_bias=True, window=late_window(config)))
+    return describe_shaped(config, Shape(model_type="qwen2", qkv_bias=True, window=late_window(config)))
 
 
 def late_window(config: Config) -> Callable[[int], int | None]:
@@ -21,19 +21,5 @@ def late_window(config: Config) -> Callable[[int], int | None]:
     """
     if not config.flag("use_sliding_window", False):
         return lambda _: None
-    size = config.integer_or_none("sliding_window", 4096)
-    types = config.texts("layer_types")
-    if types is not None:
-        windowed = _windowed(types, config.integer("num_hidden_layers"))
-        return lambda index: size if windowed[index] else None
     first = config.integer("max_window_layers", 28, least=0)
-    return lambda index: size if index >= first else None
-
-
-def _windowed(types: list[str], layers: int) -> list[bool]:
-    if len(types) != layers:
-        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModel(f"layer type '{kind}' is not described; known: full_attention, sliding_attention.")
-    return [kind == "sliding_attention" for kind in types]
+    return windows(config, 4096, sliding_layers(config, lambda index: index >= first))

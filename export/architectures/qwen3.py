@@ -1,8 +1,8 @@
-"""Qwen 3 (dense): norms over the heads of q and k, no biases unless asked for."""
+"""Qwen 3 (dense), Qwen3-Embedding's decoder: norms over the heads of q and k, no biases unless asked for."""
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_llama_shaped
+from embedllm.export.architectures.common import Shape, describe_shaped
 from embedllm.export.architectures.qwen2 import late_window
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
@@ -10,5 +10,5 @@ from embedllm.export.decoder import Decoder
 
 def describe(config: Config) -> Decoder:
     bias = config.flag("attention_bias", False)
-    shape = Shape(model_type="qwen3", qkv_bias=bias, o_bias=bias, qk_norm=True, window=late_window(config))
-    return describe_llama_shaped(config, shape)
+    shape = Shape(model_type="qwen3", qkv_bias=bias, o_bias=bias, qk_norm="head", window=late_window(config))
+    return describe_shaped(config, shape)

@@ -26,7 +26,7 @@ import numpy as np
 
 import embedllm
 from embedllm import Model
-from embedllm.export.decoder import LinearScaling
+from embedllm.export.decoder import LinearScaling, layer_ropes
 from embedllm.shift import Shift
 from embedllm.types import Logits
 
@@ -84,11 +84,12 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6)
     options = parser.parse_args()
     llm = embedllm.load(options.folder, device=options.device, prefix_cache=0)
-    rope = llm.package.decoder.rope
+    ropes = layer_ropes(llm.package.decoder)
+    still = tuple(rope and replace(rope, scaling=LinearScaling(factor=1e30)) for rope in ropes)
     rules = {
-        "shift": Shift(keep=4, context=options.window, rope=rope),
-        "no sink": Shift(keep=0, context=options.window, rope=rope),
-        "unturned": Shift(keep=4, context=options.window, rope=replace(rope, scaling=LinearScaling(factor=1e30))),
+        "shift": Shift(keep=4, context=options.window, ropes=ropes),
+        "no sink": Shift(keep=0, context=options.window, ropes=ropes),
+        "unturned": Shift(keep=4, context=options.window, ropes=still),
     }
     texts = (json.loads(line)["text"] for line in options.text.read_text(encoding="utf-8").splitlines())
     encoded = (llm.tokenizer.encode(text, special=True)[: options.window + options.more] for text in texts)

@@ -1,0 +1,37 @@
+"""Cuts a folder's OpenVINO model, when it is read, to the positions whose logits are wanted.
+
+Not in the file, because openvino-genai takes four inputs and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from embedllm.backends.ov_runtime import ov
+from embedllm.export.decoder import Decoder
+from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_SUM
+
+
+def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
+    """Adds an input, and lets only what `taken` takes of a value through where the last layer is done with others.
+
+    That is before its output projection; of a layer whose mlp reads what its attention reads, behind it.
+    wanted: the input that `taken` reads. Raises RuntimeError for a model whose layers have other names.
+    """
+    last = len(decoder.layers) - 1
+    if decoder.layers[last].parallel:
+        places = [*_layer(model, OPENVINO_OUTPUT.format(last)).output(0).get_target_inputs()]
+    else:
+        residual = _layer(model, OPENVINO_SUM.format(last)).input(0)
+        places = [*_layer(model, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
+    for place in places:
+        place.replace_source_output(taken(place.get_source_output()).output(0))
+    model.add_parameters([wanted])
+    model.validate_nodes_and_infer_types()
+
+
+def _layer(model: ov.Model, name: str) -> ov.Node:
+    found = next((node for node in model.get_ops() if node.get_friendly_name() == name), None)
+    if found is None:
+        raise RuntimeError(f"the model has no layer '{name}'")  # as OpenVINO's own, for the caller to name
+    return found

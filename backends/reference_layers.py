@@ -1,0 +1,183 @@
+"""The layers of a decoder in plain NumPy, for one sequence; where their weights come from is another's.
+
+Follows the mathematics of export/decoder.py literally, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.base import check_rewind
+from embedllm.backends.reference_math import activated, capped, expert_weights, sigmoid, softmax, xielu
+from embedllm.export.decoder import (
+    Attention,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    alpha_name,
+    correction_name,
+    rope_name,
+    sinks_name,
+)
+
+if TYPE_CHECKING:
+    from embedllm.adapters import Adapter
+    from embedllm.export.decoder import Decoder
+    from embedllm.types import F32
+
+
+class Weights(Protocol):
+    """What the layers are computed with: a folder's, or those of a checkpoint."""
+
+    decoder: Decoder
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A norm, a bias, the table of a rotation: whatever is no matrix, under the name that it has in a folder."""
+        ...
+
+    def matrix(self, linear: Linear) -> F32:
+        """The float weights [rows, columns] that a matrix stands for."""
+        ...
+
+
+class Layers:
+    """One sequence: keys and values of every layer as arrays [kv heads, position, D]."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.position = 0
+        self.capacity = 0  # it takes memory with each token
+        self._weights = weights
+        self._adapter: Adapter | None = None
+        shapes = [(a.kv_heads, 0, a.head_dim) for a in (layer.attention for layer in weights.decoder.layers)]
+        self._kv: list[tuple[F32, F32]] = [
+            (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
+        ]
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = self.capacity = position
+        self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
+
+    def _embedded(self, x: F32, start: int) -> F32:
+        """What the first layer is given for rows [T, hidden] of the embedding. start: the position of the first."""
+        decoder = self._weights.decoder
+        x = x * np.float32(decoder.embedding_multiplier)
+        if decoder.positions is not None:
+            x = x + self._weights.tensor(f"{decoder.positions.name}.weight")[start : start + len(x)]
+        return self._norm(x, decoder.embedding_norm)
+
+    def _layer(self, index: int, layer: Layer, x: F32) -> F32:
+        normed = self._norm(x, layer.attention_norm)
+        attended = self._norm(self._attention(index, layer.attention, normed), layer.attention_post_norm)
+        before, x = x, self._added(layer, x, attended)
+        if layer.parallel:
+            read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
+        else:
+            read = self._norm(x, layer.mlp_norm)
+        mlp = layer.mlp
+        made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
+        return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
+
+    def _added(self, layer: Layer, x: F32, more: F32) -> F32:
+        """The stream [T, hidden] with what its attention or its mlp adds to it."""
+        scaled: F32 = more * np.float32(layer.residual_multiplier)
+        return x + scaled
+
+    def _attention(self, index: int, attention: Attention, x: F32) -> F32:
+        q_norm, k_norm = (None, None) if attention.norm_turned else (attention.q_norm, attention.k_norm)
+        q = self._heads(x, attention.q, attention.heads, q_norm)  # [H, T, D]
+        k = self._heads(x, attention.k, attention.kv_heads, k_norm)
+        v = self._heads(x, attention.v, attention.kv_heads, None)
+        return self._linear(self._attended(index, attention, q, k, v), attention.o)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
+        past_key, past_value = self._kv[index]
+        q, k = (self._rotated(x, attention.rope) for x in (q, k))
+        if attention.norm_turned:
+            q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
+        key = np.concatenate([past_key, k], axis=1)  # [kv heads, P + T, D]
+        value = np.concatenate([past_value, v], axis=1)
+        self._kv[index] = key, value
+        shared = attention.heads // attention.kv_heads
+        key, value = key.repeat(shared, axis=0), value.repeat(shared, axis=0)
+        products = q @ key.transpose(0, 2, 1)  # [H, T, P + T]
+        by = np.float32(np.sqrt(attention.head_dim) if attention.scale is None else 1 / attention.scale)
+        scores = capped(products / by, attention.softcap)
+        query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
+        key_at = np.arange(key.shape[1])[None, :]
+        seen = key_at <= query_at
+        if attention.window is not None:
+            seen &= key_at > query_at - attention.window
+        scores = np.where(seen, scores, -np.inf)
+        if attention.sinks:
+            sinks = self._weights.tensor(sinks_name(index))[:, None, None]
+            scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], axis=-1)
+        weights = softmax(scores)[..., : key.shape[1]]
+        return (weights @ value).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _heads(self, x: F32, linear: Linear, heads: int, norm: Norm | None) -> F32:
+        product = self._linear(x, linear)
+        if norm is not None and norm.size == linear.rows:  # over all heads together
+            product, norm = self._norm(product, norm), None
+        return self._norm(product.reshape(len(x), heads, -1).transpose(1, 0, 2), norm)
+
+    def _rotated(self, x: F32, rope: int | None) -> F32:
+        """Dimension i of the first half turns with dimension i of the second half."""
+        if rope is None:
+            return x
+        here = slice(self.position, self.position + x.shape[1])
+        cos, sin = (self._weights.tensor(rope_name(rope, part))[here] for part in ("cos", "sin"))
+        rotated = self._weights.decoder.ropes[rope].rotated
+        first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+    def _mlp(self, mlp: Mlp, x: F32) -> F32:
+        bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)
+        if mlp.alphas:
+            active = xielu(bent, *(self._weights.tensor(alpha_name(mlp, part)) for part in ("alpha_p", "alpha_n")))
+        else:
+            active = activated(bent, mlp.activation)
+        if mlp.gate is not None:
+            active = active * self._linear(x, mlp.up)
+        return self._linear(active, mlp.down)
+
+    def _moe(self, index: int, moe: Moe, x: F32) -> F32:
+        correction = self._weights.tensor(correction_name(index)) if moe.correction else None
+        weights = expert_weights(moe, self._linear(x, moe.router), correction)  # [T, experts]
+        total = np.zeros_like(x)
+        for expert, mlp in enumerate(moe.experts):
+            of = np.flatnonzero(weights[:, expert])
+            if len(of):
+                total[of] += self._mlp(mlp, x[of]) * weights[of, expert, None]
+        if moe.shared is not None:
+            made = self._mlp(moe.shared, x)
+            total += made if moe.shared_gate is None else made * sigmoid(self._linear(x, moe.shared_gate))
+        return total
+
+    def _linear(self, x: F32, linear: Linear) -> F32:
+        product = x @ self._weights.matrix(linear).T
+        if self._adapter is not None and linear.name in self._adapter.factors:
+            a, b = self._adapter.factors[linear.name]
+            product = product + x @ a @ b
+        return product + self._weights.tensor(f"{linear.name}.bias") if linear.bias else product
+
+    def _norm(self, x: F32, norm: Norm | None) -> F32:
+        """x [..., size] normed; with weights of their own for heads, x is [heads, T, size]."""
+        if norm is None:
+            return x
+        if norm.kind == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(norm.epsilon))
+        shape = (norm.groups, 1, norm.size) if norm.groups > 1 else (norm.size,)
+        normed = x / scale * self._weights.tensor(f"{norm.name}.weight").reshape(shape)
+        return normed + self._weights.tensor(f"{norm.name}.bias").reshape(shape) if norm.bias else normed
+
+    def _finished(self, logits: F32) -> F32:
+        """The logits that the head's products stand for."""
+        decoder = self._weights.decoder
+        return capped(logits * np.float32(decoder.logits_multiplier), decoder.logits_softcap)

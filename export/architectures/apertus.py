@@ -1,0 +1,27 @@
+"""Apertus 8B, 70B: an mlp without a gate, whose activation has two learned numbers (xIELU); norms of q and k."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import ACTIVATIONS, Names, NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm", gate="")
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", False)
+    shape = Shape(
+        model_type="apertus",
+        names=NAMES,
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        activation="xielu",
+        activations={**ACTIVATIONS, "xielu": "xielu"},
+        rope_keys=RopeKeys(theta=12_000_000.0),
+    )
+    return describe_shaped(config, shape)

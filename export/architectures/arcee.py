@@ -1,0 +1,24 @@
+"""AFM 4.5B: Llama with an mlp without a gate, whose relu is squared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import LLAMA, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", False)
+    shape = Shape(
+        model_type="arcee",
+        names=replace(LLAMA, gate=""),
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        activation="relu2",
+    )
+    return describe_shaped(config, shape)

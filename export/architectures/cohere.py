@@ -1,0 +1,36 @@
+"""Command R, R+, Aya: attention and mlp side by side, layer norms without biases, neighbouring values turned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import LLAMA, NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    own = replace(
+        shape(config, "cohere"),
+        qk_norm="heads" if config.flag("use_qk_norm", False) else "",
+        rope_keys=RopeKeys(theta=500_000.0),
+    )
+    return describe_shaped(config, own)
+
+
+def shape(config: Config, model_type: str) -> Shape:
+    """What Command R and its successors share."""
+    bias = config.flag("attention_bias", False)
+    return Shape(
+        model_type=model_type,
+        names=replace(LLAMA, mlp_norm=""),
+        norm=NormKind(kind="layer", key="layer_norm_eps", epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        tied=True,
+        interleaved=True,
+        parallel=True,
+        logits_multiplier=config.number("logit_scale", 0.0625),
+    )

@@ -1,0 +1,24 @@
+"""dots.llm1: Qwen 3's attention, and experts that are chosen as DeepSeek-V3's are."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import corrected
+from embedllm.export.architectures.common_windows import sliding_layers, windows
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", False)
+    first = config.integer("max_window_layers", 62, least=0)
+    sliding = sliding_layers(config, lambda index: index >= first)
+    shape = Shape(
+        model_type="dots1",
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        window=windows(config, 4096, sliding),
+        mixture=corrected,
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,24 @@
+"""ERNIE 4.5 0.3B: Llama whose neighbouring values turn together."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("use_bias", False)
+    shape = Shape(
+        model_type="ernie4_5",
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        tied=True,
+        rope_keys=RopeKeys(theta=500_000.0),
+        interleaved=True,
+    )
+    return describe_shaped(config.filled({"head_dim": 128}), shape)

@@ -1,0 +1,26 @@
+"""EXAONE 4.0 (1.2B, 32B): norms behind attention and mlp and over heads; where windows are, only they turn."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.olmo2 import NAMES
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    is_windowed = config.integer_or_none("sliding_window", 4096) is not None
+    sliding = sliding_layers(
+        config, lambda index: is_windowed and all_but_every(config.integer("sliding_window_pattern", 4))(index)
+    )
+    shape = Shape(
+        model_type="exaone4",
+        names=NAMES,
+        norm=NormKind(epsilon=1e-5),
+        qk_norm="head",
+        rope=lambda index: 0 if sliding[index] or not is_windowed else None,
+        window=windows(config, 4096, sliding),
+    )
+    return describe_shaped(config, shape)

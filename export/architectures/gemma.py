@@ -1,0 +1,28 @@
+"""Gemma 1, CodeGemma: norms by 1 + weight, embeddings times the root of the hidden size, GELU in the gate."""
+
+from __future__ import annotations
+
+import math
+
+from embedllm.export.architectures.common import Shape, describe_shaped, refuse
+from embedllm.export.architectures.common_parts import ACTIVATIONS, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NORM = NormKind(plus=1.0)
+
+
+def describe(config: Config) -> Decoder:
+    refuse(config, "use_bidirectional_attention", True)
+    bias = config.flag("attention_bias", False)
+    shape = Shape(
+        model_type="gemma",
+        norm=NORM,
+        qkv_bias=bias,
+        o_bias=bias,
+        tied=True,
+        activation="gelu",
+        activations={**ACTIVATIONS, "gelu": "gelu_tanh"},  # the first configs say so and mean the other
+        embedding_multiplier=math.sqrt(config.integer("hidden_size")),
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,28 @@
+"""GLM-4 9B (2024), GLM-Edge: gate and up in one matrix; half-turned heads, neighbouring values together."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names, NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(gate_up="mlp.gate_up_proj")
+
+
+def describe(config: Config) -> Decoder:
+    return describe_like(config, "glm", NAMES)
+
+
+def describe_like(config: Config, model_type: str, names: Names) -> Decoder:
+    """The decoder of a GLM whose tensors have these names."""
+    shape = Shape(
+        model_type=model_type,
+        names=names,
+        norm=NormKind(epsilon=1.5625e-7),
+        qkv_bias=config.flag("attention_bias", True),
+        rope_keys=RopeKeys(part=0.5),
+        interleaved=True,
+    )
+    return describe_shaped(config.filled({"head_dim": 128}), shape)

@@ -1,0 +1,15 @@
+"""GLM-4 0414 (9B, 32B), GLM-Z1: GLM with norms behind attention and mlp as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures import glm
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = replace(glm.NAMES, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm")
+
+
+def describe(config: Config) -> Decoder:
+    return glm.describe_like(config, "glm4", NAMES)

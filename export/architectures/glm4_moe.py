@@ -1,0 +1,23 @@
+"""GLM 4.5, 4.5-Air, 4.6: half-turned heads, and experts that are chosen as DeepSeek-V3's are."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import corrected
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="glm4_moe",
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=config.flag("attention_bias", False),
+        qk_norm="head" if config.flag("use_qk_norm", False) else "",
+        rope_keys=RopeKeys(part=0.5),
+        mixture=corrected,
+    )
+    config = config.filled({"num_experts_per_tok": 8, "moe_intermediate_size": 1408, "first_k_dense_replace": 1})
+    return describe_shaped(config.filled({"norm_topk_prob": True, "n_routed_experts": 128}), shape)

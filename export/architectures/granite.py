@@ -1,0 +1,28 @@
+"""Granite 3.x, 4.0 dense: Llama with multipliers of the embedding, the scores, what a layer adds, and the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    shape = replace(multiplied(config, "granite"), mlp_bias=config.flag("mlp_bias", False))
+    return describe_shaped(config, shape)
+
+
+def multiplied(config: Config, model_type: str) -> Shape:
+    """Llama's shape with the four multipliers."""
+    bias = config.flag("attention_bias", False)
+    return Shape(
+        model_type=model_type,
+        qkv_bias=bias,
+        o_bias=bias,
+        scale=config.number("attention_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        logits_multiplier=1 / config.number("logits_scaling", 1.0, above=0),
+    )

@@ -1,0 +1,21 @@
+"""Helium 1 2B: Llama whose neighbouring values turn together."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="helium",
+        norm=NormKind(epsilon=1e-8),
+        qkv_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        rope_keys=RopeKeys(theta=100_000.0),
+        interleaved=True,
+    )
+    return describe_shaped(config.filled({"head_dim": 128}), shape)

@@ -1,0 +1,20 @@
+"""InternLM 2, 2.5 (1.8B, 7B, 20B): Llama with q, k and v in one matrix, in shares of the key heads."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(
+    embedding="tok_embeddings", head="output", attention_norm="attention_norm", mlp_norm="ffn_norm",
+    qkv="attention.wqkv", o="attention.wo", gate="feed_forward.w1", up="feed_forward.w3", down="feed_forward.w2",
+)  # fmt: skip
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("bias", True)
+    groups = config.integer("num_key_value_heads", config.integer("num_attention_heads"))
+    shape = Shape(model_type="internlm2", names=NAMES, qkv_bias=bias, o_bias=bias, qkv_groups=groups)
+    return describe_shaped(config, shape)

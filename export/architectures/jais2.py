@@ -1,0 +1,24 @@
+"""Jais 2 (8B, 70B): layer norms, biases, an mlp without a gate, whose relu is squared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import LLAMA, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", True)
+    shape = Shape(
+        model_type="jais2",
+        names=replace(LLAMA, gate=""),
+        norm=NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", True),
+        activation="relu2",
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,24 @@
+"""MiniCPM 1B, 2B, MiniCPM4: Llama with multipliers of the embedding, what a layer adds, and the logits."""
+
+from __future__ import annotations
+
+import math
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    hidden = config.integer("hidden_size")
+    bias = config.flag("attention_bias", False)
+    shape = Shape(
+        model_type="minicpm",
+        qkv_bias=bias,
+        o_bias=bias,
+        tied=True,
+        embedding_multiplier=config.number("scale_emb", 1.0),
+        residual_multiplier=config.number("scale_depth", 1.0) / math.sqrt(config.integer("num_hidden_layers")),
+        logits_multiplier=config.number("dim_model_base", 1.0, above=0) / hidden,
+    )
+    return describe_shaped(config, shape)

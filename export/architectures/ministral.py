@@ -1,0 +1,13 @@
+"""Ministral 8B: Mistral with a window on the layers that 'layer_types' says."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_windows import sliding_layers, windows
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    window = windows(config, 4096, sliding_layers(config, lambda _: True))
+    return describe_shaped(config, Shape(model_type="ministral", window=window))

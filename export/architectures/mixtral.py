@@ -1,0 +1,34 @@
+"""Mixtral 8x7B, 8x22B: Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import Experts, mixture
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+_PLACE = "block_sparse_moe"
+
+
+def describe(config: Config) -> Decoder:
+    window = config.integer_or_none("sliding_window", None)
+    experts = Experts(
+        count=config.integer("num_local_experts", 8),
+        used=config.integer("num_experts_per_tok", 2),
+        inner=config.integer("intermediate_size"),
+        router=f"{_PLACE}.gate",
+        place=f"{_PLACE}.experts",
+        gate="w1",
+        up="w3",
+        down="w2",
+    )
+    shape = Shape(
+        model_type="mixtral",
+        norm=NormKind(epsilon=1e-5),
+        rope_keys=RopeKeys(theta=1_000_000.0),
+        window=lambda _: window,
+        mixture=lambda parts, _: mixture(parts, experts, normalised=True),
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,23 @@
+"""OLMo 2: norms behind attention and mlp, none in front; one norm over all heads of q, one over those of k."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(
+    attention_norm="",
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", False)
+    shape = Shape(
+        model_type="olmo2", names=NAMES, norm=NormKind(epsilon=1e-5), qkv_bias=bias, o_bias=bias, qk_norm="all"
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,31 @@
+"""OLMoE 1B-7B: a mixture of 64 experts; one norm over all heads of q, one over those of k."""
+
+from __future__ import annotations
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import Experts, experts_of_layer, mixture
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    if config.has("clip_qkv"):
+        raise UnsupportedModel(f"clip_qkv is {config.number('clip_qkv')}; this variant of the family is not described.")
+    bias = config.flag("attention_bias", False)
+    experts = Experts(
+        count=experts_of_layer(config, 64),
+        used=config.integer("num_experts_per_tok", 8),
+        inner=config.integer("intermediate_size"),
+    )
+    normalised = config.flag("norm_topk_prob", False)
+    shape = Shape(
+        model_type="olmoe",
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="all",
+        mixture=lambda parts, _: mixture(parts, experts, normalised=normalised),
+    )
+    return describe_shaped(config, shape)

@@ -1,0 +1,30 @@
+"""Phi-1, Phi-1.5, Phi-2: attention and mlp side by side, layer norms, biases everywhere, half-turned heads."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped, refuse
+from embedllm.export.architectures.common_parts import Names, NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(
+    norm="final_layernorm", mlp_norm="", o="self_attn.dense", gate="", up="mlp.fc1", down="mlp.fc2",
+)  # fmt: skip
+
+
+def describe(config: Config) -> Decoder:
+    refuse(config, "qk_layernorm", True)
+    shape = Shape(
+        model_type="phi",
+        names=NAMES,
+        norm=NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-5),
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        activation="gelu_new",
+        rope_keys=RopeKeys(part=0.5),
+        parallel=True,
+    )
+    return describe_shaped(config, shape)

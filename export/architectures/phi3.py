@@ -1,0 +1,16 @@
+"""Phi-3, Phi-3.5, Phi-4, Phi-4-mini: q, k and v in one matrix, gate and up in another, longrope, half-turned heads."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+NAMES = Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
+
+
+def describe(config: Config) -> Decoder:
+    window = config.integer_or_none("sliding_window", None)
+    shape = Shape(model_type="phi3", names=NAMES, norm=NormKind(epsilon=1e-5), window=lambda _: window)
+    return describe_shaped(config.filled({"original_max_position_embeddings": 4096}), shape)

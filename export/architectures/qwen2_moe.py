@@ -1,0 +1,42 @@
+"""Qwen 1.5 MoE, Qwen 2 57B-A14B: Qwen 2 with experts, of which one is for every token, by a weight of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import Experts, experts_of_layer, gated, is_sparse, mixture
+from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.architectures.common_windows import sliding_layers, windows
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+
+def describe(config: Config) -> Decoder:
+    last = config.integer("max_window_layers", 28, least=0)
+    sliding = sliding_layers(config, lambda index: index % 2 == 0 and index < last)
+    is_windowed = config.flag("use_sliding_window", False)
+    shape = Shape(
+        model_type="qwen2_moe",
+        qkv_bias=config.flag("qkv_bias", True),
+        window=windows(config, 4096, sliding) if is_windowed else lambda _: None,
+        mixture=_mixture,
+    )
+    return describe_shaped(config, shape)
+
+
+def _mixture(parts: Parts, index: int) -> Moe | None:
+    config = parts.config
+    if not is_sparse(config, index):
+        return None
+    experts = Experts(
+        count=experts_of_layer(config, 60),
+        used=config.integer("num_experts_per_tok", 4),
+        inner=config.integer("moe_intermediate_size", 1408),
+    )
+    shared = replace(experts, inner=config.integer("shared_expert_intermediate_size", 5632))
+    return replace(
+        mixture(parts, experts, normalised=config.flag("norm_topk_prob", False)),
+        shared=gated(parts, "mlp.shared", "mlp.shared_expert", shared),
+        shared_gate=parts.linear("mlp.shared_gate", "mlp.shared_expert_gate", 1, parts.sizes.hidden),
+    )

@@ -1,0 +1,30 @@
+"""Qwen 3 30B-A3B, 235B-A22B, Qwen3-Coder: Qwen 3 with a mixture of experts."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import Experts, experts_of_layer, is_sparse, mixture
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    bias = config.flag("attention_bias", False)
+    window = config.integer_or_none("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
+    experts = Experts(
+        count=experts_of_layer(config, 128),
+        used=config.integer("num_experts_per_tok", 8),
+        inner=config.integer("moe_intermediate_size", 768),
+    )
+    normalised = config.flag("norm_topk_prob", False)
+    shape = Shape(
+        model_type="qwen3_moe",
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        window=lambda _: window,
+        mixture=lambda parts, index: (
+            mixture(parts, experts, normalised=normalised) if is_sparse(config, index) else None
+        ),
+    )
+    return describe_shaped(config, shape)

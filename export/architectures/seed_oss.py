@@ -1,0 +1,17 @@
+"""Seed-OSS 36B: Llama with biases on q, k and v, and heads of 128 values."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="seed_oss",
+        qkv_bias=config.flag("attention_bias", True),
+        o_bias=config.flag("attention_out_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+    )
+    return describe_shaped(config.filled({"head_dim": 128}), shape)

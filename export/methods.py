@@ -1,0 +1,62 @@
+"""How scales can be found, as a table: what each method needs to know, and does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from embedllm.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way from weights to integers and scales."""
+
+    search: bool = True  # scales of 4 bits by least squares; otherwise such as reach the extremes of a group
+    weighs: bool = False  # and errors count by how large the inputs of a column are
+    scales: bool = False  # columns with large inputs are made larger first, and what comes before them smaller
+    compensates: bool = False  # what a rounding loses is made up for by what is rounded later
+    bits: tuple[int, ...] = (4, 8)  # of matrices that it is for
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has to know the inputs of matrices, from a text."""
+        return self.weighs or self.scales or self.compensates
+
+
+METHODS = {
+    "search": Method(),
+    "nearest": Method(search=False),
+    "weighted": Method(weighs=True, bits=(4,)),
+    "awq": Method(weighs=True, scales=True),
+    "gptq": Method(compensates=True),
+    "awq+gptq": Method(scales=True, compensates=True),
+}
+
+
+def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text: bool, has_importance: bool) -> bool:
+    """Whether an export reads a text: one that is given, or drawn by the model.
+
+    name: of the method. bits: of all matrices. has_budget: they are chosen by a size or mean bits, which takes a text.
+    has_text, has_importance: whether they are given.
+    Raises ExportError where a method has nothing to do, or what is given nobody to read it.
+    """
+    method = METHODS[name]
+    if method.reads and not set(bits) & set(method.bits):
+        found, wanted = (" or ".join(map(str, sorted(set(some)))) for some in (bits, method.bits))
+        raise ExportError(
+            f"at {found} bits there is no matrix of {wanted} bits, which the method '{name}' is for. Leave out the "
+            "method and what it reads, or choose fewer bits."
+        )
+    if has_importance and name != "weighted":
+        raise ExportError(f"an importance matrix is for the method 'weighted', not for '{name}'. Leave one out.")
+    reads = has_budget or (method.reads and not has_importance)
+    if has_text and not reads:
+        if has_importance:
+            raise ExportError("a calibration text and an importance matrix say the same. Leave one out.")
+        readers = ", ".join(f"'{other}'" for other in METHODS if METHODS[other].reads)
+        raise ExportError(
+            f"a calibration text is for the methods {readers}, not for '{name}' without a size. Leave one out, or give "
+            "a size."
+        )
+    return reads

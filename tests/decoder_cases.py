@@ -1,0 +1,217 @@
+"""Decoders that differ from a plain one by what some family has: one thing a case. For tests of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Layer, Linear, Mlp, Moe, Norm, Rope
+from tests.tiny import tiny_config
+
+Change = Callable[[Decoder], Decoder]
+VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE = 307, 80, 5, 1, 16  # a last group of 16 values in rows of 80
+
+
+@cache
+def plain() -> Decoder:
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+    return describe(Config(tiny_config("qwen3", **sizes)), None)
+
+
+def layers(change: Callable[[int, Layer], Layer]) -> Change:
+    def changed(decoder: Decoder) -> Decoder:
+        return replace(decoder, layers=tuple(change(at, layer) for at, layer in enumerate(decoder.layers)))
+
+    return changed
+
+
+def attention(**changes: object) -> Change:
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, **changes)))  # type: ignore[arg-type]
+
+
+def norm(name: str, size: int = HIDDEN, **changes: object) -> Norm:
+    return replace(Norm(name=name, source=f"{name}.weight", size=size, epsilon=1e-5), **changes)  # type: ignore[arg-type]
+
+
+def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
+    return Linear(name=name, source=name, rows=rows, columns=columns, bias=bias)
+
+
+def layer_norms(decoder: Decoder) -> Decoder:
+    def change(found: Norm | None) -> Norm | None:
+        return found and replace(found, kind="layer", bias=f"{found.name}.bias")
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        return replace(layer, attention_norm=change(layer.attention_norm), mlp_norm=change(layer.mlp_norm))
+
+    decoder = layers(of_layer)(decoder)
+    return replace(decoder, norm=replace(decoder.norm, kind="layer", bias="norm.bias"))
+
+
+def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = False, kind: str = "rms") -> Change:
+    """Norms of q and k: each head by weights of its own, all heads together, or after the rotation."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = layer.attention
+
+        def made(part: str, heads: int) -> Norm:
+            size = heads * SIZE if whole else SIZE
+            return norm(f"layers.{at}.{part}_norm", size, groups=heads if groups else 1, kind=kind)
+
+        return replace(layer, attention=replace(found, q_norm=made("q", found.heads), k_norm=made("k", found.kv_heads),
+                                                norm_turned=turned))  # fmt: skip
+
+    return lambda decoder: layers(of_layer)(kv_heads(5)(decoder) if groups or whole else decoder)
+
+
+def kv_heads(count: int) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = layer.attention
+        k, v = (replace(one, rows=count * SIZE) for one in (found.k, found.v))
+        return replace(layer, attention=replace(found, kv_heads=count, k=k, v=v))
+
+    return layers(of_layer)
+
+
+def wide_heads(size: int) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        a = layer.attention
+        q, k, v = replace(a.q, rows=HEADS * size), replace(a.k, rows=size), replace(a.v, rows=size)
+        o = replace(a.o, columns=HEADS * size)
+        return replace(layer, attention=replace(a, head_dim=size, q=q, k=k, v=v, o=o, q_norm=None, k_norm=None))
+
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=size))
+
+
+def post_norms(*, only: bool = False) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        after = {f"{part}_post_norm": norm(f"layers.{at}.{part}_post_norm") for part in ("attention", "mlp")}
+        before = {"attention_norm": None, "mlp_norm": None} if only else {}
+        return replace(layer, **after, **before)  # type: ignore[arg-type]
+
+    return layers(of_layer)
+
+
+def mlps(*, gate: bool = True, activation: str = "silu", bias: bool = False) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = layer.mlp
+        assert isinstance(found, Mlp)
+        up, down = replace(found.up, bias=bias), replace(found.down, bias=bias)
+        return replace(layer, mlp=replace(found, gate=found.gate if gate else None, up=up, down=down,
+                                          activation=activation))  # fmt: skip
+
+    return layers(of_layer)
+
+
+def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool = False, bias: bool = False,
+             gated: bool = False, **changes: object) -> Change:  # fmt: skip
+    def of_layer(at: int, layer: Layer) -> Layer:
+        def one(name: str) -> Mlp:
+            name = f"layers.{at}.mlp.{name}"
+            return Mlp(gate=linear(f"{name}.gate", inner, HIDDEN, bias=bias), up=linear(f"{name}.up", inner, HIDDEN,
+                       bias=bias), down=linear(f"{name}.down", HIDDEN, inner, bias=bias))  # fmt: skip
+
+        moe = Moe(
+            router=linear(f"layers.{at}.mlp.router", experts, HIDDEN, bias=bias),
+            experts=tuple(one(f"experts.{number}") for number in range(experts)),
+            used=used,
+            shared=one("shared") if shared else None,
+            shared_gate=linear(f"layers.{at}.mlp.shared_gate", 1, HIDDEN) if gated else None,
+        )
+        corrected = {"correction": f"layers.{at}.{changes['correction']}"} if "correction" in changes else {}
+        return replace(layer, mlp=replace(moe, **{**changes, **corrected}))  # type: ignore[arg-type]
+
+    return layers(of_layer)
+
+
+def sinks(decoder: Decoder) -> Decoder:
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, sinks=f"sinks.{at}")))(decoder)
+
+
+def both(*changes: Change) -> Change:
+    def changed(decoder: Decoder) -> Decoder:
+        for change in changes:
+            decoder = change(decoder)
+        return decoder
+
+    return changed
+
+
+def by_layer(first: dict[str, object], second: dict[str, object]) -> Change:
+    """Of the attention of the two layers."""
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, **(first, second)[at])))  # type: ignore[arg-type]
+
+
+def whole(**changes: object) -> Change:
+    return lambda decoder: replace(decoder, **changes)  # type: ignore[arg-type]
+
+
+PARALLEL = layers(lambda at, layer: replace(layer, parallel=True, mlp_norm=None))
+LEARNED = both(attention(rope=None), whole(positions=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotated=0)))
+UNTIED = whole(head=linear("lm_head", VOCABULARY, HIDDEN, bias=True))
+
+CASES: dict[str, Change] = {
+    "layer norm": layer_norms,
+    "layer norm without bias": whole(norm=norm("norm", kind="layer")),
+    "rms norm with bias": whole(norm=norm("norm", bias="norm.bias")),
+    "norm of 1 and more": whole(norm=norm("norm", plus=1.0)),
+    "norm without weights": whole(norm=norm("norm", source="")),
+    "norms of heads of their own": head_norms(groups=True, kind="layer"),
+    "norms over all heads": head_norms(whole=True),
+    "norms after the rotation": head_norms(turned=True),
+    "norms of their own after the rotation": head_norms(groups=True, turned=True),
+    "post norms": post_norms(),
+    "post norms only": post_norms(only=True),
+    "parallel": PARALLEL,
+    "parallel, two norms": layers(lambda at, layer: replace(layer, parallel=True)),
+    "parallel in the first layer": layers(lambda at, layer: replace(layer, parallel=at == 0)),
+    "residual multiplier": layers(lambda at, layer: replace(layer, residual_multiplier=0.3)),
+    "partial rotation": whole(rope=Rope(base=1e4, rotated=8)),
+    "no rotation in a layer": by_layer({}, {"rope": None}),
+    "learned positions": LEARNED,
+    "two rotations": both(whole(local_rope=Rope(base=100.0, rotated=16)), by_layer({"rope": 1, "window": 5}, {})),
+    "two rotations, one partial": both(whole(local_rope=Rope(base=100.0, rotated=4)), by_layer({"rope": 1}, {})),
+    "heads of 64": wide_heads(64),
+    "heads of 24": wide_heads(24),
+    "scale": attention(scale=0.1),
+    "softcap": attention(softcap=0.5),
+    "softcap in a layer, shared heads, window": by_layer({"softcap": 0.5, "window": 6}, {}),
+    "sinks": sinks,
+    "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
+    "sinks, softcap": both(sinks, attention(softcap=1.0)),
+    "no gate": mlps(gate=False, activation="gelu", bias=True),
+    "gelu": mlps(activation="gelu"),
+    "gelu, tanh": mlps(activation="gelu_tanh"),
+    "relu": mlps(activation="relu"),
+    "relu squared": mlps(gate=False, activation="relu2"),
+    "mixture": mixtures(),
+    "mixture, normalised, biases": mixtures(normalised=True, bias=True),
+    "mixture of one": mixtures(used=1),
+    "mixture of all": mixtures(used=6),
+    "mixture, sigmoid, groups": mixtures(
+        experts=8,
+        scores="sigmoid",
+        groups=4,
+        used_groups=2,
+        normalised=True,
+        scale=2.5,
+        correction="correction",
+        shared=True,
+    ),
+    "mixture, softmax, groups": mixtures(experts=8, groups=2, used_groups=1, used=3),
+    "mixture, softmax of the best": mixtures(scores="softmax_of_best"),
+    "mixture, shared by weight": mixtures(shared=True, gated=True),
+    "mixture, parallel": both(mixtures(), PARALLEL),
+    "embedding multiplier": whole(embedding_multiplier=5.0),
+    "embedding norm": whole(embedding_norm=norm("embedding_norm", kind="layer", bias="embedding_norm.bias")),
+    "logits multiplier": whole(logits_multiplier=0.2),
+    "logits softcap": both(UNTIED, whole(logits_softcap=2.0)),
+    "logits multiplier and softcap": whole(logits_multiplier=0.2, logits_softcap=2.0),
+    "head with bias": UNTIED,
+    "biases of some of q, k and v": layers(
+        lambda at, layer: replace(layer, attention=replace(layer.attention, k=replace(layer.attention.k, bias=at == 1)))
+    ),
+}
