@@ -20,7 +20,6 @@ from embedllm.backends.base import Device
 from embedllm.backends.cuda_driver import gpus, stream
 from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.backends.resident import ResidentEngine
-from embedllm.export.decoder import Moe
 from embedllm.package import Graph, Package
 
 PROVIDER = "CUDAExecutionProvider"
@@ -70,8 +69,8 @@ class CudaEngine(ResidentEngine):
         self.where = ("cuda", self.index)
         _load_libraries()
         # how many tokens an expert has is known as it runs only: a captured step has one number for ever
-        is_mixture = any(isinstance(layer.mlp, Moe) for layer in package.decoder.layers)
-        super().__init__(package, graph, device, capture=capture and not is_mixture, lock=_LOCKS[self.index])
+        capture = capture and not package.decoder.is_mixture
+        super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         with _unlogged(), _fast_attention():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from embedllm.backends.drivers import Driver
-from embedllm.export.decoder import Moe
 from embedllm.export.dialects import OPENVINO
 from embedllm.package import Package
 
@@ -17,7 +16,7 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
             "export it with --target npu",
         )
-    if not driver.mixtures and any(isinstance(layer.mlp, Moe) for layer in package.decoder.layers):
+    if not driver.mixtures and package.decoder.is_mixture:
         return (
             f"'{package.name}' is a mixture of experts, which take as many tokens as there happen to be; the NPU's "
             "shapes are fixed",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from embedllm.chat import Message
 from embedllm.errors import ContextFull
-from embedllm.export.decoder import layer_ropes
 from embedllm.prefix_cache import common
 from embedllm.runner import Request
 from embedllm.shift import SINK, Shift
@@ -107,7 +106,7 @@ def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> 
     prompt = request.prompt
     system = list(asked.messages[: turns[0]] if turns else asked.messages)
     kept = common(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
-    shift = Shift(keep=max(SINK, kept), context=asked.context, ropes=layer_ropes(decoder))
+    shift = Shift(keep=max(SINK, kept), context=asked.context, ropes=decoder.layer_ropes)
     if shift.keep > asked.context // 2:
         raise ContextFull(
             f"the system message and the tools take {shift.keep} tokens, and 'shift' keeps them; "

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Decoder, Linear, Moe, linears
+from embedllm.export.decoder import Decoder, Linear, linears
 from embedllm.export.rotation import turned_factors
 from embedllm.peft_config import CONFIG, PeftConfig, read_config
 from embedllm.tensor_floats import FLOATS, to_float32
@@ -69,7 +69,7 @@ def read_adapters(
 
 def check_adaptable(package: Package) -> None:
     """Raises PackageError for mixtures of experts, and for matrices that read other than adapters were trained for."""
-    if any(isinstance(layer.mlp, Moe) for layer in package.decoder.layers):
+    if package.decoder.is_mixture:
         raise PackageError(
             f"'{package.folder}' has a mixture of experts, and adapters at run time are not for such. Merge the "
             "adapter when exporting (--lora)."

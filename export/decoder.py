@@ -222,6 +222,17 @@ class Decoder:
         """Every rotation, by the numbers that Attention.rope has."""
         return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotated)
 
+    @property
+    def layer_ropes(self) -> tuple[Rope | None, ...]:
+        """What turns the keys of each layer; None where nothing does."""
+        numbers = (layer.attention.rope for layer in self.layers)
+        return tuple(None if number is None else self.ropes[number] for number in numbers)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether any layer chooses among experts."""
+        return any(isinstance(layer.mlp, Moe) for layer in self.layers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
@@ -305,12 +316,6 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         if isinstance(layer.mlp, Moe) and layer.mlp.correction:
             size = len(layer.mlp.experts)
             yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size)
-
-
-def layer_ropes(decoder: Decoder) -> tuple[Rope | None, ...]:
-    """What turns the keys of each layer; None where nothing does."""
-    numbers = (layer.attention.rope for layer in decoder.layers)
-    return tuple(None if number is None else decoder.ropes[number] for number in numbers)
 
 
 def sinks_name(index: int) -> str:

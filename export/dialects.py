@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from embedllm.export.decoder import Moe
-
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
 
@@ -46,7 +44,7 @@ class Dialect:
         """Why there is no such graph of a model; empty when there is one."""
         if self.whole_attention:
             return ""
-        if any(isinstance(layer.mlp, Moe) for layer in decoder.layers):
+        if decoder.is_mixture:
             return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
         if any(layer.attention.softcap or layer.attention.sinks for layer in decoder.layers):
             return "its attention has a soft cap or sinks, which DirectML's does not have"

@@ -91,9 +91,12 @@ class _Reader:
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is one
             raise ExportError(f"'{self._path}' is damaged or cut off in {what} ({error}). Make it again.") from error
 
-    def _read(self, count: int) -> bytes:
+    def _check(self, count: int) -> None:
         if count > self._size - self._file.tell():
             raise ValueError(f"{count} bytes more are needed, the file has {self._size}")
+
+    def _read(self, count: int) -> bytes:
+        self._check(count)
         return self._file.read(count)
 
     def _number(self, kind: str) -> int:
@@ -121,8 +124,7 @@ class _Reader:
         return None
 
     def _skip(self, count: int) -> None:
-        if count > self._size - self._file.tell():
-            raise ValueError(f"{count} bytes more are needed, the file has {self._size}")
+        self._check(count)
         self._file.seek(count, 1)
 
     def _tensor(self) -> GgufTensor:

@@ -77,15 +77,11 @@ class Graph:
 
     def number(self, value: float) -> str:
         """One number in the type of the activations."""
-        name = f"constant.number.{value:.9g}"
-        self._initializers[name] = numpy_helper.from_array(np.array(value, self.activations), name)
-        return name
+        return self.floats(np.array(value, self.activations), f"constant.number.{value:.9g}")
 
     def single(self, value: float) -> str:
         """One number as float32, whatever the activations are."""
-        name = f"constant.single.{value:.9g}"
-        self._initializers[name] = numpy_helper.from_array(np.array(value, np.float32), name)
-        return name
+        return self.floats(np.array(value, np.float32), f"constant.single.{value:.9g}")
 
     def ones(self, size: int) -> str:
         """A vector of ones in the type of the activations."""

@@ -15,7 +15,6 @@ from embedllm.errors import ExportError
 from embedllm.export.architectures import describe
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.config import Config
-from embedllm.export.decoder import Moe
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
 from embedllm.export.fitting import Fitted, fit
@@ -84,7 +83,7 @@ def convert(
         texts = _texts(location.folder)
         tokens = _special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
-        if METHODS[recipe.method].reads and any(isinstance(layer.mlp, Moe) for layer in decoder.layers):
+        if METHODS[recipe.method].reads and decoder.is_mixture:
             raise ExportError(
                 f"the method '{recipe.method}' is not for mixtures of experts such as '{decoder.model_type}': an "
                 "expert sees only the tokens that are routed to it, maybe none. Use the method 'search'."

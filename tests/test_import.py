@@ -120,6 +120,7 @@ def test_importing_embedllm_loads_the_standard_library_only(tmp_path: Path) -> N
     modules = run_fresh(IMPORT, home=tmp_path).stdout.split()
     roots = {module.partition(".")[0] for module in modules}
     assert "embedllm.model" in modules
+    assert "embedllm.export" not in modules
     assert roots - sys.stdlib_module_names == {"embedllm"}
     assert not roots & {"asyncio", "concurrent", "ctypes", "unittest"}  # heavy, and not needed yet
 

@@ -24,7 +24,6 @@ from embedllm.export.decoder import (
     Rope,
     RopeScaling,
     YarnScaling,
-    layer_ropes,
 )
 from embedllm.export.rope import moved_keys, tables
 from embedllm.runner import Request
@@ -125,7 +124,7 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
     package = tiny_package("mistral", num_hidden_layers=1, max_position_embeddings=128, **family)
     with load(package, device=device, exact=device != "reference") as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder))
+        sequence.shift = Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
         dropped: list[int] = []
         sequence.note_dropped = dropped.append
         for token in (5, 6, 7):
@@ -149,7 +148,7 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
 def test_what_is_dropped_again_is_counted_again(tiny_package: Callable[..., Path]) -> None:
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder))
+        sequence.shift = Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
         shifted = [sequence.feed([token]) for token in range(10, 80)][-1]
         assert sequence.tokens == [*tokens[:8], *tokens[8 + 90 :], *range(10, 80)]
         fresh = llm.runner.sequences.new().feed(sequence.tokens)
@@ -171,7 +170,7 @@ def test_others_get_nothing_of_a_shifted_sequence(tiny_package: Callable[..., Pa
     with load(package, exact=True, cache_dir=tmp_path) as llm:
         tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, 250)]
         sequence = llm.runner.sequences.new()
-        shift = Shift(keep=16, context=256, ropes=layer_ropes(llm.package.decoder))
+        shift = Shift(keep=16, context=256, ropes=llm.package.decoder.layer_ropes)
         chunks = reply(llm, shift, tokens, 40, sequence)
         assert chunks[-1].finish_reason == "length"
         assert chunks[-1].statistics.dropped_tokens == 60
@@ -190,7 +189,7 @@ def test_a_prompt_longer_than_the_context_is_fed_with_shifts_on_the_way(tiny_pac
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 100)
         prompt = [*tokens, *(int(token) for token in np.random.default_rng(2).integers(3, 300, 90))]
-        chunks = reply(llm, Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder)), prompt, 3, sequence)
+        chunks = reply(llm, Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), prompt, 3, sequence)
         statistics = chunks[-1].statistics
         assert (statistics.cached_tokens, statistics.prompt_tokens) == (100, 190)
         assert statistics.dropped_tokens > 0
@@ -205,7 +204,7 @@ def test_a_reply_without_a_limit_ends_after_as_many_tokens_as_the_context_holds(
 ) -> None:
     with load(one_layer(tiny_package)) as llm:
         sequence, tokens = full(llm, 50)
-        chunks = reply(llm, Shift(keep=8, context=128, ropes=layer_ropes(llm.package.decoder)), tokens, None, sequence)
+        chunks = reply(llm, Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), tokens, None, sequence)
         assert (chunks[-1].finish_reason, chunks[-1].statistics.tokens) == ("length", 128)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 import embedllm
 from embedllm import Model
-from embedllm.export.decoder import LinearScaling, layer_ropes
+from embedllm.export.decoder import LinearScaling
 from embedllm.shift import Shift
 from embedllm.types import Logits
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6)
     options = parser.parse_args()
     llm = embedllm.load(options.folder, device=options.device, prefix_cache=0)
-    ropes = layer_ropes(llm.package.decoder)
+    ropes = llm.package.decoder.layer_ropes
     still = tuple(rope and replace(rope, scaling=LinearScaling(factor=1e30)) for rope in ropes)
     rules = {
         "shift": Shift(keep=4, context=options.window, ropes=ropes),
