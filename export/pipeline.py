@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.architectures import describe
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
@@ -20,8 +17,8 @@ from embedllm.export.dialects import FLOAT32
 from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
-from embedllm.export.hf import HuggingFaceSource, read_json, reading
-from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location, locate
+from embedllm.export.hf import HuggingFaceSource
+from embedllm.export.hub import locate
 from embedllm.export.imatrix import read_importance
 from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
@@ -35,7 +32,8 @@ from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
 from embedllm.export.stream import check_source, write_weights
-from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
+from embedllm.export.texts import copy_texts, facts_of, special_tokens, texts_of
+from embedllm.package import MANIFEST, WEIGHTS, sha256
 
 
 def convert(
@@ -80,8 +78,8 @@ def convert(
     reader = HuggingFaceSource(location)
     try:
         decoder = describe(Config(reader.config), recipe.context)
-        texts = _texts(location.folder)
-        tokens = _special_tokens(reader, decoder.vocabulary)
+        texts = texts_of(location.folder)
+        tokens = special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
         if METHODS[recipe.method].reads and decoder.is_mixture:
             raise ExportError(
@@ -100,8 +98,8 @@ def convert(
         draws = reads and text is None
         draft, size = decided.layout.size, most or decided.layout.size
         with appears_whole(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
-            facts = _facts(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
-            _copy(texts, partial)
+            facts = facts_of(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
+            copy_texts(texts, partial)
             job = _Job(source=model, recipe=recipe, facts=facts, on_progress=on_progress)
             if draws:
                 text = _drawn(job, decided, partial)
@@ -143,7 +141,7 @@ class _Job:
 def _drawn(job: _Job, decided: Plan, partial: Path) -> CalibrationText:
     """What the model says by itself, as a plainer export of it that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="draft-", dir=partial) as folder:
-        _copy({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
+        copy_texts({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
         plainer = dataclasses.replace(job.recipe, method="nearest")
         silent = dataclasses.replace(job, on_progress=lambda _: None)
         _write(silent, plan(decided.decoder, plainer), Path(folder), Fitted(source=job.source))
@@ -186,83 +184,3 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
         },
     }
     write_json(partial / MANIFEST, manifest)
-
-
-def _facts(location: Location, recipe: Recipe, tokens: dict[str, object], name: str) -> dict[str, object]:
-    """What a manifest says of where the package comes from."""
-    return {
-        "format": FORMAT,
-        "created_by": f"embedllm {__version__}",
-        "name": name,
-        "source": location.name,
-        "revision": location.revision or None,
-        "licence": _licence(location.folder),
-        "tokens": tokens,
-        "recipe": dataclasses.asdict(recipe),
-    }
-
-
-def _special_tokens(reader: HuggingFaceSource, vocabulary: int) -> dict[str, object]:
-    """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json.
-
-    Raises ExportError for a stop token that the model cannot give: it would not stop. A bos or pad token outside of
-    the vocabulary means that there is none (some configs say -1, or one more than there are).
-    """
-    path = reader.folder / "generation_config.json"
-    generation = read_json(path, "generation settings") if path.exists() else {}
-
-    def token(key: str) -> object:
-        value = generation.get(key)
-        return reader.config.get(key) if value is None else value
-
-    stop, bos, pad = (token(f"{name}_token_id") for name in ("eos", "bos", "pad"))
-    stops = [_token_id(value) for value in ([] if stop is None else stop if isinstance(stop, list) else [stop])]
-    bos, pad = (None if value is None else _token_id(value) for value in (bos, pad))
-    for value in stops:
-        if not 0 <= value < vocabulary:
-            raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
-    bos, pad = (value if value in range(vocabulary) else None for value in (bos, pad))
-    return {"bos": bos, "pad": pad, "stop": stops}
-
-
-def _token_id(value: object) -> int:
-    if type(value) is not int:
-        raise ExportError(f"a special token id is {value!r}; expected a whole number.")
-    return value
-
-
-def _texts(folder: Path) -> dict[str, Path]:
-    """The files that go into the package as they are, by their names in it."""
-    if not (folder / "tokenizer.json").exists():
-        raise ExportError(
-            f"there is no tokenizer.json in '{folder}'. With transformers installed, write one with: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
-    found: dict[str, Path] = {}
-    for path in sorted([*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]):
-        name = path.relative_to(folder).as_posix()
-        matches = [pattern for pattern in TEXTS if fnmatchcase(name, pattern)]
-        # a folder LICENSES is none of them, but a link that leads nowhere is: reading it says so
-        if name in matches or (matches and not path.is_dir()):
-            found[name] = path
-    return found
-
-
-def _copy(texts: dict[str, Path], partial: Path) -> None:
-    for name, path in texts.items():
-        with reading(path):
-            data = path.read_bytes()
-        (partial / name).parent.mkdir(exist_ok=True)
-        (partial / name).write_bytes(data)
-
-
-def _licence(folder: Path) -> str | None:
-    """The licence that the model card names, if there is one."""
-    card = folder / "README.md"
-    if not card.exists():
-        return None
-    with reading(card):
-        text = card.read_text(encoding="utf-8", errors="replace")
-    head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-    line = re.search(r"^licen[sc]e:\s*(\S.*)$", head[1], re.MULTILINE) if head else None
-    return line[1].strip().strip("'\"") if line else None
