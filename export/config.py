@@ -79,6 +79,15 @@ class Config:
             raise self._wrong(key, values, "a list of whole numbers")
         return values
 
+    def one_or_each(self, key: str, default: int, count: int) -> list[int]:
+        """A whole number >= 1 for each of `count` layers: the same for all, or a list of them."""
+        if not isinstance(self._get(key, default), list):
+            return [self.integer(key, default)] * count
+        values = self.integers(key) or []
+        if len(values) != count or min(values, default=0) < 1:
+            raise self._wrong(key, values, f"a whole number >= 1, or a list of {count}")
+        return values
+
     def flag(self, key: str, default: object = _MISSING) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):

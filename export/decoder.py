@@ -164,6 +164,7 @@ class Moe:
     normalised: bool = False  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
     correction: str = ""  # the tensor in the source, [experts]: added to the scores to choose by, not to the weights
+    correction_is_row: bool = False  # the source has it as a matrix of one row, [1, experts]
     groups: int = 1  # of experts that lie together; only the best `used_groups` by their two best scores take part
     used_groups: int = 1
     shared: Mlp | None = None  # for every token
@@ -315,7 +316,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
                     yield Vector(name=alpha_name(mlp, part), source=f"{mlp.alphas}.{part}", size=1)
         if isinstance(layer.mlp, Moe) and layer.mlp.correction:
             size = len(layer.mlp.experts)
-            yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size)
+            width = size if layer.mlp.correction_is_row else 1
+            yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size, width=width)
 
 
 def sinks_name(index: int) -> str:

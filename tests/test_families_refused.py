@@ -20,6 +20,8 @@ KEYS |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3", "vaultgemma"), "hidden
 OWN = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128},
     "opt": {"ffn_dim": 96},
+    "exaone_moe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "solar_open": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
@@ -66,6 +68,7 @@ def test_another_activation_is_refused(family: str) -> None:
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 experts of a token; expected at most all 2"),
+        ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "use_bias is true; a head with a bias"),
         ("dots1", {"n_group": 3}, "4 experts in 3 groups .'n_group'."),
         ("dots1", {"topk_group": 2}, "4 experts in 1 groups .*, of which 2 take part"),
         ("cohere2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer type 'chunked_attention'"),
@@ -91,6 +94,8 @@ def test_a_variant_that_is_not_described_is_refused_by_its_key(
         ("gemma2", {"query_pre_attn_scalar": "x"}, "'query_pre_attn_scalar' is 'x'; expected a number > 0"),
         ("hunyuan_v1_dense", {"rope_scaling": {"alpha": 0}}, "'alpha' is 0; expected a number > 0"),
         ("qwen3_moe", {"mlp_only_layers": 1}, "'mlp_only_layers' is 1; expected a list of whole numbers"),
+        ("hunyuan_v1_moe", {"moe_topk": [1]}, "'moe_topk' is .1.; expected a whole number >= 1, or a list of 2"),
+        ("exaone_moe", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' has 1 entries; expected 2, one a layer"),
         ("gpt2", {"n_embd": 0}, r"^config\.json: 'n_embd' is 0; expected a whole number >= 1"),
         ("gpt2", {"n_layer": None}, r"^config\.json has no 'n_layer'"),
         ("gemma3", {"hidden_size": None}, r"^config\.json: text_config has no 'hidden_size'"),

@@ -41,13 +41,13 @@ def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", normalis
     )
 
 
-def gated(parts: Parts, part: str, where: str, experts: Experts) -> Mlp:
+def gated(parts: Parts, part: str, where: str, experts: Experts, *, bias: bool = False) -> Mlp:
     """One expert."""
     hidden, inner = parts.sizes.hidden, experts.inner
     return Mlp(
-        gate=parts.linear(f"{part}.gate", f"{where}.{experts.gate}", inner, hidden),
-        up=parts.linear(f"{part}.up", f"{where}.{experts.up}", inner, hidden),
-        down=parts.linear(f"{part}.down", f"{where}.{experts.down}", hidden, inner),
+        gate=parts.linear(f"{part}.gate", f"{where}.{experts.gate}", inner, hidden, bias=bias),
+        up=parts.linear(f"{part}.up", f"{where}.{experts.up}", inner, hidden, bias=bias),
+        down=parts.linear(f"{part}.down", f"{where}.{experts.down}", hidden, inner, bias=bias),
         activation=activation(parts.config),
     )
 

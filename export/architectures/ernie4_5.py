@@ -10,9 +10,13 @@ from embedllm.export.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
+    return describe_shaped(config.filled({"head_dim": 128}), ernie(config, "ernie4_5"))
+
+
+def ernie(config: Config, model_type: str) -> Shape:
     bias = config.flag("use_bias", False)
-    shape = Shape(
-        model_type="ernie4_5",
+    return Shape(
+        model_type=model_type,
         norm=NormKind(epsilon=1e-5),
         qkv_bias=bias,
         o_bias=bias,
@@ -21,4 +25,3 @@ def describe(config: Config) -> Decoder:
         rope_keys=RopeKeys(theta=500_000.0),
         interleaved=True,
     )
-    return describe_shaped(config.filled({"head_dim": 128}), shape)

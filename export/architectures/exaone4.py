@@ -11,16 +11,19 @@ from embedllm.export.decoder import Decoder
 
 
 def describe(config: Config) -> Decoder:
+    return describe_shaped(config, exaone(config, "exaone4"))
+
+
+def exaone(config: Config, model_type: str) -> Shape:
     is_windowed = config.integer_or_none("sliding_window", 4096) is not None
     sliding = sliding_layers(
         config, lambda index: is_windowed and all_but_every(config.integer("sliding_window_pattern", 4))(index)
     )
-    shape = Shape(
-        model_type="exaone4",
+    return Shape(
+        model_type=model_type,
         names=NAMES,
         norm=NormKind(epsilon=1e-5),
         qk_norm="head",
         rope=lambda index: 0 if sliding[index] or not is_windowed else None,
         window=windows(config, 4096, sliding),
     )
-    return describe_shaped(config, shape)

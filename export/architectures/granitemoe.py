@@ -14,11 +14,12 @@ _PLACE = "block_sparse_moe"
 
 
 def describe(config: Config) -> Decoder:
-    shape = replace(multiplied(config, "granitemoe"), mixture=lambda parts, _: _mixture(parts))
+    shape = replace(multiplied(config, "granitemoe"), mixture=lambda parts, _: packed_mixture(parts))
     return describe_shaped(config, shape)
 
 
-def _mixture(parts: Parts) -> Moe:
+def packed_mixture(parts: Parts) -> Moe:
+    """Of experts whose gates and ups lie in one tensor, and their downs in another."""
     config = parts.config
     count = config.integer("num_local_experts", 8)
     hidden, inner = parts.sizes.hidden, config.integer("intermediate_size")

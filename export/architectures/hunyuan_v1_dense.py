@@ -13,9 +13,13 @@ NAMES = replace(LLAMA, q_norm="self_attn.query_layernorm", k_norm="self_attn.key
 
 
 def describe(config: Config) -> Decoder:
+    return describe_shaped(stretched(config), hunyuan(config, "hunyuan_v1_dense"))
+
+
+def hunyuan(config: Config, model_type: str) -> Shape:
     bias = config.flag("attention_bias", False)
-    shape = Shape(
-        model_type="hunyuan_v1_dense",
+    return Shape(
+        model_type=model_type,
         names=NAMES,
         norm=NormKind(epsilon=1e-5),
         qkv_bias=bias,
@@ -23,10 +27,9 @@ def describe(config: Config) -> Decoder:
         qk_norm="head",
         norm_turned=True,
     )
-    return describe_shaped(_stretched(config), shape)
 
 
-def _stretched(config: Config) -> Config:
+def stretched(config: Config) -> Config:
     """The config with 'alpha', if there is one, in its base: what they call dynamic then depends on no length."""
     rope = config.section("rope_parameters") or config.section("rope_scaling")
     size = Sizes.of(config).head_dim

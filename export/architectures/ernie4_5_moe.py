@@ -1,0 +1,45 @@
+"""ERNIE 4.5 21B-A3B, 300B-A47B: ERNIE 4.5 with experts, chosen by corrected scores, and one for every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_experts import Experts, gated, mixture
+from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.architectures.ernie4_5 import ernie
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+
+def describe(config: Config) -> Decoder:
+    has_bias = config.flag("use_bias", False)
+    if has_bias and config.flag("tie_word_embeddings", True):
+        raise UnsupportedModel("use_bias is true; a head with a bias that is tied to the embedding is not described.")
+    return describe_shaped(config, replace(ernie(config, "ernie4_5_moe"), head_bias=has_bias, mixture=_mixture))
+
+
+def _mixture(parts: Parts, index: int) -> Moe | None:
+    config = parts.config
+    first = config.integer("moe_layer_start_index", 1, least=0)
+    last = config.integer("moe_layer_end_index", -1, least=-1)
+    after = last != -1 and index > last
+    if index < first or after or (index + 1) % config.integer("moe_layer_interval", 1):
+        return None
+    experts = Experts(
+        count=config.integer("moe_num_experts", 64),
+        used=config.integer("moe_k", 6),
+        inner=config.integer("moe_intermediate_size", 1536),
+    )
+    moe = replace(
+        mixture(parts, experts, normalised=True),
+        correction=f"{parts.source}.mlp.moe_statics.e_score_correction_bias",
+        correction_is_row=True,
+    )
+    together = config.integer("moe_num_shared_experts", 2, least=0)
+    if not together:
+        return moe
+    shared = replace(experts, inner=experts.inner * together)
+    made = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("use_bias", False))
+    return replace(moe, shared=made)

@@ -1,0 +1,37 @@
+"""K-EXAONE 236B-A23B: EXAONE 4's windows with norms in front, and experts that are chosen as DeepSeek-V3's are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import ExportError
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_experts import corrected
+from embedllm.export.architectures.common_parts import LLAMA, Parts
+from embedllm.export.architectures.exaone4 import exaone
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+_DEFAULTS = {"num_experts_per_tok": 8, "moe_intermediate_size": 1024, "norm_topk_prob": True,
+             "routed_scaling_factor": 2.5}  # fmt: skip
+
+
+def describe(config: Config) -> Decoder:
+    shape = replace(exaone(config, "exaone_moe"), names=LLAMA, mixture=_mixture)
+    count, shared = config.integer("num_experts", 64), config.integer("num_shared_experts", 1)
+    return describe_shaped(config.filled({**_DEFAULTS, "n_routed_experts": count, "n_shared_experts": shared}), shape)
+
+
+def _mixture(parts: Parts, index: int) -> Moe | None:
+    dense = parts.config.integer("first_k_dense_replace", 1, least=0)
+    kinds = parts.config.texts("mlp_layer_types")
+    if kinds is not None and len(kinds) != parts.sizes.layers:
+        raise ExportError(
+            f"config.json: 'mlp_layer_types' has {len(kinds)} entries; expected {parts.sizes.layers}, one a layer."
+        )
+    if index < dense if kinds is None else kinds[index] != "sparse":
+        return None
+    config = parts.config.replaced({"first_k_dense_replace": 0})
+    moe = corrected(replace(parts, config=config), index)
+    assert moe is not None
+    return replace(moe, correction=f"{parts.source}.mlp.e_score_correction_bias")

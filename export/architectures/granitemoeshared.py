@@ -1,0 +1,30 @@
+"""Granite 4.0 tiny's and 3.x's MoE with shared experts: Granite MoE with an expert for every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_parts import Parts, activation
+from embedllm.export.architectures.granite import multiplied
+from embedllm.export.architectures.granitemoe import packed_mixture
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Mlp, Moe, Origin
+
+
+def describe(config: Config) -> Decoder:
+    shape = replace(multiplied(config, "granitemoeshared"), mixture=lambda parts, _: _mixture(parts))
+    return describe_shaped(config, shape)
+
+
+def _mixture(parts: Parts) -> Moe:
+    moe = packed_mixture(parts)
+    inner, hidden = parts.config.integer("shared_intermediate_size", 0, least=0), parts.sizes.hidden
+    if not inner:
+        return moe
+    gate, up = (
+        parts.linear(f"mlp.shared.{part}", "shared_mlp.input_linear", inner, hidden, origin=origin)
+        for part, origin in (("gate", Origin(rows=2 * inner)), ("up", Origin(rows=2 * inner, start=inner)))
+    )
+    down = parts.linear("mlp.shared.down", "shared_mlp.output_linear", hidden, inner)
+    return replace(moe, shared=Mlp(gate=gate, up=up, down=down, activation=activation(parts.config)))

@@ -1,0 +1,28 @@
+"""Hunyuan A13B: Hunyuan with experts, and one for every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_experts import Experts, gated, mixture
+from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.architectures.hunyuan_v1_dense import hunyuan, stretched
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+
+def describe(config: Config) -> Decoder:
+    return describe_shaped(stretched(config), replace(hunyuan(config, "hunyuan_v1_moe"), mixture=_mixture))
+
+
+def _mixture(parts: Parts, index: int) -> Moe:
+    config, layers = parts.config, parts.sizes.layers
+    experts = Experts(
+        count=config.one_or_each("num_experts", 1, layers)[index],
+        used=config.one_or_each("moe_topk", 1, layers)[index],
+        inner=config.integer("intermediate_size"),
+        router="mlp.gate.wg",
+    )
+    moe = mixture(parts, experts, normalised=True)
+    return replace(moe, shared=gated(parts, "mlp.shared", "mlp.shared_mlp", experts))

@@ -1,0 +1,22 @@
+"""Solar Open 100B: Llama with experts that are chosen as DeepSeek-V3's are."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_experts import corrected
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.architectures.common_rope import RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="solar_open",
+        norm=NormKind(epsilon=1e-5),
+        qkv_bias=config.flag("attention_bias", False),
+        rope_keys=RopeKeys(theta=1_000_000.0),
+        mixture=corrected,
+    )
+    config = config.filled({"num_experts_per_tok": 8, "moe_intermediate_size": 1280, "head_dim": 128})
+    return describe_shaped(config.filled({"norm_topk_prob": True, "n_routed_experts": 128}), shape)
