@@ -11,7 +11,7 @@ from embedllm.backends.base import Device, Engine
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
 from embedllm.errors import DeviceError
-from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO
+from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO, TRACED
 from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
@@ -46,6 +46,7 @@ class Driver:
     zero_points: bool = True  # it runs weights that have some
     mixtures: bool = True  # of experts
     adapts: bool = False  # its sessions take adapters
+    traced: bool = False  # it runs graphs that another exporter has traced
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     tested: str = ""  # what it was run on
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
@@ -60,6 +61,8 @@ class Driver:
         self, package: Package, *, exact: bool = False, kv: str | None = None, dialects: Sequence[str] = ()
     ) -> list[Graph]:
         """Those of a folder."""
+        if self.traced and kv is None and (graph := package.graph(TRACED.name)) is not None:
+            return [graph]
         allowed = self.wanted(exact=exact, kv=kv, dialects=dialects)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
@@ -85,6 +88,10 @@ def _open_cpu(provider: Provider, choices: Choices) -> Engine:
     from embedllm.backends.ort import OrtEngine, warn_of_age
 
     warn_of_age()
+    if _graph(choices).dialect == TRACED.name:
+        from embedllm.backends.ort_traced import TracedEngine
+
+        return TracedEngine(choices.package, _graph(choices), choices.device, knobs=choices.knobs, exact=choices.exact)
     return OrtEngine(
         choices.package,
         _graph(choices),
@@ -195,6 +202,7 @@ _DRIVERS = {
         kv=_QUANTIZED.get(provider.engine, {}),
         provider=provider,
         adapts=provider.engine == "cpu",
+        traced=provider.engine == "cpu",
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),

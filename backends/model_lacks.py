@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from embedllm.backends.drivers import Driver
 from embedllm.export.dialects import OPENVINO
+from embedllm.export.traced import Traced
 from embedllm.package import Package
+
+
+def traced_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str, str] | None:
+    """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
+    if not isinstance(package.architecture, Traced):
+        return None
+    if not driver.traced:
+        return f"of '{package.name}' nothing but its graph is known (optimum exported it)", "use the device 'cpu'"
+    return None if kv is None else (f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
 
 
 def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str, str] | None:
@@ -16,6 +26,8 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
             "export it with --target npu",
         )
+    if isinstance(package.architecture, Traced):
+        return None  # see traced_lack()
     if not driver.mixtures and package.decoder.is_mixture:
         return (
             f"'{package.name}' is a mixture of experts, which take as many tokens as there happen to be; the NPU's "

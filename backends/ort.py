@@ -111,7 +111,7 @@ class OrtEngine:
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
-        options = _session_options(knobs, exact)
+        options = session_options(knobs, exact)
         path = package.folder / graph.file
         self._pages = HugePages()
         try:
@@ -176,7 +176,8 @@ class OrtEngine:
         return_freed_memory()
 
 
-def _session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
+def session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
+    """Of the CPU provider."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = knobs.threads or compute_threads()
     options.log_severity_level = _QUIET

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from embedllm.backends.base import Device, Engine, cannot_run
 from embedllm.backends.drivers import Choices, driver_of, known_driver
-from embedllm.backends.model_lacks import model_lack
+from embedllm.backends.model_lacks import model_lack, traced_lack
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
@@ -259,6 +259,8 @@ def _lack(
     if len(_halves(device)) > 1:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)
+    if (lack := traced_lack(package, driver, kv=kv)) is not None:
+        return lack
     if adapts and kv is not None and set(driver.kv.get(kv, ())) & _CALIBRATED:
         # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/test_adapters.py)
         return (

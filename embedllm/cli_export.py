@@ -32,6 +32,8 @@ _NPU_LEAST = 64
 @click.option("--size", type=ByteSize(), metavar="SIZE",
               help="Such a mix, of so many bytes of weights at most: 26MB, 0.9GB.")  # fmt: skip
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
+@click.option("--exporter", type=click.Choice(["embedllm", "optimum"]), default="embedllm",
+              help="optimum: for models that `embedllm families` does not list; they run on the CPU.")  # fmt: skip
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
 @click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
 @click.option("--method", type=click.Choice(_METHODS),
@@ -69,6 +71,7 @@ def export(
     bits: float | None,
     size: int | None,
     group: str | None,
+    exporter: str,
     target: str | None,
     asymmetric: bool,
     method: str | None,
@@ -134,6 +137,7 @@ def export(
                 source,
                 out,
                 recipe,
+                exporter=exporter,
                 revision=revision,
                 lora=lora,
                 calibration=calibrate,
@@ -161,7 +165,7 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
 
     package = read_package(out)
     size, weights = sum(entry.bytes for entry in package.files.values()), package.files[WEIGHTS].bytes
-    count = parameters(package.decoder)
+    count = parameters(package.architecture)
     if not quiet:
         note(
             f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits a weight "

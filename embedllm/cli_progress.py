@@ -20,6 +20,7 @@ _STAGES = {  # the others: as they are
     "sensitivity": "measuring what bits are worth",
     "tasks": "doing tasks",
     "text": "reading the text",
+    "trace": "tracing with optimum",
     "verify": "comparing with the reference",
 }
 _OF_BYTES = ("weights", "copy", "parts")

@@ -68,7 +68,7 @@ def trials(package: Package, on_device: Callable[[str], None] = lambda name: Non
     """Runs the package on every device but the reference, which says what is right."""
     from embedllm.backends import registry
 
-    prompt = [random.Random(_SEED + at).randrange(package.decoder.vocabulary) for at in range(_TOKENS)]
+    prompt = [random.Random(_SEED + at).randrange(package.architecture.vocabulary) for at in range(_TOKENS)]
     prompt = prompt[: max(1, package.context - 2 * _STEPS - 1)]
     devices = registry.devices_for(package)
     reference = next(device for device in devices if device.name == "reference")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Engine, cannot_run
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embedllm.knobs import Knobs
     from embedllm.openvino_options import OpenVINOOptions
 
+_HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 (docs/numerics.md)
 _log = logging.getLogger("embedllm")
 
 
@@ -121,17 +122,27 @@ def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
 
 
 def check_exact(package: Package) -> None:
-    """Raises PackageError when the graph has products of 8-bit matrices, which round their activations."""
+    """Raises PackageError when the graph has products that round their activations, whatever the runtime is told."""
+    from embedllm.export.traced import Traced
+
     recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
     if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
         return
-    decoder = package.decoder
-    looked_up = {decoder.embedding.name} - {decoder.head.name}  # an embedding alone is no product
-    if any(
-        isinstance(entry, dict) and entry.get("bits") == 8 for name, entry in packings.items() if name not in looked_up
-    ):
+    decoder = package.architecture
+    # an embedding alone is no product
+    looked_up = set() if isinstance(decoder, Traced) else {decoder.embedding.name} - {decoder.head.name}
+    found = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
+    if rounding := next((said for entry in found if (said := _rounds(entry))), ""):
         raise PackageError(
-            f"'{package.name}' cannot be loaded with exact=True: it has 8-bit matrices, whose products round their "
+            f"'{package.name}' cannot be loaded with exact=True: it has {rounding}, whose products round their "
             "activations unless the folder was exported with --exact. Load it without exact; or on the device "
             "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
         )
+
+
+def _rounds(packing: Mapping[str, object]) -> str:
+    """What of a matrix is rounded though ONNX Runtime is told not to; empty where it heeds that."""
+    bits, group = packing.get("bits"), packing.get("group")
+    if bits == 4 and group != _HEEDED:
+        return f"4-bit matrices in groups of {group}"
+    return "8-bit matrices" if bits == 8 else ""

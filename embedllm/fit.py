@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
 from embedllm.export.decoder import Decoder, Layer, Linear, Mlp, kv_bytes, linears, mlps, parameters
+from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
 from embedllm.package import WEIGHTS, Package
 
@@ -128,12 +129,14 @@ def lack(
 
 def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> Fit:
     """On one device."""
-    decoder = package.decoder
+    decoder = package.architecture
     keeping = KEEPING.get((device.name, exact))
     weights, kv_bits, scratch = package.files[WEIGHTS].bytes, _kv_bits(package, device, exact=exact), 0
     if device.name == "reference":
         weights = 4 * parameters(decoder)
-    if keeping is not None:
+    if isinstance(decoder, Traced):
+        kv_bits = 2 * _FLOAT  # a step's KV is another copy
+    elif keeping is not None:
         weights = _OWN + _kept(package, keeping)
         kv_bits, scratch = min(keeping.kv_bits, _QUANTIZED.get(kv or "", _FLOAT)), _scratch(decoder, keeping, tokens)
     return Fit(
@@ -145,7 +148,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
-        is_measured=keeping is not None and kv is None,
+        is_measured=keeping is not None and kv is None and not isinstance(decoder, Traced),
     )
 
 

@@ -19,6 +19,7 @@ from embedllm.parts import hosting_copy, read_parts
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
+    from embedllm.export.traced import Traced
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
@@ -63,7 +64,8 @@ class Package:
         self.context = integer_of(manifest, "context", least=1)
 
     @cached_property
-    def decoder(self) -> Decoder:
+    def architecture(self) -> Decoder | Traced:
+        """The model, described; Traced: all that is known of it is its graph."""
         from embedllm.export.decoder_json import from_json
 
         try:
@@ -71,6 +73,28 @@ class Package:
         except PackageError as error:
             remedy = "Export the folder again, or upgrade with: pip install -U embedllm"
             raise PackageError(f"cannot use '{self.folder / MANIFEST}': {error} {remedy}") from error
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's description. Raises PackageError where there is none but the graph."""
+        from embedllm.export.decoder import Decoder
+
+        if isinstance(self.architecture, Decoder):
+            return self.architecture
+        raise PackageError(
+            f"of '{self.name}' nothing but its graph is known, since it was exported by optimum "
+            f"(model_type '{self.architecture.model_type}'). It loads, on the device 'cpu'; nothing else can be done "
+            "with it (docs/guide-export.md#optimum)."
+        )
+
+    @property
+    def traced(self) -> Traced:
+        """What is known of a model that was traced. Raises PackageError for any other."""
+        from embedllm.export.traced import Traced
+
+        if not isinstance(self.architecture, Traced):
+            raise PackageError(f"'{self.name}' has a graph of another exporter, but is described. {_AGAIN}")
+        return self.architecture
 
     @property
     def is_rotated(self) -> bool:
@@ -176,10 +200,10 @@ def _listed(folder: Path) -> Package:
 
 def _check_context(package: Package) -> None:
     """Reads the architecture, now: an application guards load(), not its first reply."""
-    if package.decoder.context != package.context:
+    if package.architecture.context != package.context:
         raise PackageError(
             f"the manifest of '{package.folder}' gives two contexts, {package.context} and, in its architecture, "
-            f"{package.decoder.context}. {_AGAIN}"
+            f"{package.architecture.context}. {_AGAIN}"
         )
 
 

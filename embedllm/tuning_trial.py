@@ -103,7 +103,7 @@ class Trial:
         """Chooses how long the prompt is."""
         numbers = random.Random(_SEED)
         room = self.package.context - _STEPS - 1
-        tokens = [numbers.randrange(self.package.decoder.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
+        tokens = [numbers.randrange(self.package.architecture.vocabulary) for _ in range(max(1, min(PROMPT, room)))]
         start = tokens[:_FIRST]
         session.feed(start)
         session.rewind(0)

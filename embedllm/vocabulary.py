@@ -31,7 +31,7 @@ def difference(package: Package, tokenizer: ModelCodec, other: Package, others: 
 
     tokenizer, others: the two packages' own.
     """
-    size, found = package.decoder.vocabulary, other.decoder.vocabulary
+    size, found = package.architecture.vocabulary, other.architecture.vocabulary
     if size != found:
         return f"{found} tokens instead of {size}"
     odd = None if _is_one_file(package, other) else _first_other(tokenizer, others, size)

@@ -1,6 +1,6 @@
 """A decoder described as data: what both graph emitters, the NumPy reference and the memory estimate read.
 
-Nothing here acts, and nothing but the standard library is imported, so that any part may use these types. A family is
+Nothing here acts, and nothing but the standard library is needed, so that any part may use these types. A family is
 a function describe(config) -> Decoder in export/architectures; what differs between families is a field.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+from embedllm.export.traced import Traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,14 +342,18 @@ def rope_name(index: int, part: str) -> str:
     return f"rope.{part}" if index == 0 else f"rope.local.{part}"
 
 
-def parameters(decoder: Decoder) -> int:
+def parameters(decoder: Decoder | Traced) -> int:
     """Number of weights; a tied head counts once."""
+    if isinstance(decoder, Traced):
+        return decoder.parameters
     matrices = [m for layer in decoder.layers for m in linears(layer)] + [decoder.embedding]
     matrices += [*small_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
     return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 
 
-def kv_bytes(decoder: Decoder, tokens: int, bytes_per_value: int = 4) -> int:
+def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -> int:
     """Memory of the KV cache for that many tokens."""
+    if isinstance(decoder, Traced):
+        return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
     per_token = sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in decoder.layers)
     return per_token * bytes_per_value * tokens

@@ -13,19 +13,21 @@ from typing import TypeVar
 from embedllm.errors import PackageError
 from embedllm.export import decoder as described
 from embedllm.export.decoder import Decoder, Moe
+from embedllm.export.traced import Traced
 
 T = TypeVar("T")
 _KIND = "kind"  # which dataclass of a union an object is
 
 
-def to_json(decoder: Decoder) -> dict[str, object]:
+def to_json(model: Decoder | Traced) -> dict[str, object]:
     """Fields by name; a field that has its default is left out."""
-    return typing.cast("dict[str, object]", _write(decoder))  # a dataclass becomes a dict
+    return typing.cast("dict[str, object]", _write(model))  # a dataclass becomes a dict
 
 
-def from_json(data: object) -> Decoder:
+def from_json(data: object) -> Decoder | Traced:
     """The inverse of to_json. Raises PackageError, naming the field, for anything else."""
-    return _read(Decoder, data, "architecture")
+    is_traced = isinstance(data, dict) and data.get(_KIND) == Traced.__name__
+    return _read(Traced if is_traced else Decoder, data, "architecture")
 
 
 def _write(value: object) -> object:
@@ -40,7 +42,8 @@ def _write(value: object) -> object:
 
 def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
-    return frozenset((*typing.get_args(described.RopeScaling), Moe))  # Mlp has been there before there was a choice
+    # not Mlp and Decoder, which have been there before there was a choice
+    return frozenset((*typing.get_args(described.RopeScaling), Moe, Traced))
 
 
 def _read(kind: type[T], data: object, where: str) -> T:

@@ -107,6 +107,8 @@ WASM = replace(FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_le
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
 INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8)
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4)
+# of a model that is not described, whose graph another exporter has traced: export/traced.py
+TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx")
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one

@@ -96,6 +96,14 @@ class Graph:
         self._initializers[name] = numpy_helper.from_array(values, name)
         return name
 
+    @property
+    def nodes(self) -> Sequence[onnx.NodeProto]:
+        return self._nodes
+
+    @property
+    def initializers(self) -> Sequence[TensorProto]:
+        return list(self._initializers.values())
+
     def has(self, name: str) -> bool:
         """Whether a node gives this value."""
         return any(name in node.output for node in self._nodes)

@@ -40,6 +40,10 @@ class HuggingFaceSource:
         self._location.fetch(["model.safetensors"] if named is None else named)
         return _find_tensors(self.folder)
 
+    def fetch(self) -> None:
+        """Downloads the weights where they are not there yet, and looks at where their tensors lie."""
+        assert self._tensors is not None
+
     def _tensor(self, name: str) -> Tensor | None:
         """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part."""
         return self._tensors.get(name) or self._tensors.get(name.partition(".")[2])

@@ -18,24 +18,27 @@ class Products:
         self.packing = packing
         self.dialect = dialect
 
-    def embedding(self, table: Linear) -> str:
-        """Rows of the table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape."""
+    def embedding(self, table: Linear, tokens: str = "input_ids") -> str:
+        """Rows of the table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape.
+
+        tokens: the value that says which.
+        """
         graph, packing = self.graph, self.packing[table.name]
         if not packing.quantized:
             weight = graph.stored([f"{table.name}.weight"])
             if not self.dialect.reads_halves:
-                return graph.op("Gather", [graph.cast(weight), "input_ids"], "rows", axis=0)
-            return graph.cast(graph.op("Gather", [weight, "input_ids"], "rows", axis=0), like=weight)
+                return graph.op("Gather", [graph.cast(weight), tokens], "rows", axis=0)
+            return graph.cast(graph.op("Gather", [weight, tokens], "rows", axis=0), like=weight)
         stored_columns = packing.groups(table.columns) * packing.group
         if not self.dialect.gathers_blocks:
-            rows = self.unpacked_rows(table, packing)
+            rows = self.unpacked_rows(table, packing, tokens)
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
         weight = graph.stored([f"{table.name}.weight"], shape=flat, name="embedding.rows.weight")
         zero = [] if packing.symmetric else [graph.stored([f"{table.name}.zero"])]
         rows = graph.op(
             "GatherBlockQuantized",
-            [weight, "input_ids", self.scale([table]), *zero],
+            [weight, tokens, self.scale([table]), *zero],
             "rows",
             MICROSOFT,
             bits=packing.bits,
@@ -45,14 +48,14 @@ class Products:
         )
         return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
 
-    def unpacked_rows(self, table: Linear, packing: Packing) -> str:
+    def unpacked_rows(self, table: Linear, packing: Packing, tokens: str) -> str:
         """Rows of a quantized table by standard operators: packed rows are gathered, then unpacked."""
         graph, groups = self.graph, packing.groups(table.columns)
 
         def gathered(kind: str, shape: Sequence[int], *, name: str) -> str:
             """[B, T, ...]; under a name and shape of its own, because the head may read the same bytes otherwise."""
             entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"embedding.rows.{kind}")
-            return graph.op("Gather", [entry, "input_ids"], name, axis=0)
+            return graph.op("Gather", [entry, tokens], name, axis=0)
 
         weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
         values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedllm.errors import ExportError
-from embedllm.export.architectures import describe
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures import describe, families
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
+from embedllm.export.fallback import convert_traced, offer
 from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
@@ -35,12 +37,15 @@ from embedllm.export.stream import check_source, write_weights
 from embedllm.export.texts import copy_texts, facts_of, special_tokens, texts_of
 from embedllm.package import MANIFEST, WEIGHTS, sha256
 
+EXPORTERS = ("embedllm", "optimum")
+
 
 def convert(
     source: str | Path,
     out: str | Path,
     recipe: Recipe | None = None,
     *,
+    exporter: str = "embedllm",
     revision: str | None = None,
     lora: str | Path | None = None,
     calibration: str | Path | None = None,
@@ -54,6 +59,8 @@ def convert(
     """Exports a model into a package folder and returns that folder.
 
     source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
+    exporter: "optimum" traces a model that is not described here, with optimum and torch installed; such a folder runs
+    on the CPU only, and takes none of the choices below but `revision` and `replace` (docs/guide-export.md#optimum).
     revision: branch, tag or commit of a repository.
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
     calibration: for the methods "weighted", "awq", "gptq" and "awq+gptq" and for a recipe with a size or mean bits, a
@@ -67,6 +74,14 @@ def convert(
     browsers only (docs/format.md#parts).
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
+    if exporter not in EXPORTERS:
+        raise ValueError(f"exporter is {exporter!r}; expected {' or '.join(map(repr, EXPORTERS))}.")
+    if exporter == "optimum":
+        given = {"lora": lora, "calibration": calibration, "importance": importance, "verify": verify,
+                 "openvino_tokenizer": openvino_tokenizer, "shard": shard}  # fmt: skip
+        if unusable := [name for name, value in given.items() if value]:
+            raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
+        return convert_traced(source, out, recipe, revision=revision, replace=replace, on_progress=on_progress)
     out = named_place(out)
     recipe = recipe or Recipe()
     check_place(out, replace)
@@ -77,7 +92,7 @@ def convert(
     location = locate(source, revision)
     reader = HuggingFaceSource(location)
     try:
-        decoder = describe(Config(reader.config), recipe.context)
+        decoder = _described(reader.config, recipe.context)
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
@@ -126,6 +141,16 @@ def convert(
     finally:
         reader.close()
     return out
+
+
+def _described(config: Mapping[str, object], context: int | None) -> Decoder:
+    """The description of a model. The error for a family that has none says what else can be tried."""
+    try:
+        return describe(Config(config), context)
+    except UnsupportedModel as error:
+        if error.model_type in families():
+            raise
+        raise UnsupportedModel(f"{error} {offer(error.model_type)}", model_type=error.model_type) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def plan(decoder: Decoder, recipe: Recipe, packing: Mapping[str, Packing] | None
     entries = [
         _small(decoder),
         [Entry(CONSTANTS, "U8", (len(constants),))],
-        *(block for run in runs for block in _blocks(run, packing[run[0].name])),
+        *(block for run in runs for block in blocks(run, packing[run[0].name])),
     ]
     return Plan(
         decoder=decoder,
@@ -74,7 +74,7 @@ def plan(decoder: Decoder, recipe: Recipe, packing: Mapping[str, Packing] | None
 
 def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
     """Bytes that a run takes: weights, scales and zero points."""
-    return sum(entry.length for block in _blocks(run, decided.packing[run[0].name]) for entry in block)
+    return sum(entry.length for block in blocks(run, decided.packing[run[0].name]) for entry in block)
 
 
 def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
@@ -114,7 +114,7 @@ def _small(decoder: Decoder) -> list[Entry]:
     return entries
 
 
-def _blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:
+def blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:
     """The entries of a run: all weights, then all scales, then all zero points."""
     if not packing.quantized:
         yield [Entry(f"{m.name}.weight", f"F{packing.bits}", (m.rows, m.columns)) for m in run]

@@ -11,8 +11,8 @@ from pathlib import Path
 class Progress:
     """One report."""
 
-    # "weights", "graphs", "verify", "inputs", "calibration", "sensitivity"; "draft", a text that the model draws;
-    # "parts" of files that are cut; "copy" of a folder; of an evaluation "text", "tasks"
+    # "weights", "graphs", "verify", "inputs", "calibration", "sensitivity"; "trace", optimum's; "draft", a text that
+    # the model draws; "parts" of files that are cut; "copy" of a folder; of an evaluation "text", "tasks"
     stage: str
     done: int  # bytes for "weights", "parts" and "copy", steps otherwise
     total: int

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,17 @@ _MOST_WORKERS = 16
 Piece: TypeAlias = "tuple[Linear, Packed | F16 | F32]"  # rows of a matrix, as they are stored
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Matrices(Protocol):
+    """What is decided of matrices: see Plan."""
+
+    @property
+    def packing(self) -> Mapping[str, Packing]: ...
+    @property
+    def runs(self) -> Sequence[Sequence[Linear]]: ...
+    @property
+    def search(self) -> bool: ...
 
 
 def check_source(source: Source, plan: Plan) -> None:
@@ -57,7 +68,7 @@ def write_weights(
     pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
     weights: by matrix, [columns], of the errors in a search for scales; those that are not named: all alike.
     """
-    with Writer(path, plan.layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
+    with Writer(path, plan.layout) as writer, export_pool() as pool:
 
         def write(name: str, data: np.ndarray) -> None:
             writer.write(name, np.ascontiguousarray(data))
@@ -65,7 +76,7 @@ def write_weights(
 
         try:
             _write_small(source, plan, write)
-            _write_matrices(plan, _rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
+            write_matrices(plan, rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # do not go on reading for a file that will be removed
             raise
@@ -93,7 +104,14 @@ def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], 
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
-def _rounded(source: Source, plan: Plan, pool: ThreadPoolExecutor, weights: Mapping[str, F32]) -> Iterator[Piece]:
+def export_pool() -> ThreadPoolExecutor:
+    """Threads for what is done by pieces."""
+    return ThreadPoolExecutor(_workers(), "export")
+
+
+def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: Mapping[str, F32]) -> Iterator[Piece]:
+    """All matrices as they are stored, in rows. weights: as write_weights() has them."""
+
     def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
         try:
@@ -105,7 +123,7 @@ def _rounded(source: Source, plan: Plan, pool: ThreadPoolExecutor, weights: Mapp
     return _ordered(pool, work, _pieces(plan), ahead=2 * _workers())
 
 
-def _write_matrices(plan: Plan, pieces: Iterable[Piece], write: Callable[[str, np.ndarray], None]) -> None:
+def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Callable[[str, np.ndarray], None]) -> None:
     """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
     tails: list[tuple[str, np.ndarray]] = []
     last = {run[-1].name: run for run in plan.runs}
@@ -128,7 +146,7 @@ def _write_matrices(plan: Plan, pieces: Iterable[Piece], write: Callable[[str, n
             tails.clear()
 
 
-def _pieces(plan: Plan) -> Iterator[tuple[Linear, int, int]]:
+def _pieces(plan: Matrices) -> Iterator[tuple[Linear, int, int]]:
     for run in plan.runs:
         for linear in run:
             step = max(1, _PIECE // linear.columns)

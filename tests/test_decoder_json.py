@@ -79,7 +79,9 @@ def test_a_whole_number_is_taken_for_a_fraction() -> None:
     """JSON written by others may say 10000 for 10000.0."""
     data = whole()
     data["rope"] = {"base": 10_000, "rotated": 16, "scaling": {"kind": "LinearScaling", "factor": 2}}
-    rope = from_json(data).rope
+    decoder = from_json(data)
+    assert isinstance(decoder, Decoder)
+    rope = decoder.rope
     assert (type(rope.base), rope.scaling) == (float, LinearScaling(factor=2.0))
 
 

@@ -354,6 +354,7 @@ def level(module: str) -> int:
             "export.quantize",
             "export.rotation",
             "export.scale_search",
+            "export.traced",
             "peft_config",
             "peft",
             "decode",
@@ -405,7 +406,8 @@ def level(module: str) -> int:
 
 
 def test_layers_point_one_way() -> None:
-    data = ("embedllm.export.decoder", "embedllm.export.decoder_json")  # what a package describes; loaded when asked
+    # what a package describes; loaded when asked
+    data = tuple(f"embedllm.export.{name}" for name in ("decoder", "decoder_json", "traced"))
     wrong = [
         found
         for found in imports()
@@ -422,7 +424,7 @@ def test_layers_point_one_way() -> None:
 
 def test_backends_import_little() -> None:
     shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
-              "export.quantize", "knobs", "openvino_options", "untracked",
+              "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
               "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.providers",
               "backends.threads", "backends.ort_runtime", "backends.reference_layers",
               "backends.reference_math"}  # fmt: skip
@@ -430,7 +432,7 @@ def test_backends_import_little() -> None:
     for found in imports():
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
-            others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "host", "probe",
+            others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "ort_traced", "host", "probe",
                       "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged", "ov_blocks", "ov_cut", "npu",
                       "cuda", "resident", "resident_buffers", "device_session", "directml", "directml_session",
                       "plugins", "web", "web_row", "webgpu", "webgpu_session", "webgpu_check",
@@ -447,4 +449,5 @@ def test_only_what_runs_the_model_brings_a_backend_into_the_exporter() -> None:
         and found.name.startswith("embedllm.backends")
         and found.name != "embedllm.backends.threads"  # counts cores; no backend
     }
-    assert users == {f"embedllm.export.{name}" for name in ("calibration_text", "float_pass", "kv_scales", "verify")}
+    running = ("calibration_text", "fallback", "float_pass", "kv_scales", "verify")
+    assert users == {f"embedllm.export.{name}" for name in running}

@@ -43,7 +43,7 @@ def test_they_say_what_differs_from_the_default() -> None:
 )
 def test_onnx_runtime_is_told(knobs: Knobs, threads: int, spins: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "compute_threads", lambda: 0)
-    options = ort._session_options(knobs, exact=False)
+    options = ort.session_options(knobs, exact=False)
     assert options.intra_op_num_threads == threads
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
 

@@ -13,6 +13,7 @@ from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.export.decoder import Decoder, Moe, kv_bytes, linears, norms
 from embedllm.export.quantize import packings
+from embedllm.export.traced import Traced
 from embedllm.fit import KEEPING, ON_HOST
 from embedllm.package import WEIGHTS, Package
 from embedllm.prefix_options import PREFIX_CACHE
@@ -36,7 +37,7 @@ class Ours:
     def about(self) -> About:
         package, device = self._model.package, self._model.device
         name, _, version = device.backend.partition(" ")
-        kv = kv_bytes_per_token(package.decoder, device.name.rpartition("+")[2], exact=self._exact)
+        kv = kv_bytes_per_token(package.architecture, device.name.rpartition("+")[2], exact=self._exact)
         return About(
             **asdict(package_facts(package, context=self._model.context, kv_bytes_per_token=kv)),
             versions={"embedllm": embedllm.__version__, name: version},
@@ -97,7 +98,7 @@ def package_facts(package: Package, *, context: int, kv_bytes_per_token: float |
         weights_bytes=package.files[WEIGHTS].bytes,
         bits=bits,
         group=group,
-        vocabulary=package.decoder.vocabulary,
+        vocabulary=package.architecture.vocabulary,
         context=context,
         step_bytes=step_bytes(package),
         kv_bytes_per_token=kv_bytes_per_token,
@@ -123,7 +124,7 @@ def step_bytes(package: Package) -> int:
     return round(sum(tensor.length * shares.get(name.rpartition(".")[0], 0.0) for name, tensor in tensors.items()))
 
 
-def kv_bytes_per_token(decoder: Decoder, device: str, *, exact: bool) -> float | None:
+def kv_bytes_per_token(decoder: Decoder | Traced, device: str, *, exact: bool) -> float | None:
     """That attention reads of each token before; None for devices whose KV was not looked at."""
     keeping = KEEPING.get((device, exact))
     return None if keeping is None else kv_bytes(decoder, 1, 1) * keeping.kv_bits / 8

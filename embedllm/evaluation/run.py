@@ -151,7 +151,7 @@ def _model_score(one: Opened, record: Record | None, base: Record | None, tasks:
         exact=one.exact,
         weights_bytes=weights.bytes,
         weights_sha256=weights.sha256,
-        bits_per_weight=8 * weights.bytes / parameters(package.decoder),
+        bits_per_weight=8 * weights.bytes / parameters(package.architecture),
         text=None if record is None else score(record, base),
         tasks=tasks,
     )

@@ -84,7 +84,7 @@ def by_onnx_runtime(folder: str, prompts: Sequence[int], steps: int) -> list[Seq
     """Of each prompt: the times of its run and of each step behind it."""
     from embedllm.backends import ort as backend
 
-    made = backend._session_options
+    made = backend.session_options
     with TemporaryDirectory() as place:
 
         def profiled(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - of a function of ours, passed through
@@ -94,7 +94,7 @@ def by_onnx_runtime(folder: str, prompts: Sequence[int], steps: int) -> list[Seq
             return chosen
 
         with (
-            patch.object(backend, "_session_options", profiled),
+            patch.object(backend, "session_options", profiled),
             embedllm.load(folder, device="cpu", tuned=False, prefix_cache=0) as model,
         ):
             for prompt in [prompts[0], *prompts]:  # the first run takes memory and is not told
