@@ -13,6 +13,7 @@ from embedllm.backends.base import check_rewind
 from embedllm.backends.reference_math import activated, capped, expert_weights, sigmoid, softmax, xielu
 from embedllm.export.decoder import (
     Attention,
+    Latent,
     Layer,
     Linear,
     Mlp,
@@ -88,11 +89,27 @@ class Layers:
         return x + scaled
 
     def _attention(self, index: int, attention: Attention, x: F32) -> F32:
+        if attention.latent is not None:
+            return self._latent_attention(index, attention, attention.latent, x)
         q_norm, k_norm = (None, None) if attention.norm_turned else (attention.q_norm, attention.k_norm)
         q = self._heads(x, attention.q, attention.heads, q_norm)  # [H, T, D]
         k = self._heads(x, attention.k, attention.kv_heads, k_norm)
         v = self._heads(x, attention.v, attention.kv_heads, None)
         return self._linear(self._attended(index, attention, q, k, v), attention.o)
+
+    def _latent_attention(self, index: int, attention: Attention, latent: Latent, x: F32) -> F32:
+        """Products are made in the order in which matrices are stored."""
+        parts = attention.q if latent.q is None else latent.q, latent.kv, latent.k
+        made, small, shared = (self._linear(x, part) for part in parts)
+        if latent.q is not None:
+            made = self._linear(self._norm(made, latent.q_norm), attention.q)
+        q = made.reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
+        small = self._norm(small, latent.kv_norm)
+        k, v = (self._heads(small, part, attention.heads, None) for part in (attention.k, attention.v))
+        k = np.concatenate([np.broadcast_to(shared, (attention.heads, *shared.shape)), k], axis=-1)
+        v = np.pad(v, ((0, 0), (0, 0), (0, attention.head_dim - latent.value_dim)))
+        found = self._attended(index, attention, q, k, v).reshape(len(x), attention.heads, -1)
+        return self._linear(found[..., : latent.value_dim].reshape(len(x), -1), attention.o)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""

@@ -38,6 +38,11 @@ What families have beyond a plain Llama, and what that costs:
   ([openvino.md](openvino.md)).
 - Capped scores (Gemma 2) and sinks take ONNX Runtime's slower attention, and capped scores OpenVINO's without blocks,
   so that replies at once take turns there.
+- Keys and values that are made of small vectors (DeepSeek, GLM 4.7 Flash, MiniCPM3) are kept whole, of all heads, the
+  values filled up to the length of keys, so that every runtime's own attention takes them. The numbers are the model's,
+  but a token takes 11 to 85 times the memory of its small vectors, as float16: 324 KB in DeepSeek-V2-Lite and in
+  Moonlight, 930 KB in MiniCPM3 4B, 940 KB in GLM 4.7 Flash, 5.7 MB in DeepSeek-V3. DirectML, llama.cpp's importance
+  matrices and adapters at run time refuse them.
 
 `embedllm families` lists the same in the terminal. A model_type that is not here is refused, with the nearest one that
 is; so is a variant of a family that its file does not describe, by the key and the value of config.json that say so.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
-from embedllm.export.decoder import Decoder, Layer, Linear, Mlp, kv_bytes, linears, mlps, parameters
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, kv_bytes, linears, mlps, parameters
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
 from embedllm.package import WEIGHTS, Package
@@ -179,7 +179,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
 def _scratch(decoder: Decoder, keeping: Keeping, tokens: int) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, keeping.chunk), min(max(tokens - keeping.chunk, 0), keeping.chunk)
-    widest = max(_widest(layer) + _attended(layer.attention.q, layer.attention.k) for layer in decoder.layers)
+    widest = max(_widest(layer) + _attended(layer.attention) for layer in decoder.layers)
     heads = max(layer.attention.heads for layer in decoder.layers) if keeping.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
@@ -191,8 +191,8 @@ def _widest(layer: Layer) -> int:
     return used * max(2 * each.up.rows for each in mlps(mlp))
 
 
-def _attended(q: Linear, k: Linear) -> int:
-    return q.rows + 2 * k.rows
+def _attended(attention: Attention) -> int:
+    return (attention.heads + 2 * attention.kv_heads) * attention.head_dim
 
 
 def _kv_bits(package: Package, device: Device, *, exact: bool) -> int:

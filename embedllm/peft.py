@@ -74,6 +74,11 @@ def check_adaptable(package: Package) -> None:
             f"'{package.folder}' has a mixture of experts, and adapters at run time are not for such. Merge the "
             "adapter when exporting (--lora)."
         )
+    if package.decoder.is_latent:
+        raise PackageError(
+            f"'{package.folder}' makes keys and values of small vectors, and adapters at run time are not for such. "
+            "Merge the adapter when exporting (--lora)."
+        )
     recipe = package.manifest.get("recipe")
     method = recipe.get("method") if isinstance(recipe, dict) else None
     if isinstance(method, str) and "awq" in method:

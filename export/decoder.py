@@ -91,6 +91,7 @@ class Origin:
     # of each head of so many rows, the first `pairs` turn by neighbouring pairs: here the halves of the pairs are apart
     head: int = 0
     pairs: int = 0
+    ends: int = 0  # of each head, so many rows are first here that the source has last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,22 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """What keys and values are made of, and queries where `q` is: small vectors of a token (DeepSeek-V2's attention).
+
+    Attention.q reads q_norm(q(x)); Attention.k and v read kv_norm(kv(x)). A key is k(x), which all heads share and of
+    which all is turned, and behind it what Attention.k gives; behind a value, zeros make it as long as a key.
+    """
+
+    q: Linear | None = None  # None: queries are made of x itself
+    q_norm: Norm | None = None
+    kv: Linear
+    kv_norm: Norm
+    k: Linear
+    value_dim: int  # of each head, without the zeros: what Attention.v gives and o reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Grouped-query attention: softmax(scale * q @ k.T) @ v."""
 
@@ -139,6 +156,7 @@ class Attention:
     scale: float | None = None  # None: 1 / sqrt(head_dim)
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
+    latent: Latent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +239,11 @@ class Decoder:
         return self.head.name == self.embedding.name
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys and values of a layer are made of small vectors."""
+        return any(layer.attention.latent is not None for layer in self.layers)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """Every rotation, by the numbers that Attention.rope has."""
         return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotated)
@@ -256,11 +279,22 @@ def mlps(mlp: Mlp | Moe) -> tuple[Mlp, ...]:
     return mlp.experts if mlp.shared is None else (*mlp.experts, mlp.shared)
 
 
+def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
+    """The matrices that queries, keys and values come from."""
+    latent = attention.latent
+    if latent is None:
+        yield (attention.q, attention.k, attention.v)
+        return
+    yield (attention.q if latent.q is None else latent.q, latent.kv, latent.k)
+    if latent.q is not None:
+        yield (attention.q,)
+    yield (attention.k, attention.v)
+
+
 def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     """The matrices of a layer in file order; those of a run lie next to each other and have the same input."""
-    attention = layer.attention
-    yield (attention.q, attention.k, attention.v)
-    yield (attention.o,)
+    yield from attention_runs(layer.attention)
+    yield (layer.attention.o,)
     for mlp in mlps(layer.mlp):
         yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
         yield (mlp.down,)
@@ -289,6 +323,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     for layer in decoder.layers:
         attention = layer.attention
         found += [layer.attention_norm, attention.q_norm, attention.k_norm, layer.attention_post_norm]
+        if attention.latent is not None:
+            found += [attention.latent.q_norm, attention.latent.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm]
     yield from (norm for norm in (*found, decoder.norm) if norm is not None)
 

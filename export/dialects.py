@@ -46,6 +46,8 @@ class Dialect:
             return ""
         if decoder.is_mixture:
             return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
+        if decoder.is_latent:
+            return "its keys and values are made of small vectors, which is not written for DirectML"
         if any(layer.attention.softcap or layer.attention.sinks for layer in decoder.layers):
             return "its attention has a soft cap or sinks, which DirectML's does not have"
         narrow = min((layer.attention.window or decoder.context for layer in decoder.layers), default=decoder.context)

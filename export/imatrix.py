@@ -36,6 +36,11 @@ def read_importance(path: Path, decoder: Decoder) -> dict[str, F32]:
             f"'{path}' is a GGUF file of the type {file.metadata.get('general.type')!r}; expected 'imatrix', as "
             "llama-imatrix writes it."
         )
+    if decoder.is_latent:
+        raise ExportError(
+            f"llama.cpp has the matrices of a '{decoder.model_type}' cut in another way, so that '{path}' does not fit "
+            "them. Use a text (--calibrate)."
+        )
     found: dict[str, F32] = {}
     for index, layer in enumerate(decoder.layers):
         for kind, linear in _names(layer).items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from embedllm.export.decoder import Attention, Decoder, rope_name, sinks_name
 from embedllm.export.dialects import KV_SCALES, Dialect
 from embedllm.export.graph import MICROSOFT, Graph
+from embedllm.export.onnx_latent import latent_qkv, latent_values
 from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products
 
@@ -59,7 +60,7 @@ class Attentions:
         scales, attributes = self.kv_quantization(index)
         tables, inside = ["", ""], ["", ""]
         if self.dialect.whole_attention:
-            inputs = self.side_by_side(attention, normed)
+            inputs = self.inputs(attention, normed)
             if attention.rope is not None and turns_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
             if attention.window is not None:
@@ -77,7 +78,7 @@ class Attentions:
             attributes["softcap"] = attention.softcap
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         past, present = ([f"{prefix}.{index}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
-        output = graph.named("context")
+        output = graph.named("context" if attention.latent is None else "context.filled_up")
         graph.node(
             "GroupQueryAttention",
             [*inputs, *past, *self.lengths, *tables, "", "", sinks, *scales, *inside],
@@ -88,7 +89,7 @@ class Attentions:
             kv_num_heads=attention.kv_heads,
             **attributes,
         )
-        return output
+        return output if attention.latent is None else latent_values(graph, attention, attention.latent, output)
 
     def kv_quantization(self, index: int) -> tuple[list[str], dict[str, float | str]]:
         """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
@@ -108,6 +109,15 @@ class Attentions:
             and turns_inside(attention, self.decoder)
             and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
         )
+
+    def inputs(self, attention: Attention, normed: str) -> list[str]:
+        """q, k and v for an operator that turns them itself where it can."""
+        if attention.latent is None:
+            return self.side_by_side(attention, normed)
+        q, k, v = latent_qkv(self.products, self.norms, attention, attention.latent, normed)
+        if attention.rope is not None and not turns_inside(attention, self.decoder):
+            q, k = self.turned(attention, q, k)
+        return [q, k, v]
 
     def side_by_side(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embedllm.export.decoder import Attention, Decoder, Linear, Norm, rope_name, sinks_name
+from embedllm.export.decoder import Attention, Decoder, Norm, rope_name, sinks_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
+from embedllm.export.openvino_latent import latent_qkv, latent_values
 from embedllm.export.openvino_products import Products
 from embedllm.export.openvino_values import capped, multiplied, normed
 
@@ -48,34 +49,41 @@ class Attentions:
     def context(self, index: int, attention: Attention, x: Value) -> Value:
         """q, k and v in one product; rotation; the KV as variables; attention. [B, T, heads * D]."""
         ir = self.ir
-        parts = [attention.q, attention.k, attention.v]
-        lengths = ir.constant([part.rows for part in parts])
-        together = self._products.linear(x, parts, "qkv")
-        q, k, v = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
-        q = self._turned(attention, q, attention.q, attention.heads, attention.q_norm, "q")
-        k = self._turned(attention, k, attention.k, attention.kv_heads, attention.k_norm, "k")
-        v = self._heads(v, attention.v, attention.kv_heads, None, "v")
+        q, k, v = self._qkv(attention, x)
+        q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
+        k = self._turned(attention, k, attention.kv_heads, attention.k_norm, "k")
+        v = self._heads(attention, v, attention.kv_heads, None, "v")
         key, value = (self._remembered(index, part, new, attention) for part, new in (("key", k), ("value", v)))
         seen = self._seen(index, attention, q, key, value)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         columns = attention.heads * attention.head_dim
+        if attention.latent is not None:
+            merged, columns = latent_values(ir, attention.latent, merged), attention.o.columns
         return ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context", special_zero=True)
 
-    def _turned(
-        self, attention: Attention, x: Value, linear: Linear, heads: int, norm: Norm | None, name: str
-    ) -> Value:
+    def _qkv(self, attention: Attention, x: Value) -> list[Value]:
+        """Each [B, T, heads * D]."""
+        ir = self.ir
+        if attention.latent is not None:
+            return latent_qkv(self._products, attention, attention.latent, x)
+        parts = [attention.q, attention.k, attention.v]
+        lengths = ir.constant([part.rows for part in parts])
+        together = self._products.linear(x, parts, "qkv")
+        return ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
+
+    def _turned(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
         """[B, T, heads * D] as [B, heads, T, D], normed and rotated, in the order that the layer has."""
         if attention.norm_turned:
-            turned = self._rotation(attention, self._heads(x, linear, heads, None, name), name)
+            turned = self._rotation(attention, self._heads(attention, x, heads, None, name), name)
             return normed(self.ir, turned, norm, f"{name}.norm", by_head=True)
-        return self._rotation(attention, self._heads(x, linear, heads, norm, name), name)
+        return self._rotation(attention, self._heads(attention, x, heads, norm, name), name)
 
-    def _heads(self, x: Value, linear: Linear, heads: int, norm: Norm | None, name: str) -> Value:
+    def _heads(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
         """[B, T, heads * D] as [B, heads, T, D], normed on the way: each head, or all of them together."""
         ir = self.ir
-        if norm is not None and heads > 1 and norm.size == linear.rows:
+        if norm is not None and heads > 1 and norm.size == heads * attention.head_dim:
             x, norm = normed(ir, x, norm, f"{name}.norm"), None
-        split = ir.op("Reshape", [x, ir.constant([0, 0, heads, linear.rows // heads])], f"{name}.heads",
+        split = ir.op("Reshape", [x, ir.constant([0, 0, heads, attention.head_dim])], f"{name}.heads",
                       special_zero=True)  # fmt: skip
         split = normed(ir, split, norm, f"{name}.norm")
         return ir.op("Transpose", [split, ir.constant([0, 2, 1, 3])], f"{name}.by_head")

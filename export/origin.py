@@ -76,6 +76,9 @@ def _places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
         half = origin.pairs // 2
         turned = np.where(at < half, 2 * at, 2 * (at - half) + 1)
         ours = head * origin.head + np.where(at < origin.pairs, turned, at)
+    if origin.ends:
+        head, at = np.divmod(ours, origin.head)
+        ours = head * origin.head + (at - origin.ends) % origin.head
     if origin.block:
         block, at = np.divmod(ours, origin.block)
         ours = block * origin.stride + at

@@ -8,7 +8,7 @@ from functools import cache
 
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Layer, Linear, Mlp, Moe, Norm, Rope
+from embedllm.export.decoder import Attention, Decoder, Latent, Layer, Linear, Mlp, Moe, Norm, Rope
 from tests.tiny import tiny_config
 
 Change = Callable[[Decoder], Decoder]
@@ -84,6 +84,29 @@ def wide_heads(size: int) -> Change:
         return replace(layer, attention=replace(a, head_dim=size, q=q, k=k, v=v, o=o, q_norm=None, k_norm=None))
 
     return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=size))
+
+
+def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
+    """Keys and values made of vectors of 40 values, which all heads share; of so many, queries too."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name = f"layers.{at}.attention"
+        latent = Latent(
+            q=linear(f"{name}.q.small", q_rank, HIDDEN) if q_rank else None,
+            q_norm=norm(f"{name}.q.small_norm", q_rank) if q_rank else None,
+            kv=linear(f"{name}.kv.small", 40, HIDDEN),
+            kv_norm=norm(f"{name}.kv.small_norm", 40),
+            k=linear(f"{name}.k.shared", turned, HIDDEN),
+            value_dim=value,
+        )
+        size = turned + still
+        q = linear(f"{name}.q", HEADS * size, q_rank or HIDDEN)
+        k, v = linear(f"{name}.k", HEADS * still, 40), linear(f"{name}.v", HEADS * value, 40)
+        o = linear(f"{name}.o", HIDDEN, HEADS * value)
+        return replace(layer, attention=Attention(heads=HEADS, kv_heads=HEADS, head_dim=size, q=q, k=k, v=v, o=o,
+                                                  latent=latent))  # fmt: skip
+
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=turned))
 
 
 def post_norms(*, only: bool = False) -> Change:
@@ -182,6 +205,9 @@ CASES: dict[str, Change] = {
     "sinks": sinks,
     "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
     "sinks, softcap": both(sinks, attention(softcap=1.0)),
+    "latents": latents(turned=16, still=16, value=24),
+    "latents, queries too": latents(turned=16, still=32, value=48, q_rank=24),
+    "latents, an odd rotation": latents(turned=8, still=16, value=8),
     "no gate": mlps(gate=False, activation="gelu", bias=True),
     "gelu": mlps(activation="gelu"),
     "gelu, tanh": mlps(activation="gelu_tanh"),

@@ -106,6 +106,11 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 CORRECTED = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
              "moe_intermediate_size": 32, "routed_scaling_factor": 1.7}  # fmt: skip
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24,
+          "num_key_value_heads": 4}  # fmt: skip
+LONG_ROPE_8 = {**LONG_ROPE, "partial_rotary_factor": 1.0, "short_factor": [1.0 + 0.1 * n for n in range(8)],
+               "long_factor": [1.0 + 0.4 * n for n in range(8)]}  # fmt: skip
+YARN_SCORES = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "max_position_embeddings")  # fmt: skip
 GEMMA3 = {**BASE, **WINDOWED, "sliding_window_pattern": 2, "rope_parameters": ROPE_KINDS, "query_pre_attn_scalar": 24}
@@ -251,6 +256,22 @@ FAMILIES: dict[str, Case] = {
                        intermediate_size=..., **CORRECTED),
     "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, corrected, and a shared one; a layer "
                        "without; window", sliding_window_pattern=2, **EXPERTS, **WINDOWED),
+    "deepseek_v2": case("deepseek_v2", "DeepseekV2Config", "small vectors of queries too; 3 of 8 experts in 2 of 4 "
+                        "groups, a layer without; YaRN that scales the scores, biases", first_k_dense_replace=1,
+                        topk_method="group_limited_greedy", attention_bias=True, rope_parameters=YARN_SCORES,
+                        **LATENT, **{**CORRECTED, "num_experts_per_tok": 3}),
+    "deepseek_v2 lite": case("deepseek_v2", "DeepseekV2Config", "queries of no small vector, no groups",
+                             **{**LATENT, "q_lora_rank": None}, **{**CORRECTED, "n_group": 1, "topk_group": 1}),
+    "deepseek_v3": case("deepseek_v3", "DeepseekV3Config", "4 of 8 experts in 2 of 4 groups, corrected, a layer "
+                        "without; YaRN that scales the scores", first_k_dense_replace=1, rope_parameters=YARN_SCORES,
+                        **LATENT, **CORRECTED),
+    "deepseek_v3 halves": case("deepseek_v3", "DeepseekV3Config", "halves turned, values as long as keys, biases",
+                               first_k_dense_replace=1, rope_interleave=False, attention_bias=True,
+                               **{**LATENT, "v_head_dim": 32}, **CORRECTED),
+    "glm4_moe_lite": case("glm4_moe_lite", "Glm4MoeLiteConfig", "experts on the layers that 'mlp_layer_types' says",
+                          mlp_layer_types=["sparse", "dense"], **{**LATENT, "head_dim": ...}, **CORRECTED),
+    "minicpm3": case("minicpm3", "MiniCPM3Config", "small vectors of queries too, all three multipliers, longrope",
+                     dim_model_base=16, rope_parameters=LONG_ROPE_8, **LATENT),
     "opt": case("opt", "OPTConfig", "learned positions, layer norms, biases", ffn_dim=96, word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
     "internlm3": case("internlm3", "InternLM3Config", "biases", attention_bias=True, mlp_bias=True),

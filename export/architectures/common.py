@@ -55,6 +55,7 @@ class Shape:
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
+    attention: Callable[[Parts], Attention] | None = None  # in place of what the fields above say of it
     mixture: Callable[[Parts, int], Moe | None] = lambda parts, index: None  # None: layer `index` has an mlp
 
 
@@ -98,7 +99,7 @@ def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -
                   name=f"layers.{index}", source=f"{names.in_model(names.layers)}.{index}")  # fmt: skip
     return Layer(
         attention_norm=parts.norm("attention_norm", names.attention_norm),
-        attention=_attention(parts, shape, rope, index),
+        attention=_attention(parts, shape, rope, index) if shape.attention is None else shape.attention(parts),
         attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
         mlp=shape.mixture(parts, index) or _mlp(parts, shape),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from embedllm.errors import UnsupportedModel
+from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.common_parts import Parts, activation
 from embedllm.export.config import Config
 from embedllm.export.decoder import Mlp, Moe
@@ -63,6 +63,30 @@ def is_sparse(config: Config, index: int) -> bool:
     return index not in only and (index + 1) % config.integer("decoder_sparse_step", 1) == 0
 
 
+def is_dense(parts: Parts, index: int) -> bool:
+    """Whether a layer has no experts, by 'mlp_layer_types', or else by 'first_k_dense_replace'."""
+    kinds, layers = parts.config.texts("mlp_layer_types"), parts.sizes.layers
+    if kinds is None:
+        return index < parts.config.integer("first_k_dense_replace", 1, least=0)
+    if len(kinds) != layers:
+        raise ExportError(f"config.json: 'mlp_layer_types' has {len(kinds)} entries; expected {layers}, one a layer.")
+    return kinds[index] != "sparse"
+
+
+def grouped(config: Config, moe: Moe) -> Moe:
+    """The same, chosen among the best groups. Raises UnsupportedModel for groups that are not alike."""
+    count, groups, used = len(moe.experts), config.integer("n_group", 1), config.integer("topk_group", 1)
+    if count % groups or used > groups:
+        raise UnsupportedModel(
+            f"{count} experts in {groups} groups ('n_group'), of which {used} take part ('topk_group'); "
+            "expected groups of equal size, and at most all of them."
+        )
+    if moe.used > used * (count // groups):
+        raise UnsupportedModel(f"{moe.used} experts of a token; expected at most the {used * (count // groups)} of "
+                               f"{used} groups ('topk_group').")  # fmt: skip
+    return replace(moe, groups=groups, used_groups=used)
+
+
 def corrected(parts: Parts, index: int) -> Moe | None:
     """DeepSeek-V3's kind, by its keys: corrected sigmoids choose, plain ones weigh; None for a dense layer."""
     config = parts.config
@@ -73,19 +97,11 @@ def corrected(parts: Parts, index: int) -> Moe | None:
         used=config.integer("num_experts_per_tok"),
         inner=config.integer("moe_intermediate_size"),
     )
-    groups, used_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
-    if experts.count % groups or used_groups > groups:
-        raise UnsupportedModel(
-            f"{experts.count} experts in {groups} groups ('n_group'), of which {used_groups} take part ('topk_group'); "
-            "expected groups of equal size, and at most all of them."
-        )
     moe = mixture(parts, experts, scores="sigmoid", normalised=config.flag("norm_topk_prob", False))
     shared = replace(experts, inner=experts.inner * config.integer("n_shared_experts", 1))
     return replace(
-        moe,
+        grouped(config, moe),
         correction=f"{parts.source}.mlp.gate.e_score_correction_bias",
         scale=config.number("routed_scaling_factor", 1.0),
-        groups=groups,
-        used_groups=used_groups,
         shared=gated(parts, "mlp.shared", "mlp.shared_experts", shared),
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.errors import ExportError
 from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_experts import corrected
+from embedllm.export.architectures.common_experts import corrected, is_dense
 from embedllm.export.architectures.common_parts import LLAMA, Parts
 from embedllm.export.architectures.exaone4 import exaone
 from embedllm.export.config import Config
@@ -23,13 +22,7 @@ def describe(config: Config) -> Decoder:
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:
-    dense = parts.config.integer("first_k_dense_replace", 1, least=0)
-    kinds = parts.config.texts("mlp_layer_types")
-    if kinds is not None and len(kinds) != parts.sizes.layers:
-        raise ExportError(
-            f"config.json: 'mlp_layer_types' has {len(kinds)} entries; expected {parts.sizes.layers}, one a layer."
-        )
-    if index < dense if kinds is None else kinds[index] != "sparse":
+    if is_dense(parts, index):
         return None
     config = parts.config.replaced({"first_k_dense_replace": 0})
     moe = corrected(replace(parts, config=config), index)

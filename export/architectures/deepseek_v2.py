@@ -1,0 +1,44 @@
+"""DeepSeek V2, V2-Lite, Coder V2: keys and values made of small vectors; experts, and shared ones for every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common import Shape, describe_shaped, refuse
+from embedllm.export.architectures.common_experts import Experts, gated, grouped, mixture
+from embedllm.export.architectures.common_latent import latent_attention, with_turned_heads
+from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+
+def describe(config: Config) -> Decoder:
+    refuse(config, "norm_topk_prob", True)
+    shape = Shape(
+        model_type="deepseek_v2",
+        mlp_bias=config.flag("mlp_bias", False),
+        attention=lambda parts: latent_attention(parts, interleaved=True),
+        mixture=_mixture,
+    )
+    return describe_shaped(with_turned_heads(config), shape)
+
+
+def _mixture(parts: Parts, index: int) -> Moe | None:
+    config = parts.config
+    if index < config.integer("first_k_dense_replace", 0, least=0):
+        return None
+    experts = Experts(
+        count=config.integer("n_routed_experts", 64),
+        used=config.integer("num_experts_per_tok", 6),
+        inner=config.integer("moe_intermediate_size", 1407),
+    )
+    moe = replace(mixture(parts, experts), scale=config.number("routed_scaling_factor", 1.0))
+    method = config.text("topk_method", "greedy")
+    if method == "group_limited_greedy":
+        moe = grouped(config, moe)
+    elif method != "greedy":
+        raise UnsupportedModel(f"topk_method is '{method}'; the description knows greedy and group_limited_greedy.")
+    shared = replace(experts, inner=experts.inner * config.integer("n_shared_experts", 2))
+    made = gated(parts, "mlp.shared", "mlp.shared_experts", shared, bias=config.flag("mlp_bias", False))
+    return replace(moe, shared=made)

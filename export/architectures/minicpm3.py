@@ -1,0 +1,30 @@
+"""MiniCPM3 4B: MiniCPM's multipliers, keys and values made of small vectors."""
+
+from __future__ import annotations
+
+import math
+
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_latent import latent_attention, with_turned_heads
+from embedllm.export.architectures.common_parts import NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    depth = config.number_or_none("scale_depth", 1.4)
+    base = config.number_or_none("dim_model_base", 256, above=0)
+    shape = Shape(
+        model_type="minicpm3",
+        norm=NormKind(epsilon=1e-5),
+        mlp_bias=config.flag("mlp_bias", False),
+        tied=True,
+        attention=lambda parts: latent_attention(parts, interleaved=False, q_rank=768),
+        embedding_multiplier=config.number("scale_emb", 12.0),
+        residual_multiplier=1.0 if depth is None else depth / math.sqrt(layers),
+        logits_multiplier=1.0 if base is None else base / hidden,
+    )
+    config = config.filled({"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+                            "v_head_dim": hidden // config.integer("num_attention_heads")})  # fmt: skip
+    return describe_shaped(with_turned_heads(config), shape)
