@@ -68,12 +68,14 @@ def _mean_square(file: GgufFile, name: str, linear: Linear) -> F32:
             f"'{file.path}': '{name}' has {len(squares)} sums and {len(counts)} counts; '{linear.source}' needs "
             f"{linear.columns} and 1. Is it the matrix of this model?"
         )
-    if not (np.isfinite(squares).all() and (squares >= 0).all() and 0 < counts[0] < np.inf):
+    with np.errstate(all="ignore"):  # what is not finite is refused below
+        mean = squares / counts[0]
+    if not (np.isfinite(mean).all() and (squares >= 0).all() and 0 < counts[0] < np.inf):
         raise ExportError(
             f"'{file.path}': '{name}' has sums from {squares.min():.3g} to {squares.max():.3g} and a count of "
             f"{counts[0]:.3g}; expected finite sums that are not negative, of one input or more. Make it again."
         )
-    return squares / counts[0]
+    return mean
 
 
 def _values(file: GgufFile, name: str, linear: Linear) -> F32:
