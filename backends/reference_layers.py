@@ -155,12 +155,15 @@ class Layers:
 
     def _mlp(self, mlp: Mlp, x: F32) -> F32:
         bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)
+        bent = np.minimum(bent, np.float32(mlp.limit)) if mlp.limit else bent
         if mlp.alphas:
             active = xielu(bent, *(self._weights.tensor(alpha_name(mlp, part)) for part in ("alpha_p", "alpha_n")))
         else:
-            active = activated(bent, mlp.activation)
+            active = activated(bent, mlp.activation, mlp.slope)
         if mlp.gate is not None:
-            active = active * self._linear(x, mlp.up)
+            up = self._linear(x, mlp.up)
+            up = np.clip(up, np.float32(-mlp.limit), np.float32(mlp.limit)) if mlp.limit else up
+            active = active * (up + np.float32(mlp.up_plus) if mlp.up_plus else up)
         return self._linear(active, mlp.down)
 
     def _moe(self, index: int, moe: Moe, x: F32) -> F32:

@@ -37,10 +37,10 @@ def sigmoid(x: F32, times: F32 | np.float32 = _ONE) -> F32:
         return times / below
 
 
-def activated(x: F32, activation: str) -> F32:
+def activated(x: F32, activation: str, slope: float = 1.0) -> F32:
     """x through the activation of that name (export/decoder.py, Mlp)."""
     if activation == "silu":
-        return sigmoid(x, times=x)
+        return sigmoid(x if slope == 1 else x * np.float32(slope), times=x)
     if activation == "gelu":
         part: F32 = np.float32(0.5) * (1 + _ERF(x / np.float32(math.sqrt(2))).astype(np.float32))
         return x * part

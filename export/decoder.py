@@ -169,6 +169,9 @@ class Mlp:
     # or "gelu", "gelu_tanh", "relu", "relu2": relu(x)**2, "xielu": p * relu(x)**2 + n * (elu(x) - x) + x / 2, where
     # p is softplus(alpha_p) and n is softplus(alpha_n) + 1 / 2
     activation: str = "silu"
+    slope: float = 1.0  # of silu: x * sigmoid(slope * x)
+    limit: float = 0.0  # gate is at most that, and up at most that far from 0, before anything else; 0: there is none
+    up_plus: float = 0.0  # what is added to up
     alphas: str = ""  # of xielu: the source's tensors are alphas.alpha_p and alphas.alpha_n, a number each
 
 

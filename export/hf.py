@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from embedllm.errors import ExportError, PackageError
+from embedllm.export.expert_tensors import find_experts
 from embedllm.export.hub import Location
 from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import BYTES, Tensor, read_header
@@ -53,6 +54,10 @@ class HuggingFaceSource:
 
         All dimensions of the tensor but the last count as one.
         """
+        experts = find_experts(self._tensors, name)
+        if experts is not None:
+            experts.check(name, shape)
+            return
         tensor = self._tensor(name)
         if tensor is None:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
@@ -64,19 +69,27 @@ class HuggingFaceSource:
 
     def rows(self, name: str, start: int, stop: int) -> F32:
         """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
+        experts = find_experts(self._tensors, name)
+        if experts is not None:
+            return experts.rows(self._read, start, stop)
         tensor = self._tensor(name)
         assert tensor is not None, name  # as `check` found
         row_shape = tensor.shape[-1:] if len(tensor.shape) > 1 else ()
         row_values = math.prod(row_shape)
         row_bytes = row_values * BYTES[tensor.dtype]
-        raw = bytearray((stop - start) * row_bytes)
+        raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
+        return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+
+    def _read(self, tensor: Tensor, start: int, count: int) -> bytearray:
+        """Bytes of a tensor."""
+        raw = bytearray(count)
         with self._lock, reading(tensor.file):
             file = self._files.get(tensor.file)
             if file is None:
                 file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
-            file.seek(tensor.offset + start * row_bytes)
+            file.seek(tensor.offset + start)
             _read_whole(file, raw, tensor)
-        return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+        return raw
 
     def close(self) -> None:
         with self._lock:

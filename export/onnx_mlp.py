@@ -38,13 +38,21 @@ class Mlps:
         if mlp.gate is None:
             return self.products.linear(self.active(mlp, self.products.linear(x, [mlp.up], "up")), [mlp.down], "down")
         gate, up = self.products.linear(x, [mlp.gate], "gate"), self.products.linear(x, [mlp.up], "up")
-        gated = self.graph.op("Mul", [self.active(mlp, gate), up], "gated")
+        graph = self.graph
+        if mlp.limit:
+            gate = graph.op("Min", [gate, graph.number(mlp.limit)], "gate.limited")
+            up = graph.op("Clip", [up, graph.number(-mlp.limit), graph.number(mlp.limit)], "up.limited")
+        if mlp.up_plus:
+            up = graph.op("Add", [up, graph.number(mlp.up_plus)], "up.raised")
+        gated = graph.op("Mul", [self.active(mlp, gate), up], "gated")
         return self.products.linear(gated, [mlp.down], "down")
 
     def active(self, mlp: Mlp, x: str) -> str:
         if mlp.activation == "xielu":
             return self.xielu(mlp, x)
         kind, domain, attributes = _ACTIVATIONS[mlp.activation]
+        if mlp.slope != 1:
+            attributes = {"alpha": mlp.slope}
         active = self.graph.op(kind, [x], "silu" if mlp.activation == "silu" else "active", domain, **attributes)
         return self.graph.op("Mul", [active, active], "squared") if mlp.activation == "relu2" else active
 

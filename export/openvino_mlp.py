@@ -16,7 +16,12 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
     gate = None if mlp.gate is None else products.linear(x, [mlp.gate], "gate")
     up = products.linear(x, [mlp.up], "up")
     bent = up if gate is None else gate
-    active = xielu(ir, mlp, bent) if mlp.alphas else activated(ir, bent, mlp.activation)
+    if mlp.limit:
+        bent = ir.op("Minimum", [bent, ir.constant(mlp.limit, "f32")], "gate.limited", **BROADCAST)
+        up = ir.op("Clamp", [up], "up.limited", min=-mlp.limit, max=mlp.limit)
+    if mlp.up_plus:
+        up = ir.op("Add", [up, ir.constant(mlp.up_plus, "f32")], "up.raised", **BROADCAST)
+    active = xielu(ir, mlp, bent) if mlp.alphas else activated(ir, bent, mlp.activation, mlp.slope)
     if gate is not None:
         active = ir.op("Multiply", [active, up], "gated", **BROADCAST)
     return products.linear(active, [mlp.down], "down")

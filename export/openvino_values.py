@@ -39,10 +39,10 @@ def _divided_by_root(ir: Ir, x: Value, epsilon: float, name: str) -> Value:
     return ir.op("Multiply", [x, inverse], f"{name}.normed", **BROADCAST)
 
 
-def activated(ir: Ir, x: Value, activation: str) -> Value:
+def activated(ir: Ir, x: Value, activation: str, slope: float = 1.0) -> Value:
     """x through the activation of that name (export/decoder.py, Mlp)."""
     if activation == "silu":
-        return ir.op("Swish", [x], activation)
+        return ir.op("Swish", [x] if slope == 1 else [x, ir.constant(slope, "f32")], activation)
     if activation in ("gelu", "gelu_tanh"):
         return ir.op("Gelu", [x], activation, approximation_mode="ERF" if activation == "gelu" else "TANH")
     if activation == "relu":

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 
+_SKIPPED = 1  # rows that are read too: of a gate and an up that take turns
+
+
 class Source(Protocol):
     """A checkpoint whose tensors can be read by rows, from several threads.
 
@@ -88,7 +91,8 @@ def _places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
 def _gathered(source: Source, name: str, places: NDArray[np.int64]) -> F32:
     """Rows of a tensor in any order, read as stretches of neighbours."""
     ordered = np.sort(places)
-    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
+    breaks = np.flatnonzero(np.diff(ordered) > _SKIPPED + 1) + 1
     stretches = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
     rows = np.concatenate([source.rows(name, first, last) for first, last in stretches])
-    return rows[np.searchsorted(ordered, places)]
+    read = np.concatenate([np.arange(first, last) for first, last in stretches])
+    return rows[np.searchsorted(read, places)]

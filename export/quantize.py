@@ -12,9 +12,13 @@ from embedllm.errors import ExportError, PackageError
 from embedllm.export.scale_search import search_asymmetric, search_symmetric
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.types import F16, F32, U8
 
 
+_LEAST_EXPONENT = -24  # of float16
+_LEAST_STEP, _LOG_127 = np.float32(2.0**-24), np.float32(np.log2(127))
 _SEARCHED = (4,)  # bits; eight lose a two-hundredth of what four do (docs/numerics.md)
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
@@ -122,12 +126,36 @@ def _scales(
     if packing.symmetric:
         extreme: F32 = np.where(-low >= high, low, high)
         scale = search_symmetric(turned, extreme, levels, weights) if search else extreme / np.float32(-(levels // 2))
+        if packing.bits == 8:
+            _make_exact(turned, extreme, scale)
         return scale, np.full_like(scale, levels // 2)
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if search:
         return search_asymmetric(turned, low, high, levels, weights)
     scale = (high - low) / np.float32(levels - 1)
     return scale, np.clip(np.rint(-low * inverse(scale.astype(np.float16))), 0, levels - 1)
+
+
+def _make_exact(turned: F32, extreme: F32, scale: F32) -> None:
+    """Gives groups whose values are at most 127 steps of a power of two that step: MXFP4 loses nothing in 8 bits.
+
+    scale: what they have so far. One that is exact already stays, so that what can be is stored as before.
+    """
+    step = np.exp2(np.maximum(np.ceil(np.log2(np.maximum(np.abs(extreme), _LEAST_STEP)) - _LOG_127), _LEAST_EXPONENT))
+    step = step.astype(np.float32)
+    found = np.flatnonzero(extreme)
+    for rows in (turned[:4], turned):  # hardly any other weights pass the first look
+        found = found[_is_exact(rows[:, found], step[found])]
+    found = found[~_is_exact(turned[:, found], scale[found].astype(np.float16).astype(np.float32))]
+    scale[found] = step[found]
+
+
+def _is_exact(values: F32, step: F32) -> NDArray[np.bool_]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = values / step
+    whole = (np.rint(steps) == steps) & (steps >= -128) & (steps <= 127)
+    found: NDArray[np.bool_] = np.logical_and.reduce(whole, axis=0)
+    return found
 
 
 def inverse(scale: F16) -> F32:

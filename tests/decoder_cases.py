@@ -129,6 +129,14 @@ def mlps(*, gate: bool = True, activation: str = "silu", bias: bool = False) -> 
     return layers(of_layer)
 
 
+def limited(decoder: Decoder) -> Decoder:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        assert isinstance(layer.mlp, Mlp)
+        return replace(layer, mlp=replace(layer.mlp, slope=1.7, limit=0.25, up_plus=1.0))
+
+    return layers(of_layer)(decoder)
+
+
 def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool = False, bias: bool = False,
              gated: bool = False, **changes: object) -> Change:  # fmt: skip
     def of_layer(at: int, layer: Layer) -> Layer:
@@ -211,6 +219,7 @@ CASES: dict[str, Change] = {
     "no gate": mlps(gate=False, activation="gelu", bias=True),
     "gelu": mlps(activation="gelu"),
     "gelu, tanh": mlps(activation="gelu_tanh"),
+    "silu of another slope, limits": limited,
     "relu": mlps(activation="relu"),
     "relu squared": mlps(gate=False, activation="relu2"),
     "mixture": mixtures(),

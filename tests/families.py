@@ -272,6 +272,9 @@ FAMILIES: dict[str, Case] = {
                           mlp_layer_types=["sparse", "dense"], **{**LATENT, "head_dim": ...}, **CORRECTED),
     "minicpm3": case("minicpm3", "MiniCPM3Config", "small vectors of queries too, all three multipliers, longrope",
                      dim_model_base=16, rope_parameters=LONG_ROPE_8, **LATENT),
+    "gpt_oss": case("gpt_oss", "GptOssConfig", "2 of 4 experts with biases and limits, sinks, window on one of two "
+                    "layers, YaRN", num_local_experts=4, num_experts_per_tok=2, swiglu_limit=2.0,
+                    rope_parameters={**YARN, "truncate": False}, **WINDOWED),
     "opt": case("opt", "OPTConfig", "learned positions, layer norms, biases", ffn_dim=96, word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
     "internlm3": case("internlm3", "InternLM3Config", "biases", attention_bias=True, mlp_bias=True),

@@ -98,5 +98,8 @@ def test_every_tensor_of_a_checkpoint_is_read(made: Made) -> None:
     decoder = describe(Config(read_json(made.folder / "config.json", "a configuration")))
     read = {f"{linear.source}.weight" for linear in matrices(decoder)} | {v.source for v in vectors(decoder)}
     read |= {name.partition(".")[2] for name in read}  # of a checkpoint that was saved without its head
+    read |= {name.removesuffix(".weight") for name in read} | {
+        name.replace("_proj.bias", "_proj_bias") for name in read
+    }
     stored = set(read_header(made.folder / "model.safetensors").tensors)
     assert [name for name in sorted(stored - read) if not name.startswith(LEFT) and not name.endswith(CONSTANTS)] == []

@@ -43,10 +43,10 @@ def describe(config: Config, context: int | None = None) -> Decoder:
         raise UnsupportedModel(
             f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{hint}", model_type=model_type
         )
-    if config.has("quantization_config"):
+    if config.has("quantization_config") and not _is_mxfp4(config):
         raise UnsupportedModel(
             "this checkpoint is already quantized ('quantization_config' in config.json); "
-            "expected float weights (bf16, f16 or f32). Export from the original checkpoint.",
+            "expected float weights (bf16, f16 or f32), or MXFP4. Export from the original checkpoint.",
             model_type=model_type,
         )
     module = importlib.import_module(f"{__name__}.{model_type}")
@@ -58,6 +58,12 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     if context is None:
         return decoder
     return _with_context(decoder, context)
+
+
+def _is_mxfp4(config: Config) -> bool:
+    """Whether the experts are in MXFP4, which is read as the floats that it stands for."""
+    section = config.section("quantization_config")
+    return section is not None and section.text("quant_method", "") == "mxfp4"
 
 
 def _with_context(decoder: Decoder, context: int) -> Decoder:

@@ -50,6 +50,7 @@ class Shape:
     is_turned: bool = True  # False: there is no rotation at all
     scale: float | None = None
     softcap: float = 0.0
+    sinks: str = ""  # of a layer's attention, in the checkpoint; empty: there are none
     parallel: bool = False
     residual_multiplier: float = 1.0
     embedding_multiplier: float = 1.0
@@ -136,6 +137,7 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         rope=turned,
         scale=shape.scale,
         softcap=shape.softcap,
+        sinks=shape.sinks and f"{parts.source}.{shape.sinks}",
     )
 
 
