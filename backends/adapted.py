@@ -19,12 +19,16 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
     """Of every product in the layers: the value that it gives, and its matrices, whose outputs lie side by side."""
     for index, layer in enumerate(decoder.layers):
         attention, mlp = layer.attention, layer.mlp
-        yield f"layers.{index}.qkv", (attention.q, attention.k, attention.v)
+        qkv = (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
+        yield f"layers.{index}.qkv", qkv
         yield f"layers.{index}.o", (attention.o,)
         if isinstance(mlp, Moe):
             raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
         parts = ("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)
         yield from ((f"layers.{index}.{part}", (linear,)) for part, linear in parts if linear is not None)
+        if layer.token_input is not None:
+            yield f"layers.{index}.told.gate", (layer.token_input.gate,)
+            yield f"layers.{index}.told.up", (layer.token_input.up,)
 
 
 def input_names(linear: Linear) -> tuple[str, str]:

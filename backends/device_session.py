@@ -86,7 +86,7 @@ def empty_kv(engine: DeviceEngine[B], capacity: int) -> dict[str, ort.OrtValue]:
 
     Zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN.
     """
-    attentions = [layer.attention for layer in engine.package.decoder.layers]
+    attentions = engine.package.decoder.kv_attentions
     return {
         f"{at}.{part}": engine.place(np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype))
         for at, attention in enumerate(attentions)
@@ -133,12 +133,12 @@ class DeviceSession(Generic[B]):
         kv, read = self._held().kv, self._engine.read
         return [
             (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
-            for at in range(len(self._decoder.layers))
+            for at in range(len(self._decoder.kv_attentions))
         ]
 
     def import_state(self, state: KeyValues) -> None:
         self._held()
-        attentions = [layer.attention for layer in self._decoder.layers]
+        attentions = self._decoder.kv_attentions
         end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
         self._settle()

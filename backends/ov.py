@@ -201,7 +201,7 @@ class OvSession:
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
         if not self.position:  # the state of a new request has no shape yet
-            shapes = [(a.kv_heads, 0, a.head_dim) for a in (layer.attention for layer in self._decoder.layers)]
+            shapes = [(a.kv_heads, 0, a.head_dim) for a in self._decoder.kv_attentions]
             return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
         with self._engine.lock, as_device_error("cannot give the KV away"):
             return [
@@ -211,8 +211,7 @@ class OvSession:
     def import_state(self, state: KeyValues) -> None:
         if self._request is None:
             raise ValueError("this session was closed")
-        attentions = [layer.attention for layer in self._decoder.layers]
-        count = check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
         check_room(self.position, count, limit=self._context, remedy=LARGER_EXPORT)
         kept = self.position
         self._held = -1  # until all is written: a failure in between must not pass for a whole state
@@ -278,7 +277,7 @@ class OvSession:
         for variable in request.query_state():
             if match := _VARIABLE.match(variable.name):
                 found[int(match[1]), match[2]] = variable
-        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._decoder.layers))]
+        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._decoder.kv_attentions))]
 
 
 def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from embedllm.backends.ov_runtime import ov
 from embedllm.export.decoder import Decoder
-from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_SUM
+from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_SUM, OPENVINO_TOLD
 
 
 def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
@@ -24,6 +24,8 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     else:
         residual = _layer(model, OPENVINO_SUM.format(last)).input(0)
         places = [*_layer(model, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
+    if decoder.layers[last].token_input is not None:
+        places += _layer(model, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
     for place in places:
         place.replace_source_output(taken(place.get_source_output()).output(0))
     model.add_parameters([wanted])

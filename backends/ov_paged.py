@@ -186,7 +186,7 @@ class PagedSession:
             return [
                 (read(f"key_cache.{layer}", self._blocks, start, stop),
                  read(f"value_cache.{layer}", self._blocks, start, stop))
-                for layer in range(len(self._decoder.layers))
+                for layer in range(len(self._decoder.kv_attentions))
             ]  # fmt: skip
 
     def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
@@ -197,7 +197,7 @@ class PagedSession:
             return [
                 [(read(f"key_cache.{layer}", self._blocks, start, stop),
                   read(f"value_cache.{layer}", self._blocks, start, stop))
-                 for layer in range(len(self._decoder.layers))]
+                 for layer in range(len(self._decoder.kv_attentions))]
                 for start, stop in spans
             ]  # fmt: skip
 
@@ -257,11 +257,10 @@ class PagedSession:
     def _count(self, state: KeyValues) -> int:
         """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""
         layouts = self._engine.blocks.layouts
-        keys = [layouts[f"key_cache.{layer}"] for layer in range(len(self._decoder.layers))]
+        keys = [layouts[f"key_cache.{layer}"] for layer in range(len(self._decoder.kv_attentions))]
         if state and keys[0].holds(state[0][0]):
             return check_state(state, [(key.heads, key.width) for key in keys], dtype=keys[0].dtype.name)
-        attentions = [layer.attention for layer in self._decoder.layers]
-        return check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        return check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
 
     def _give_back(self) -> None:
         with self._engine.lock:

@@ -142,6 +142,8 @@ class ReferenceSession(Layers):
         engine, decoder = self._engine, self._engine.decoder
         check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT)
         x = self._embedded(engine.rows(decoder.embedding, tokens), self.position)  # [T, hidden]
+        if decoder.token_inputs is not None:
+            self._tell(x, engine.rows(decoder.token_inputs.table, tokens))
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x)
         self.position += len(tokens)

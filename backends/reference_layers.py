@@ -19,9 +19,11 @@ from embedllm.export.decoder import (
     Mlp,
     Moe,
     Norm,
+    TokenInput,
     alpha_name,
     correction_name,
     rope_name,
+    scale_name,
     sinks_name,
 )
 
@@ -53,7 +55,8 @@ class Layers:
         self.capacity = 0  # it takes memory with each token
         self._weights = weights
         self._adapter: Adapter | None = None
-        shapes = [(a.kv_heads, 0, a.head_dim) for a in (layer.attention for layer in weights.decoder.layers)]
+        self._told: F32 = np.empty((0, 0, 0), np.float32)  # of Decoder.token_inputs, [T, layers, size]
+        shapes = [(a.kv_heads, 0, a.head_dim) for a in weights.decoder.kv_attentions]
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
         ]
@@ -71,6 +74,15 @@ class Layers:
             x = x + self._weights.tensor(f"{decoder.positions.name}.weight")[start : start + len(x)]
         return self._norm(x, decoder.embedding_norm)
 
+    def _tell(self, x: F32, rows: F32) -> None:
+        """Keeps what the layers are told of tokens. x: what the first layer is given; rows: of the table."""
+        inputs = self._weights.decoder.token_inputs
+        assert inputs is not None
+        projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
+        looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
+        total: F32 = self._norm(projected, inputs.norm) + looked_up
+        self._told = total * np.float32(inputs.multiplier)
+
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
         normed = self._norm(x, layer.attention_norm)
         attended = self._norm(self._attention(index, layer.attention, normed), layer.attention_post_norm)
@@ -81,7 +93,15 @@ class Layers:
             read = self._norm(x, layer.mlp_norm)
         mlp = layer.mlp
         made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
-        return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
+        x = self._added(layer, x, self._norm(made, layer.mlp_post_norm))
+        if layer.token_input is not None:
+            x = x + self._told_of(index, layer.token_input, x)
+        return x * self._weights.tensor(scale_name(index)) if layer.scale else x
+
+    def _told_of(self, index: int, part: TokenInput, x: F32) -> F32:
+        """What a layer makes of what it is told of the tokens whose stream is x."""
+        gated = activated(self._linear(x, part.gate), part.activation) * self._told[:, index]
+        return self._norm(self._linear(gated, part.up), part.norm)
 
     def _added(self, layer: Layer, x: F32, more: F32) -> F32:
         """The stream [T, hidden] with what its attention or its mlp adds to it."""
@@ -93,8 +113,10 @@ class Layers:
             return self._latent_attention(index, attention, attention.latent, x)
         q_norm, k_norm = (None, None) if attention.norm_turned else (attention.q_norm, attention.k_norm)
         q = self._heads(x, attention.q, attention.heads, q_norm)  # [H, T, D]
-        k = self._heads(x, attention.k, attention.kv_heads, k_norm)
-        v = self._heads(x, attention.v, attention.kv_heads, None)
+        k = v = np.empty((attention.kv_heads, 0, attention.head_dim), np.float32)  # of layers that make none
+        if attention.kv_from is None:
+            k = self._heads(x, attention.k, attention.kv_heads, k_norm)
+            v = self._heads(x, attention.v, attention.kv_heads, attention.v_norm)
         return self._linear(self._attended(index, attention, q, k, v), attention.o)
 
     def _latent_attention(self, index: int, attention: Attention, latent: Latent, x: F32) -> F32:
@@ -113,13 +135,14 @@ class Layers:
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
-        past_key, past_value = self._kv[index]
+        number = self._weights.decoder.kv_number(index)
+        past_key, past_value = self._kv[number]
         q, k = (self._rotated(x, attention.rope) for x in (q, k))
         if attention.norm_turned:
             q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
         key = np.concatenate([past_key, k], axis=1)  # [kv heads, P + T, D]
         value = np.concatenate([past_value, v], axis=1)
-        self._kv[index] = key, value
+        self._kv[number] = key, value
         shared = attention.heads // attention.kv_heads
         key, value = key.repeat(shared, axis=0), value.repeat(shared, axis=0)
         products = q @ key.transpose(0, 2, 1)  # [H, T, P + T]

@@ -36,6 +36,9 @@ What families have beyond a plain Llama, and what that costs:
   operator is used. DirectML and the NPU refuse mixtures, `--method gptq` and the others that read a text do, and
   adapters have to be merged. OpenVINO takes minutes to compile a mixture of hundreds of experts
   ([openvino.md](openvino.md)).
+- Layers that read the keys and values of earlier ones (Gemma 4) keep none of their own; with `kv="int8"` the processor
+  copies them at each step. What layers are told of each token by a table of its own is looked up, like an embedding.
+  DirectML refuses the first; methods that read a text, sizes and rotations refuse both.
 - Capped scores (Gemma 2) and sinks take ONNX Runtime's slower attention, and capped scores OpenVINO's without blocks,
   so that replies at once take turns there.
 - Experts in MXFP4 (gpt-oss) are read as the floats that they stand for, and rounded like others. In 8 bits nothing is

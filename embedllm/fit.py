@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
-from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, kv_bytes, linears, mlps, parameters
+from embedllm.export.decoder import (
+    Attention,
+    Decoder,
+    Layer,
+    Linear,
+    Mlp,
+    kv_bytes,
+    linears,
+    mlps,
+    outer_matrices,
+    parameters,
+)
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
 from embedllm.package import WEIGHTS, Package
@@ -173,6 +184,7 @@ def _bits(packing: object, keeping: Keeping) -> float:
 def _products(decoder: Decoder) -> Iterator[Linear]:
     for layer in decoder.layers:
         yield from linears(layer)
+    yield from outer_matrices(decoder)
     yield decoder.head
 
 

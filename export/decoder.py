@@ -67,7 +67,15 @@ class LongRopeScaling:
     attention_factor: float  # multiplies cos and sin
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """Frequencies as if all of a head turned, of which only the fastest are taken (Gemma 4)."""
+
+    head_dim: int
+    factor: float  # divides positions
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,7 @@ class Origin:
     head: int = 0
     pairs: int = 0
     ends: int = 0  # of each head, so many rows are first here that the source has last
+    halves: int = 0  # and of each half of a head the first `halves` / 2 turn: here these lie in front of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +154,13 @@ class Attention:
     kv_heads: int
     head_dim: int
     q: Linear
-    k: Linear
+    k: Linear  # of layer `kv_from`, as v is, where that is given
     v: Linear
     o: Linear
+    kv_from: int | None = None  # the earlier layer whose keys and values are read; this one makes none
     q_norm: Norm | None = None  # over each head, or over all of them where its size says so
     k_norm: Norm | None = None
+    v_norm: Norm | None = None  # over each head
     window: int | None = None  # newest tokens that a query sees, itself among them; None: all
     rope: int | None = 0  # which of the decoder's rotations turns q and k; None: they are not turned
     norm_turned: bool = False  # q and k are normed after they are turned, not before
@@ -195,10 +206,39 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """What the layers are told of each token, `size` values a layer (Gemma 3n, 4: "per-layer embeddings").
+
+    multiplier * (norm(projection(x)) + table_multiplier * row of the table), where x is what the first layer is given.
+    """
+
+    table: Linear  # [vocabulary, layers * size]
+    projection: Linear  # [layers * size, hidden]
+    norm: Norm  # [size]
+    table_multiplier: float
+    multiplier: float
+
+    @property
+    def size(self) -> int:
+        return self.norm.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInput:
+    """How a layer reads what it is told: x += norm(up(activation(gate(x)) * told))."""
+
+    gate: Linear  # [size, hidden]
+    up: Linear  # [hidden, size]
+    norm: Norm
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); where a norm is None, nothing is normed.
 
     parallel: both read the same x, whose norm they share where there is no mlp_norm.
+    token_input: what follows the mlp. scale: the source's tensor, a number that all of x is multiplied by at the end.
     """
 
     attention_norm: Norm | None
@@ -209,6 +249,8 @@ class Layer:
     mlp_post_norm: Norm | None = None
     parallel: bool = False
     residual_multiplier: float = 1.0  # of what is added
+    token_input: TokenInput | None = None
+    scale: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +266,7 @@ class Decoder:
     rope: Rope  # rotated: 0 where nothing is turned
     local_rope: Rope | None = None  # the second rotation, of Attention.rope 1
     positions: Linear | None = None  # learned rows that are added to the embedding, one for each position
+    token_inputs: TokenInputs | None = None
     embedding_multiplier: float = 1.0
     embedding_norm: Norm | None = None
     logits_multiplier: float = 1.0
@@ -252,9 +295,20 @@ class Decoder:
         return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotated)
 
     @property
+    def kv_attentions(self) -> tuple[Attention, ...]:
+        """Of the layers that keep keys and values: by their places in here, these are numbered."""
+        return tuple(layer.attention for layer in self.layers if layer.attention.kv_from is None)
+
+    def kv_number(self, index: int) -> int:
+        """Of the keys and values that a layer reads."""
+        source = self.layers[index].attention.kv_from
+        earlier = self.layers[: index if source is None else source]
+        return sum(layer.attention.kv_from is None for layer in earlier)
+
+    @property
     def layer_ropes(self) -> tuple[Rope | None, ...]:
-        """What turns the keys of each layer; None where nothing does."""
-        numbers = (layer.attention.rope for layer in self.layers)
+        """What turns the keys of each layer that keeps some; None where nothing does."""
+        numbers = (attention.rope for attention in self.kv_attentions)
         return tuple(None if number is None else self.ropes[number] for number in numbers)
 
     @property
@@ -286,7 +340,7 @@ def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
     """The matrices that queries, keys and values come from."""
     latent = attention.latent
     if latent is None:
-        yield (attention.q, attention.k, attention.v)
+        yield (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
         return
     yield (attention.q if latent.q is None else latent.q, latent.kv, latent.k)
     if latent.q is not None:
@@ -301,6 +355,9 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     for mlp in mlps(layer.mlp):
         yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
         yield (mlp.down,)
+    if layer.token_input is not None:
+        yield (layer.token_input.gate,)
+        yield (layer.token_input.up,)
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
@@ -320,15 +377,26 @@ def linears(layer: Layer) -> Iterator[Linear]:
         yield from run
 
 
+def tables(decoder: Decoder) -> tuple[Linear, ...]:
+    """Every quantized table whose rows are looked up by token."""
+    return (decoder.embedding,) if decoder.token_inputs is None else (decoder.embedding, decoder.token_inputs.table)
+
+
+def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
+    """Every quantized matrix of a product that is no layer's, the head aside."""
+    if decoder.token_inputs is not None:
+        yield decoder.token_inputs.projection
+
+
 def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
-    found = [decoder.embedding_norm]
+    found = [decoder.embedding_norm, decoder.token_inputs and decoder.token_inputs.norm]
     for layer in decoder.layers:
         attention = layer.attention
-        found += [layer.attention_norm, attention.q_norm, attention.k_norm, layer.attention_post_norm]
+        found += [layer.attention_norm, attention.q_norm, attention.k_norm, attention.v_norm, layer.attention_post_norm]
         if attention.latent is not None:
             found += [attention.latent.q_norm, attention.latent.kv_norm]
-        found += [layer.mlp_norm, layer.mlp_post_norm]
+        found += [layer.mlp_norm, layer.mlp_post_norm, layer.token_input and layer.token_input.norm]
     yield from (norm for norm in (*found, decoder.norm) if norm is not None)
 
 
@@ -349,6 +417,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             source = f"{linear.source}.bias"
             yield Vector(name=f"{linear.name}.bias", source=source, size=linear.rows, origin=linear.origin)
     for index, layer in enumerate(decoder.layers):
+        if layer.scale:
+            yield Vector(name=scale_name(index), source=layer.scale, size=1)
         if layer.attention.sinks:
             yield Vector(name=sinks_name(index), source=layer.attention.sinks, size=layer.attention.heads)
         for mlp in mlps(layer.mlp):
@@ -359,6 +429,11 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             size = len(layer.mlp.experts)
             width = size if layer.mlp.correction_is_row else 1
             yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size, width=width)
+
+
+def scale_name(index: int) -> str:
+    """Of the stored number that a layer multiplies the stream by."""
+    return f"layers.{index}.scale"
 
 
 def sinks_name(index: int) -> str:
@@ -385,8 +460,8 @@ def parameters(decoder: Decoder | Traced) -> int:
     """Number of weights; a tied head counts once."""
     if isinstance(decoder, Traced):
         return decoder.parameters
-    matrices = [m for layer in decoder.layers for m in linears(layer)] + [decoder.embedding]
-    matrices += [*small_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
+    matrices = [*(m for layer in decoder.layers for m in linears(layer)), *tables(decoder)]
+    matrices += [*small_matrices(decoder), *outer_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
     return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 
 
@@ -394,5 +469,5 @@ def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -
     """Memory of the KV cache for that many tokens."""
     if isinstance(decoder, Traced):
         return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
-    per_token = sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in decoder.layers)
+    per_token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
     return per_token * bytes_per_value * tokens

@@ -50,6 +50,8 @@ class Dialect:
             return "its keys and values are made of small vectors, which is not written for DirectML"
         if any(layer.attention.softcap or layer.attention.sinks for layer in decoder.layers):
             return "its attention has a soft cap or sinks, which DirectML's does not have"
+        if len(decoder.kv_attentions) < len(decoder.layers):
+            return "a layer reads the keys and values of another, which DirectML's attention does not"
         narrow = min((layer.attention.window or decoder.context for layer in decoder.layers), default=decoder.context)
         if narrow < decoder.context:
             return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
@@ -119,4 +121,5 @@ OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
+OPENVINO_TOLD = "layers.{}.told"  # what the layer is told of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]

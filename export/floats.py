@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Decoder, linears
+from embedllm.export.decoder import Decoder, linears, outer_matrices
 
 FLOATS = "weights.float32"
 
@@ -19,6 +19,7 @@ def float_spans(decoder: Decoder, offsets: Mapping[str, int]) -> dict[str, tuple
     offsets: of the entries of weights.safetensors, by their names; the matrices have the order of those.
     """
     matrices = {matrix.name: matrix for layer in decoder.layers for matrix in linears(layer)}
+    matrices |= {matrix.name: matrix for matrix in outer_matrices(decoder)}
     matrices[decoder.head.name] = decoder.head  # a table that is only looked up is not among them
     spans: dict[str, tuple[int, int]] = {}
     end = 0

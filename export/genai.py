@@ -35,7 +35,7 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
                 "num_attention_heads": first.heads,
                 "num_key_value_heads": first.kv_heads,
                 "head_size": first.head_dim,
-                "num_hidden_layers": len(decoder.layers),
+                "num_hidden_layers": len(decoder.kv_attentions),
                 "session_options": {"provider_options": []},
                 "inputs": {
                     "input_ids": "input_ids",

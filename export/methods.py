@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
+from embedllm.export.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,23 @@ METHODS = {
 }
 
 
+def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
+    """Raises ExportError for a model that what reads a text is not for. name, has_budget: of check_method()."""
+    reads = METHODS[name].reads
+    if reads and decoder.is_mixture:
+        raise ExportError(
+            f"the method '{name}' is not for mixtures of experts such as '{decoder.model_type}': an expert sees only "
+            "the tokens that are routed to it, maybe none. Use the method 'search'."
+        )
+    if (reads or has_budget) and _is_apart(decoder):
+        what = f"the method '{name}'" if reads else "a size or mean bits"
+        raise ExportError(
+            f"{what} is not for '{decoder.model_type}', whose layers cannot be run over a text one by one: they are "
+            "told of tokens by a table of their own, read keys of other layers, or norm their values. Use the method "
+            "'search', without a size."
+        )
+
+
 def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text: bool, has_importance: bool) -> bool:
     """Whether an export reads a text: one that is given, or drawn by the model.
 
@@ -60,3 +78,8 @@ def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text
             "a size."
         )
     return reads
+
+
+def _is_apart(decoder: Decoder) -> bool:
+    attentions = [layer.attention for layer in decoder.layers]
+    return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in attentions)

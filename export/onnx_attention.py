@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.export.decoder import Attention, Decoder, rope_name, sinks_name
+from embedllm.export.decoder import Attention, Decoder, Norm, rope_name, sinks_name
 from embedllm.export.dialects import KV_SCALES, Dialect
 from embedllm.export.graph import MICROSOFT, Graph
 from embedllm.export.onnx_latent import latent_qkv, latent_values
@@ -57,15 +57,21 @@ class Attentions:
     def attend(self, index: int, attention: Attention, normed: str) -> str:
         """Appends to the KV and attends: [B, T, heads * D]."""
         graph = self.graph
-        scales, attributes = self.kv_quantization(index)
+        scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
         tables, inside = ["", ""], ["", ""]
+        number = self.decoder.kv_number(index)
+        past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
+        if attention.kv_from is not None:  # what layer has made them has them, new ones too
+            # with a quantized KV the operator wants to give them once more (ONNX Runtime 1.31)
+            again = [graph.named(f"kv.{part}") for part in ("key", "value")] if self.dialect.kv_bits else []
+            past, present = present, again
         if self.dialect.whole_attention:
             inputs = self.inputs(attention, normed)
             if attention.rope is not None and turns_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
             if attention.window is not None:
                 attributes["local_window_size"] = attention.window
-            if self.norms_inside(attention):
+            if attention.kv_from is None and self.norms_inside(attention):
                 assert attention.q_norm is not None
                 assert attention.k_norm is not None
                 inside = [self.norms.weight(attention.q_norm), self.norms.weight(attention.k_norm)]
@@ -77,7 +83,6 @@ class Attentions:
         if attention.softcap:
             attributes["softcap"] = attention.softcap
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
-        past, present = ([f"{prefix}.{index}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
         output = graph.named("context" if attention.latent is None else "context.filled_up")
         graph.node(
             "GroupQueryAttention",
@@ -91,12 +96,12 @@ class Attentions:
         )
         return output if attention.latent is None else latent_values(graph, attention, attention.latent, output)
 
-    def kv_quantization(self, index: int) -> tuple[list[str], dict[str, float | str]]:
+    def kv_quantization(self, number: int) -> tuple[list[str], dict[str, float | str]]:
         """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
         if not self.dialect.kv_bits:
             return ["", ""], {}
         names = [self.graph.named(name) for name in KV_SCALES]
-        for name, scale in zip(names, self.kv_scales[index], strict=True):
+        for name, scale in zip(names, self.kv_scales[number], strict=True):
             self.graph.floats(scale[None, :, None], name)  # [1, kv heads, 1, D]
         kinds = {f"{part}_quant_type": "PER_CHANNEL" for part in ("k", "v")}
         return names, {**kinds, "kv_cache_bit_width": self.dialect.kv_bits}
@@ -121,13 +126,16 @@ class Attentions:
 
     def side_by_side(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
+        if attention.kv_from is not None:
+            return self.alone(attention, normed)
         graph, parts = self.graph, [attention.q, attention.k, attention.v]
         product = self.products.linear(normed, parts, "qkv")
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
         turns_here = attention.rope is not None and not turns_inside(attention, self.decoder)
         if (
-            not norms_here
+            attention.v_norm is None
+            and not norms_here
             and not turns_here
             and not (self.dialect.splits_qkv and (has_norms or attention.window is not None))
         ):
@@ -135,9 +143,21 @@ class Attentions:
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
         if turns_here:
             return [*self.normed_and_turned(attention, q, k), v]
         return [*self.normed(attention, q, k), v] if norms_here else [q, k, v]
+
+    def alone(self, attention: Attention, normed: str) -> list[str]:
+        """q, and no new keys and values, [B, 0, kv heads * D]."""
+        graph = self.graph
+        q = self.products.linear(normed, [attention.q], "qkv")
+        bounds = graph.constant(0, 0), graph.constant(0, attention.k.rows), graph.constant(1, 2)
+        none = graph.op("Slice", [q, *bounds], "none")
+        q = self.normed_heads(q, attention.q_norm, attention.heads, attention)
+        if attention.rope is not None and not turns_inside(attention, self.decoder):
+            q = self.turned_heads(q, attention, attention.heads)
+        return [q, none, none]
 
     def apart(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v in products of their own; q and k normed and rotated by operators of their own."""
@@ -154,16 +174,20 @@ class Attentions:
 
     def normed(self, attention: Attention, q: str, k: str) -> list[str]:
         pairs = (q, attention.q_norm, attention.heads), (k, attention.k_norm, attention.kv_heads)
-        return [x if norm is None else self.norms.heads(x, norm, heads, attention.head_dim) for x, norm, heads in pairs]
+        return [self.normed_heads(x, norm, heads, attention) for x, norm, heads in pairs]
+
+    def normed_heads(self, x: str, norm: Norm | None, heads: int, attention: Attention) -> str:
+        return x if norm is None else self.norms.heads(x, norm, heads, attention.head_dim)
 
     def turned(self, attention: Attention, q: str, k: str) -> list[str]:
         """q and k, rotated by an operator of its own."""
+        pairs = (q, attention.heads), (k, attention.kv_heads)
+        return [self.turned_heads(x, attention, heads) for x, heads in pairs]
+
+    def turned_heads(self, x: str, attention: Attention, heads: int) -> str:
         if attention.rope is None:
-            return [q, k]
+            return x
         inputs = [self.positions, *self.tables[attention.rope]]
         rotated = self.decoder.ropes[attention.rope].rotated
-        found = []
-        for x, heads in ((q, attention.heads), (k, attention.kv_heads)):
-            partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
-            found.append(self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.turned", MICROSOFT, **partly))
-        return found
+        partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
+        return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.turned", MICROSOFT, **partly)

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.export.decoder import Decoder, Layer, Norm
+from embedllm.export.decoder import Decoder, Layer, Norm, TokenInput, TokenInputs, scale_name
 from embedllm.export.dialects import Dialect
 from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, Graph
@@ -84,10 +84,13 @@ class _Emitter:
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
         hidden, residual = self.embedding(decoder, positions), ""
+        told = self.told(decoder.token_inputs, hidden) if decoder.token_inputs else ""
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
             is_last = index == len(decoder.layers) - 1
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
+            if layer.token_input or layer.scale:
+                hidden, residual = self.finished(index, layer, self.total(hidden, residual), told, is_last), ""
         graph.scope = "head"
         normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
         self.head(decoder, normed)
@@ -101,6 +104,34 @@ class _Emitter:
             rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
+
+    def told(self, inputs: TokenInputs, x: str) -> str:
+        """What the layers are told of the tokens, [B, T, layers, size]."""
+        graph, products = self.graph, self.products
+        graph.scope = "token_inputs"
+        rows = self.times(products.embedding(inputs.table), inputs.table_multiplier, "rows.multiplied")
+        projected = products.linear(x, [inputs.projection], "projection")
+        shape = graph.constant(0, 0, -1, inputs.size)
+        rows, projected = (graph.op("Reshape", [each, shape], f"{each}.by_layer") for each in (rows, projected))
+        both = graph.op("Add", [self.norms.plain(projected, inputs.norm, "norm"), rows], "both")
+        return self.times(both, inputs.multiplier, "told")
+
+    def finished(self, index: int, layer: Layer, x: str, told: str, is_last: bool) -> str:
+        """The stream behind a layer of which more follows its mlp."""
+        graph = self.graph
+        if layer.token_input is not None:
+            own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
+            own = self.wanted(own, "told") if is_last else own
+            graph.scope = f"layers.{index}.told"
+            made = self.made_of_told(layer.token_input, x, own)
+            graph.scope = f"layers.{index}"
+            x = graph.op("Add", [x, made], "told.sum")
+        return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
+
+    def made_of_told(self, part: TokenInput, x: str, told: str) -> str:
+        active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
+        gated = self.graph.op("Mul", [active, told], "gated")
+        return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
 
     def layer(
         self, index: int, layer: Layer, hidden: str, residual: str, attentions: Attentions, *, is_last: bool
@@ -139,6 +170,9 @@ class _Emitter:
             return
         bent = graph.op("Tanh", [self.times(x, multiplier / cap, "small")], "bent")
         graph.node("Mul", [bent, graph.number(cap)], ["logits"], "head.capped")
+
+    def total(self, x: str, residual: str) -> str:
+        return self.graph.op("Add", [residual, x], "stream")
 
     def times(self, x: str, multiplier: float, name: str) -> str:
         return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)
@@ -204,10 +238,10 @@ def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueIn
         asked = [_info("logits_at", integer, ["wanted"])]
         wanted, before = "wanted", "capacity"
     outputs = [_info("logits", kind, ["batch", wanted, decoder.vocabulary])]
-    for index, layer in enumerate(decoder.layers):
+    for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
-            shape = ["batch", layer.attention.kv_heads, length, layer.attention.head_dim // per_element]
-            infos += [_info(f"{prefix}.{index}.{part}", held, shape) for part in ("key", "value")]
+            shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]
+            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in ("key", "value")]
     return [*inputs, *asked], outputs
 
 

@@ -36,7 +36,7 @@ class Mlps:
 
     def mlp(self, mlp: Mlp, x: str) -> str:
         if mlp.gate is None:
-            return self.products.linear(self.active(mlp, self.products.linear(x, [mlp.up], "up")), [mlp.down], "down")
+            return self.products.linear(self.bent(mlp, self.products.linear(x, [mlp.up], "up")), [mlp.down], "down")
         gate, up = self.products.linear(x, [mlp.gate], "gate"), self.products.linear(x, [mlp.up], "up")
         graph = self.graph
         if mlp.limit:
@@ -44,17 +44,19 @@ class Mlps:
             up = graph.op("Clip", [up, graph.number(-mlp.limit), graph.number(mlp.limit)], "up.limited")
         if mlp.up_plus:
             up = graph.op("Add", [up, graph.number(mlp.up_plus)], "up.raised")
-        gated = graph.op("Mul", [self.active(mlp, gate), up], "gated")
+        gated = graph.op("Mul", [self.bent(mlp, gate), up], "gated")
         return self.products.linear(gated, [mlp.down], "down")
 
-    def active(self, mlp: Mlp, x: str) -> str:
-        if mlp.activation == "xielu":
-            return self.xielu(mlp, x)
-        kind, domain, attributes = _ACTIVATIONS[mlp.activation]
-        if mlp.slope != 1:
-            attributes = {"alpha": mlp.slope}
-        active = self.graph.op(kind, [x], "silu" if mlp.activation == "silu" else "active", domain, **attributes)
-        return self.graph.op("Mul", [active, active], "squared") if mlp.activation == "relu2" else active
+    def bent(self, mlp: Mlp, x: str) -> str:
+        return self.xielu(mlp, x) if mlp.alphas else self.active(mlp.activation, x, slope=mlp.slope)
+
+    def active(self, activation: str, x: str, *, slope: float = 1.0) -> str:
+        """x through the activation of that name. slope: of Mlp."""
+        kind, domain, attributes = _ACTIVATIONS[activation]
+        if slope != 1:
+            attributes = {"alpha": slope}
+        active = self.graph.op(kind, [x], "silu" if activation == "silu" else "active", domain, **attributes)
+        return self.graph.op("Mul", [active, active], "squared") if activation == "relu2" else active
 
     def xielu(self, mlp: Mlp, x: str) -> str:
         """p * relu(x)**2 + n * (elu(x) - x) + x / 2."""

@@ -19,7 +19,7 @@ class Products:
         self.dialect = dialect
 
     def embedding(self, table: Linear, tokens: str = "input_ids") -> str:
-        """Rows of the table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape.
+        """Rows of a table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape.
 
         tokens: the value that says which.
         """
@@ -34,7 +34,7 @@ class Products:
             rows = self.unpacked_rows(table, packing, tokens)
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
-        weight = graph.stored([f"{table.name}.weight"], shape=flat, name="embedding.rows.weight")
+        weight = graph.stored([f"{table.name}.weight"], shape=flat, name=f"{table.name}.rows.weight")
         zero = [] if packing.symmetric else [graph.stored([f"{table.name}.zero"])]
         rows = graph.op(
             "GatherBlockQuantized",
@@ -54,7 +54,7 @@ class Products:
 
         def gathered(kind: str, shape: Sequence[int], *, name: str) -> str:
             """[B, T, ...]; under a name and shape of its own, because the head may read the same bytes otherwise."""
-            entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"embedding.rows.{kind}")
+            entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"{table.name}.rows.{kind}")
             return graph.op("Gather", [entry, tokens], name, axis=0)
 
         weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")

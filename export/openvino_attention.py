@@ -45,21 +45,38 @@ class Attentions:
         self._products = products
         self._rotated = [rope.rotated for rope in decoder.ropes]
         self._shared = shared
+        self._decoder = decoder
+        self._known: list[tuple[Value, Value]] = []  # keys and values of all tokens, by their numbers
 
     def context(self, index: int, attention: Attention, x: Value) -> Value:
         """q, k and v in one product; rotation; the KV as variables; attention. [B, T, heads * D]."""
         ir = self.ir
-        q, k, v = self._qkv(attention, x)
-        q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
-        k = self._turned(attention, k, attention.kv_heads, attention.k_norm, "k")
-        v = self._heads(attention, v, attention.kv_heads, None, "v")
-        key, value = (self._remembered(index, part, new, attention) for part, new in (("key", k), ("value", v)))
+        if attention.kv_from is None:
+            q, key, value = self._appended(index, attention, x)
+        else:
+            q = self._products.linear(x, [attention.q], "qkv")
+            q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
+            known = zip(("key", "value"), self._known[self._decoder.kv_number(index)], strict=True)
+            key, value = (self._repeated(part, each, attention) for part, each in known)
         seen = self._seen(index, attention, q, key, value)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         columns = attention.heads * attention.head_dim
         if attention.latent is not None:
             merged, columns = latent_values(ir, attention.latent, merged), attention.o.columns
         return ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context", special_zero=True)
+
+    def _appended(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:
+        """Queries, and keys and values of all tokens, [B, heads, T or total, D]."""
+        q, k, v = self._qkv(attention, x)
+        q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
+        k = self._turned(attention, k, attention.kv_heads, attention.k_norm, "k")
+        v = self._heads(attention, v, attention.kv_heads, attention.v_norm, "v")
+        number = self._decoder.kv_number(index)
+        known_keys = self._remembered(number, "key", k, attention)
+        keys = self._repeated("key", known_keys, attention)
+        known_values = self._remembered(number, "value", v, attention)
+        self._known.append((known_keys, known_values))
+        return q, keys, self._repeated("value", known_values, attention)
 
     def _qkv(self, attention: Attention, x: Value) -> list[Value]:
         """Each [B, T, heads * D]."""
@@ -153,11 +170,11 @@ class Attentions:
     def _sinks(self, index: int, attention: Attention) -> Value:
         return self.ir.stored([sinks_name(index)], "f32", [1, attention.heads, 1, 1])
 
-    def _remembered(self, index: int, part: str, new: Value, attention: Attention) -> Value:
-        """What is known of all tokens, the new ones among them, repeated for the query heads that share it."""
+    def _remembered(self, number: int, part: str, new: Value, attention: Attention) -> Value:
+        """What is known of all tokens, the new ones among them, [B, kv heads, total, D]."""
         ir, heads, size = self.ir, attention.kv_heads, attention.head_dim
         # the name that optimum-intel gives, by which openvino-genai finds its way
-        variable = f"past_key_values.{index}.{part}present.{index}.{part}"
+        variable = f"past_key_values.{number}.{part}present.{number}.{part}"
         parts = [self._shared.batch, *(ir.constant([n]) for n in (heads, 0, size))]
         shape = ir.op("Concat", parts, f"{part}.none.shape", axis=0)
         none = ir.op("Broadcast", [ir.constant(0.0, "f32"), shape], f"{part}.none", mode="numpy")
@@ -172,7 +189,7 @@ class Attentions:
         past = ir.op("Gather", [held, self._shared.beams, ir.constant(0)], f"{part}.past", batch_dims=0)
         known = ir.op("Concat", [past, new], f"{part}.known", axis=2)
         ir.split("Assign", [known], f"{part}.keep", 0, variable_id=variable)
-        return self._repeated(part, known, attention)
+        return known
 
     def _repeated(self, part: str, known: Value, attention: Attention) -> Value:
         """[B, kv heads, total, D] as [B, heads, total, D]."""

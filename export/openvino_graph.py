@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Decoder, Layer, Mlp, Norm
+from embedllm.export.decoder import Decoder, Layer, Mlp, Norm, TokenInput, TokenInputs, scale_name
 from embedllm.export.openvino_attention import Attentions, Shared, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_masks import masks
 from embedllm.export.openvino_mlp import mixture, mlp
 from embedllm.export.openvino_products import Products
-from embedllm.export.openvino_values import capped, multiplied, normed
+from embedllm.export.openvino_values import activated, capped, multiplied, normed
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import Layout
 
@@ -57,9 +57,10 @@ class _Emitter:
             self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen)
         )  # fmt: skip
         x = self.embedded(ids, positions)
+        told = self.told(decoder.token_inputs, ids, x) if decoder.token_inputs else None
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
-            x = self.layer(index, layer, x, attentions)
+            x = self.layer(index, layer, x, attentions, told)
         ir.scope = ""
         ir.split("Result", [self.logits(normed(ir, x, decoder.norm, decoder.norm.name))], "logits.result", 0)
         return ir
@@ -75,7 +76,43 @@ class _Emitter:
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 
-    def layer(self, index: int, layer: Layer, x: Value, attentions: Attentions) -> Value:
+    def told(self, inputs: TokenInputs, ids: Value, x: Value) -> Value:
+        """What the layers are told of the tokens, [B, T, layers, size]."""
+        ir, products = self.ir, self.products
+        ir.scope = "token_inputs"
+        rows = multiplied(ir, products.rows(inputs.table, ids, "rows"), inputs.table_multiplier, "rows.multiplied")
+        projected = products.linear(x, [inputs.projection], "projection")
+        shape = ir.constant([0, 0, -1, inputs.size])
+        rows, projected = (
+            ir.op("Reshape", [each, shape], f"{name}.by_layer", special_zero=True)
+            for each, name in ((rows, "rows"), (projected, "projection"))
+        )
+        both = ir.op("Add", [normed(ir, projected, inputs.norm, "norm"), rows], "both", **BROADCAST)
+        both = multiplied(ir, both, inputs.multiplier, "told")
+        ir.scope = ""
+        return both
+
+    def finished(self, index: int, layer: Layer, x: Value, told: Value | None) -> Value:
+        """The stream behind a layer of which more follows its mlp."""
+        ir, is_scaled = self.ir, bool(layer.scale)
+        if layer.token_input is not None:
+            assert told is not None
+            own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "told", batch_dims=0)
+            ir.scope = f"layers.{index}.told"
+            made = self.made_of_told(layer.token_input, x, own)
+            ir.scope = f"layers.{index}"
+            x = ir.op("Add", [x, made], "told.sum" if is_scaled else "output", **BROADCAST)
+        if not is_scaled:
+            return x
+        return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
+
+    def made_of_told(self, part: TokenInput, x: Value, told: Value) -> Value:
+        ir, products = self.ir, self.products
+        active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
+        gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)
+        return normed(ir, products.linear(gated, [part.up], "up"), part.norm, "norm")
+
+    def layer(self, index: int, layer: Layer, x: Value, attentions: Attentions, told: Value | None) -> Value:
         """The stream [B, T, hidden] after a layer."""
         ir = self.ir
         first = normed(ir, x, layer.attention_norm, "norm")
@@ -90,7 +127,10 @@ class _Emitter:
             made = mlp(self.products, layer.mlp, read)
         else:
             made = mixture(self.products, index, layer.mlp, read)
-        return self.added(layer, total, made, layer.mlp_post_norm, "mlp", "output")
+        if layer.token_input is None and not layer.scale:
+            return self.added(layer, total, made, layer.mlp_post_norm, "mlp", "output")
+        x = self.added(layer, total, made, layer.mlp_post_norm, "mlp", "stream")
+        return self.finished(index, layer, x, told)
 
     def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str, name: str) -> Value:
         """The stream with what its attention or its mlp adds to it."""

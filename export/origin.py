@@ -82,6 +82,11 @@ def _places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     if origin.ends:
         head, at = np.divmod(ours, origin.head)
         ours = head * origin.head + (at - origin.ends) % origin.head
+    if origin.halves:
+        head, at = np.divmod(ours, origin.head)
+        turned, half = origin.halves // 2, origin.head // 2
+        inside = np.where(at < 2 * turned, at + half - turned, np.where(at < half + turned, at - turned, at))
+        ours = head * origin.head + np.where(at < turned, at, inside)
     if origin.block:
         block, at = np.divmod(ours, origin.block)
         ours = block * origin.stride + at

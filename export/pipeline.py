@@ -24,7 +24,7 @@ from embedllm.export.hub import locate
 from embedllm.export.imatrix import read_importance
 from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
-from embedllm.export.methods import METHODS, check_method
+from embedllm.export.methods import METHODS, check_method, check_model
 from embedllm.export.mixed_bits import budget, mixed
 from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
 from embedllm.export.origin import Source
@@ -96,12 +96,8 @@ def convert(
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
-        if METHODS[recipe.method].reads and decoder.is_mixture:
-            raise ExportError(
-                f"the method '{recipe.method}' is not for mixtures of experts such as '{decoder.model_type}': an "
-                "expert sees only the tokens that are routed to it, maybe none. Use the method 'search'."
-            )
         most = budget(decided, recipe)
+        check_model(recipe.method, decoder, has_budget=most is not None)
         reads = check_method(recipe.method, {packing.bits for packing in decided.packing.values()},
                              has_budget=most is not None, has_text=calibration is not None,
                              has_importance=importance is not None)  # fmt: skip

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from embedllm.errors import ExportError
 from embedllm.export import openvino_graph
-from embedllm.export.decoder import Decoder, Linear, layer_runs, rope_name, small_matrices, vectors
+from embedllm.export.decoder import (
+    Decoder,
+    Linear,
+    layer_runs,
+    outer_matrices,
+    rope_name,
+    small_matrices,
+    tables,
+    vectors,
+)
 from embedllm.export.methods import METHODS
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out
@@ -97,7 +106,7 @@ def _packing(decoder: Decoder, recipe: Recipe) -> dict[str, Packing]:
 
 
 def _runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
-    yield (decoder.embedding,)
+    yield from ((linear,) for linear in (*tables(decoder), *outer_matrices(decoder)))
     for layer in decoder.layers:
         yield from layer_runs(layer)
     if not decoder.tied:

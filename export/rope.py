@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.decoder import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from embedllm.export.decoder import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,6 +69,8 @@ def _frequencies(rope: Rope) -> F32:
     if isinstance(scaling, LongRopeScaling):
         factors = scaling.long if scaling.context > scaling.trained else scaling.short
         return _plain(rope.base, rope.rotated, np.array(factors, np.float32))
+    if isinstance(scaling, ProportionalScaling):
+        return _plain(rope.base, scaling.head_dim)[: rope.rotated // 2] / np.float32(scaling.factor)
     frequencies = _plain(rope.base, rope.rotated)
     if isinstance(scaling, LinearScaling):
         return frequencies / np.float32(scaling.factor)

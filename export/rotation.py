@@ -57,6 +57,10 @@ class RotatedSource:
                     f"a '{decoder.model_type}' checkpoint stores the values' matrix inside a larger one, which a "
                     "rotation does not follow. Leave it out."
                 )
+            if attention.v_norm is not None:
+                raise ExportError(
+                    f"a '{decoder.model_type}' model norms its values, which no rotation follows. Leave it out."
+                )
             if block == 1:
                 raise ExportError(
                     f"the heads have {attention.head_dim} values; a rotation turns an even number. Leave it out."

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.decoder import linears, parameters
+from embedllm.export.decoder import linears, outer_matrices, parameters
 from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO, WASM
 from embedllm.export.floats import FLOATS, float_spans
 from embedllm.export.progress import Progress, write_json
@@ -125,7 +125,8 @@ def _given_floats(package: Package) -> Attachment:
 
     decoder, reference = package.decoder, ReferenceEngine(package)
     spans = float_spans(decoder, {name: t.offset for name, t in read_header(package.weights).tensors.items()})
-    matrices = {m.name: m for m in (decoder.head, *(m for layer in decoder.layers for m in linears(layer)))}
+    products = (m for layer in decoder.layers for m in linears(layer))
+    matrices = {m.name: m for m in (decoder.head, *outer_matrices(decoder), *products)}
     floats = np.concatenate([reference.matrix(matrices[name]).ravel() for name in spans]).view(np.uint8)
     # all or none are from memory: "External file: ... not found from the table user provided" (ONNX Runtime 1.31)
     files = {FLOATS: floats, WEIGHTS: np.memmap(package.weights, np.uint8, "r")}

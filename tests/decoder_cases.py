@@ -8,7 +8,20 @@ from functools import cache
 
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Latent, Layer, Linear, Mlp, Moe, Norm, Rope
+from embedllm.export.decoder import (
+    Attention,
+    Decoder,
+    Latent,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    ProportionalScaling,
+    Rope,
+    TokenInput,
+    TokenInputs,
+)
 from tests.tiny import tiny_config
 
 Change = Callable[[Decoder], Decoder]
@@ -158,6 +171,38 @@ def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool =
     return layers(of_layer)
 
 
+def told(size: int) -> Change:
+    """Layers that are told `size` values of each token, and multiply their stream in the end."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name = f"layers.{at}.told"
+        gate, up = linear(f"{name}.gate", size, HIDDEN), linear(f"{name}.up", HIDDEN, size)
+        part = TokenInput(gate=gate, up=up, norm=norm(f"{name}.norm"), activation="gelu_tanh")
+        return replace(layer, token_input=part, scale=f"layers.{at}.scale.norm.weight")
+
+    table, projection = linear("told.table", VOCABULARY, 2 * size), linear("told.projection", 2 * size, HIDDEN)
+    inputs = TokenInputs(table=table, projection=projection, norm=norm("told.norm", size), table_multiplier=4.0,
+                         multiplier=0.7)  # fmt: skip
+    return lambda decoder: replace(layers(of_layer)(decoder), token_inputs=inputs)
+
+
+def keys_of_first(**changes: object) -> Change:
+    """The second layer reads the first one's keys and values. changes: of the attention of both."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        if not at:
+            return layer
+        k, v = (linear(f"layers.0.attention.{part}", one.rows, HIDDEN)
+                for part, one in (("k", layer.attention.k), ("v", layer.attention.v)))  # fmt: skip
+        return replace(layer, attention=replace(layer.attention, kv_from=0, k=k, v=v, k_norm=None))
+
+    return both(attention(**changes), layers(of_layer))
+
+
+def value_norms(at: int, layer: Layer) -> Layer:
+    return replace(layer, attention=replace(layer.attention, v_norm=norm(f"layers.{at}.v_norm", SIZE)))
+
+
 def sinks(decoder: Decoder) -> Decoder:
     return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, sinks=f"sinks.{at}")))(decoder)
 
@@ -240,6 +285,15 @@ CASES: dict[str, Change] = {
     "mixture, softmax of the best": mixtures(scores="softmax_of_best"),
     "mixture, shared by weight": mixtures(shared=True, gated=True),
     "mixture, parallel": both(mixtures(), PARALLEL),
+    "keys of an earlier layer": keys_of_first(),
+    "keys of an earlier layer, window, not turned inside": both(
+        whole(rope=Rope(base=1e4, rotated=8)), keys_of_first(window=6)
+    ),
+    "norms of values": layers(value_norms),
+    "told of each token": told(40),
+    "proportional rotation": whole(
+        rope=Rope(base=1e4, rotated=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
+    ),
     "embedding multiplier": whole(embedding_multiplier=5.0),
     "embedding norm": whole(embedding_norm=norm("embedding_norm", kind="layer", bias="embedding_norm.bias")),
     "logits multiplier": whole(logits_multiplier=0.2),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export import Recipe
-from embedllm.export.decoder import Decoder, linears, small_matrices, vectors
+from embedllm.export.decoder import Decoder, linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.decoder_json import to_json
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.plan import Plan, plan
@@ -32,7 +32,12 @@ class RandomSource:
             values = np.float32(about) + random.standard_normal(vector.size).astype(np.float32) / np.float32(10)
             self.tensors[vector.source] = values.reshape(-1, vector.width) if vector.width > 1 else values
         matrices = [linear for layer in decoder.layers for linear in linears(layer)]
-        matrices += [*small_matrices(decoder), decoder.embedding, *(() if decoder.tied else (decoder.head,))]
+        matrices += [
+            *small_matrices(decoder),
+            *outer_matrices(decoder),
+            *tables(decoder),
+            *(() if decoder.tied else (decoder.head,)),
+        ]
         for linear in matrices:
             values = random.standard_normal((linear.rows, linear.columns)).astype(np.float32)
             self.tensors[f"{linear.source}.weight"] = values / np.float32(linear.columns**0.5)

@@ -114,6 +114,9 @@ YARN_SCORES = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "max_position_embeddings")  # fmt: skip
 GEMMA3 = {**BASE, **WINDOWED, "sliding_window_pattern": 2, "rope_parameters": ROPE_KINDS, "query_pre_attn_scalar": 24}
+GEMMA4 = {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2, **WINDOWED,
+          "global_head_dim": 32, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 307}  # fmt: skip
+KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 FALCON = {"ffn_hidden_size": 96, "intermediate_size": ..., "head_dim": ..., "num_key_value_heads": ...}
@@ -281,5 +284,12 @@ FAMILIES: dict[str, Case] = {
     "jais2": case("jais2", "Jais2Config", "layer norms, biases, no gate, squared relu"),
     "vaultgemma": case("vaultgemma", "VaultGemmaConfig", "window on one of two layers, both caps",
                        attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
+    "gemma4_text": case("gemma4_text", "Gemma4TextConfig", "told of each token, keys of earlier layers, wider mlp; "
+                        "larger heads, of which a part turns, where there is no window",
+                        num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=4.0,
+                        **GEMMA4),
+    "gemma4": case("gemma4", "Gemma4Config", "the text model's place in the checkpoint; keys that are values "
+                   "too, and fewer of them, where there is no window", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
+                   vision_config=None, audio_config=None),
     "apertus": case("apertus", "ApertusConfig", "xIELU, norms of q and k, llama3 rotation"),
 }  # fmt: skip

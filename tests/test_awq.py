@@ -200,6 +200,8 @@ def test_where_nothing_is_rounded_there_is_nothing_to_scale(tiny: Path, tmp_path
 @pytest.mark.peer
 @pytest.mark.parametrize(("family", "method", "message"), [
     ("gpt2", "awq", "no columns that can be scaled.*Use the method 'weighted' or 'gptq'"),
+    ("gemma4", "gptq", "the method 'gptq' is not for 'gemma4', whose layers cannot be run over a text one by one"),
+    ("gemma4_text", "weighted", "the method 'weighted' is not for 'gemma4_text'"),
     ("mixtral", "weighted", "the method 'weighted' is not for mixtures of experts"),
     ("mixtral", "awq+gptq", r"the method 'awq\+gptq' is not for mixtures of experts"),
 ])  # fmt: skip
@@ -209,6 +211,19 @@ def test_a_family_that_a_method_is_not_for_is_named(family: str, method: str, me
     make_checkpoint(tmp_path / "checkpoint", FAMILIES[family])
     with pytest.raises(ExportError, match=message):
         convert(tmp_path / "checkpoint", tmp_path / "p", Recipe(method=method), calibration=text(tmp_path / "t.jsonl"))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(("recipe", "message"), [
+    (Recipe(mean_bits=7.0), "a size or mean bits is not for 'gemma4_text', .*'search', without a size"),
+    (Recipe(rotate=True), "a 'gemma4_text' model norms its values, which no rotation follows"),
+])  # fmt: skip
+def test_a_family_that_no_text_is_read_for_is_named(recipe: Recipe, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    make_checkpoint(tmp_path / "checkpoint", FAMILIES["gemma4_text"])
+    with pytest.raises(ExportError, match=message):
+        convert(tmp_path / "checkpoint", tmp_path / "p", recipe)
 
 
 @pytest.mark.parametrize(("value", "message"), [

@@ -13,7 +13,7 @@ import pytest
 from embedllm.backends.reference import ReferenceSession
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear, linears, small_matrices, vectors
+from embedllm.export.decoder import Decoder, Linear, linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.float_pass import Checkpoint
 from embedllm.export.hf import HuggingFaceSource, read_json
 from embedllm.export.hub import Location
@@ -59,7 +59,7 @@ class Floats(Checkpoint):
 
 def matrices(decoder: Decoder) -> list[Linear]:
     found = [linear for layer in decoder.layers for linear in linears(layer)]
-    return [*found, *small_matrices(decoder), decoder.embedding, decoder.head]
+    return [*found, *small_matrices(decoder), *outer_matrices(decoder), *tables(decoder), decoder.head]
 
 
 def reference_logits(made: Made) -> np.ndarray:

@@ -16,7 +16,7 @@ from embedllm.export.rope import tables
 from tests.tiny import tiny_config
 
 KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
-KEYS |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3", "vaultgemma"), "hidden_activation")
+KEYS |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text"), "hidden_activation")
 OWN = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128},
     "opt": {"ffn_dim": 96},
@@ -33,6 +33,8 @@ OWN = {
     },
     "glm4_moe_lite": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "minicpm3": {"num_key_value_heads": 4},
+    "gemma4": {"vocab_size_per_layer_input": 307},
+    "gemma4_text": {"vocab_size_per_layer_input": 307},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
@@ -41,7 +43,7 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     """A tiny config.json: Llama's keys, which most families read."""
     values = {**tiny_config("llama"), "model_type": family, **OWN.get(family, {}), **overrides}
     values.pop("hidden_act") if "hidden_act" not in overrides else None
-    return values if family != "gemma3" else {"model_type": family, "text_config": values}
+    return values if family not in ("gemma3", "gemma4") else {"model_type": family, "text_config": values}
 
 
 def described(family: str, **overrides: object) -> Decoder:
@@ -68,6 +70,8 @@ def test_another_activation_is_refused(family: str) -> None:
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("falcon", {"alibi": True}, "alibi is true"),
@@ -105,6 +109,17 @@ def test_a_variant_that_is_not_described_is_refused_by_its_key(
     [
         ("smollm3", {"no_rope_layers": [1]}, "'no_rope_layers' has 1 entries; expected 2, one a layer"),
         ("smollm3", {"no_rope_layers": ["a"]}, "'no_rope_layers' is .*; expected a list of whole numbers"),
+        (
+            "gemma4_text",
+            {"vocab_size_per_layer_input": 300},
+            "'vocab_size_per_layer_input' is 300 and 'vocab_size' 307",
+        ),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "the last 2 of 2 layers read the keys .*'num_kv_shared_layers'"),
+        (
+            "gemma4_text",
+            {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
+            "4 attention heads are no multiple of 3",
+        ),
         ("granite", {"logits_scaling": 0}, "'logits_scaling' is 0; expected a number > 0"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "'attn_logit_softcapping' is -1.0; expected a number > 0"),
         ("gemma2", {"query_pre_attn_scalar": "x"}, "'query_pre_attn_scalar' is 'x'; expected a number > 0"),
@@ -122,9 +137,10 @@ def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, objec
         described(family, **values)
 
 
-def test_a_gemma3_without_a_text_model_is_refused() -> None:
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_a_gemma_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
-        describe(Config({"model_type": "gemma3"}))
+        describe(Config({"model_type": family}))
 
 
 def test_rotations_of_their_own_are_kept_apart() -> None:
@@ -141,7 +157,8 @@ NAMES = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"
          "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "num_experts", "num_local_experts",
          "num_experts_per_tok", "no_rope_layers", "mlp_only_layers", "logits_scaling", "logit_scale", "n_embd",
          "query_pre_attn_scalar", "use_sliding_window", "sliding_window_pattern", "new_decoder_architecture",
-         "multi_query", "num_kv_heads", "scale_emb", "scale_depth", "dim_model_base", "n_group"]  # fmt: skip
+         "multi_query", "num_kv_heads", "num_kv_shared_layers", "per_layer_config", "global_head_dim",
+         "scale_emb", "scale_depth", "dim_model_base", "n_group"]  # fmt: skip
 JUNK = st.one_of(
     st.none(), st.booleans(), st.floats(1e-3, 1e6), st.lists(st.integers(0, 2), max_size=2),
     st.sampled_from((0, 1, 2, 3, 16, 64, -1, 1e300, math.nan, "silu", "full_attention")),

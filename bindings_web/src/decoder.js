@@ -19,14 +19,14 @@ export class Decoder {
     this.context = manifest.context;
     /** @type {number} */
     this.vocabulary = architecture.embedding.rows;
-    /** of each layer's keys and values @type {Heads[]} */
-    this.layers = architecture.layers.map((/** @type {any} */ layer) => ({
-      kvHeads: layer.attention.kv_heads,
-      headDim: layer.attention.head_dim,
-    }));
+    /** of each layer's keys and values; a layer that reads an earlier one's has none @type {Heads[]} */
+    this.layers = architecture.layers
+      .filter((/** @type {any} */ layer) => layer.attention.kv_from === undefined)
+      .map((/** @type {any} */ layer) => ({ kvHeads: layer.attention.kv_heads, headDim: layer.attention.head_dim }));
     /** those of products, each once @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect(architecture, this.matrices);
+    this.matrices.delete(architecture.token_inputs?.table.name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
     /** by the name of the matrix @type {Map<string, Packing>} */
     this.packings = new Map(Object.entries(manifest.quantization ?? {}));

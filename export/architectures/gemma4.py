@@ -1,0 +1,15 @@
+"""Gemma 4 (E2B, E4B, 31B): the text model of a checkpoint that sees and hears; its eyes and ears are left out."""
+
+from __future__ import annotations
+
+from embedllm.errors import ExportError
+from embedllm.export.architectures.gemma4_text import describe_text
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    text = config.section("text_config")
+    if text is None:
+        raise ExportError("config.json has no 'text_config'; expected there what a Gemma 4 says of its text model.")
+    return describe_text(text, "gemma4", "model.language_model")

@@ -1,0 +1,155 @@
+"""Gemma 4 (text alone): told of each token layer by layer, keys of earlier layers, larger heads where all is seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common import refuse
+from embedllm.export.architectures.common_parts import RMS, Names, Parts, Sizes, activation
+from embedllm.export.architectures.common_rope import FULL, SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures.common_told import kv_sources, token_input, token_inputs
+from embedllm.export.architectures.common_windows import all_but_every, sliding_layers
+from embedllm.export.architectures.gemma2 import NAMES
+from embedllm.export.config import Config
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Norm, Origin, ProportionalScaling, Rope
+
+_DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+             "sliding_window": 512}  # fmt: skip
+_FULL_ROPE = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What the layers of a model share."""
+
+    config: Config
+    names: Names
+    sliding: list[bool]
+    ropes: tuple[Rope, Rope]  # of the layers that see all, and of the others
+    told: int  # values that a layer is told of each token
+    sources: list[int | None]  # whose keys and values each layer reads
+
+    def parts(self, index: int) -> Parts:
+        source = f"{self.names.in_model(self.names.layers)}.{index}"
+        sizes = _sizes(self.config, index, is_sliding=self.sliding[index])
+        return Parts(config=self.config, sizes=sizes, names=self.names, norm_kind=RMS, transposed=False,
+                     name=f"layers.{index}", source=source)  # fmt: skip
+
+
+def describe(config: Config) -> Decoder:
+    return describe_text(config, "gemma4_text", "model")
+
+
+def describe_text(config: Config, model_type: str, place: str) -> Decoder:
+    """The decoder of a Gemma 4 whose tensors have names that begin with `place`."""
+    config = config.filled(_DEFAULTS)
+    refuse(config, "enable_moe_block", True)
+    refuse(config, "attention_bias", True)
+    if config.text("use_bidirectional_attention", "vision") != "vision":
+        raise UnsupportedModel("use_bidirectional_attention is 'all'; such a model is no decoder.")
+    sliding = sliding_layers(config, all_but_every(6))
+    sliding[-1] = False  # whatever the config says, as in transformers
+    names, hidden = replace(NAMES, model=place), config.integer("hidden_size")
+    full_head = _sizes(config, len(sliding) - 1, is_sliding=False).head_dim
+    local = describe_rope(config, config.integer("head_dim"), RopeKeys(layers=SLIDING))
+    told = config.integer("hidden_size_per_layer_input", 256, least=0)
+    model = _Model(config=config, names=names, sliding=sliding, ropes=(_full_rope(config, full_head), local), told=told,
+                   sources=kv_sources(config, sliding))  # fmt: skip
+    embedding = Linear(name="embedding", source=names.in_model(names.embedding), rows=config.integer("vocab_size"),
+                       columns=hidden)  # fmt: skip
+    head = replace(embedding, name="head", source=names.head)
+    return Decoder(
+        model_type=model_type,
+        context=config.integer("max_position_embeddings"),
+        embedding=embedding,
+        layers=tuple(_layer(model, index) for index in range(len(sliding))),
+        norm=RMS.named(config, "norm", names.in_model(names.norm), hidden),
+        head=embedding if config.flag("tie_word_embeddings", True) else head,
+        rope=model.ropes[0],
+        local_rope=local,
+        token_inputs=token_inputs(config, names, embedding, layers=len(sliding), size=told) if told else None,
+        embedding_multiplier=math.sqrt(hidden),
+        logits_softcap=config.number_or_none("final_logit_softcapping", None, above=0) or 0.0,
+    )
+
+
+def _sizes(config: Config, index: int, *, is_sliding: bool) -> Sizes:
+    """Of a layer: those that see all may have larger and fewer heads, by keys of their own or by a list of layers."""
+    sizes, own = Sizes.of(config), config.section("per_layer_config")
+    head_dim, kv_heads = sizes.head_dim, sizes.kv_heads
+    if own is not None:  # as transformers 5.23 writes it
+        changed = own.section(str(index)) or Config({})
+        head_dim, kv_heads = changed.integer("head_dim", head_dim), changed.integer("num_key_value_heads", kv_heads)
+    elif not is_sliding:
+        head_dim = config.integer("global_head_dim", 512)
+        if config.flag("attention_k_eq_v", False):
+            kv_heads = config.integer("num_global_key_value_heads", kv_heads)
+    if sizes.heads % kv_heads:
+        raise UnsupportedModel(f"{sizes.heads} attention heads are no multiple of {kv_heads} key/value heads.")
+    return replace(sizes, head_dim=head_dim, kv_heads=kv_heads)
+
+
+def _full_rope(config: Config, head_dim: int) -> Rope:
+    """Of the layers that see all."""
+    given = config.section("rope_parameters") or Config({FULL: _FULL_ROPE})
+    own = given.section(FULL) or Config({})
+    if own.text("rope_type", "default") != "proportional":
+        return describe_rope(config, head_dim)
+    parameters = {key: own.number(key, 1.0, above=0) for key in ("rope_theta", "partial_rotary_factor")}
+    rope = describe_rope(config.replaced({"rope_parameters": parameters}), head_dim)
+    return replace(rope, scaling=ProportionalScaling(head_dim=head_dim, factor=own.number("factor", 1.0, above=0)))
+
+
+def _layer(model: _Model, index: int) -> Layer:
+    parts, config, names = model.parts(index), model.config, model.names
+    is_wide = model.sources[index] is not None and config.flag("use_double_wide_mlp", False)
+    inner = config.integer("intermediate_size") * (2 if is_wide else 1)
+    active = activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    return Layer(
+        attention_norm=parts.norm("attention_norm", names.attention_norm),
+        attention=_attention(model, index),
+        attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
+        mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
+        mlp=parts.mlp(inner, active),
+        mlp_post_norm=parts.norm("mlp_post_norm", names.mlp_post_norm),
+        token_input=token_input(parts, model.told, active) if model.told else None,
+        scale=f"{parts.source}.layer_scalar",
+    )
+
+
+def _attention(model: _Model, index: int) -> Attention:
+    config, parts, is_sliding, source = model.config, model.parts(index), model.sliding[index], model.sources[index]
+    sizes, names, rope = parts.sizes, parts.names, model.ropes[is_sliding]
+    makes = parts if source is None else model.parts(source)  # keys and values
+    proportional = isinstance(rope.scaling, ProportionalScaling) and rope.rotated < sizes.head_dim
+    halves = rope.rotated if proportional else 0  # of all of a head the fastest turn, of each half the first
+    v_name = names.k if config.flag("attention_k_eq_v", False) and not is_sliding else names.v
+
+    def product(of: Parts, part: str, where: str, heads: int, halves: int) -> Linear:
+        rows = heads * sizes.head_dim
+        origin = Origin(rows=rows, head=sizes.head_dim, halves=halves) if halves else None
+        return of.linear(f"attention.{part}", where, rows, sizes.hidden, origin=origin)
+
+    def norm(part: str, where: str) -> Norm:
+        found = RMS.named(config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
+        return replace(found, origin=Origin(rows=found.size, head=found.size, halves=halves) if halves else None)
+
+    return Attention(
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        q=product(parts, "q", names.q, sizes.heads, halves),
+        k=product(makes, "k", names.k, sizes.kv_heads, halves),
+        v=product(makes, "v", v_name, sizes.kv_heads, 0),
+        o=parts.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim),
+        kv_from=source,
+        q_norm=norm("q_norm", names.q_norm),
+        k_norm=norm("k_norm", names.k_norm) if source is None else None,
+        v_norm=replace(norm("v_norm", ""), source="", origin=None) if source is None else None,
+        window=config.integer("sliding_window") if is_sliding else None,
+        rope=int(is_sliding),
+        scale=1.0,
+    )
