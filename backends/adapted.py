@@ -9,7 +9,7 @@ import numpy as np
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Decoder, Linear, Moe, linears
+from embedllm.export.decoder import Decoder, Linear, Moe, linears, mixer_products
 
 if TYPE_CHECKING:
     from embedllm.types import F32
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
     """Of every product in the layers: the value that it gives, and its matrices, whose outputs lie side by side."""
     for index, layer in enumerate(decoder.layers):
-        attention, mlp = layer.attention, layer.mlp
-        qkv = (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
-        yield f"layers.{index}.qkv", qkv
-        yield f"layers.{index}.o", (attention.o,)
+        mixer, mlp = layer.attention, layer.mlp
+        yield from ((f"layers.{index}.{name}", parts) for name, parts in mixer_products(mixer))
+        yield f"layers.{index}.o", (mixer.o,)
         if isinstance(mlp, Moe):
             raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
         parts = ("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)

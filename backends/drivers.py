@@ -45,6 +45,7 @@ class Driver:
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
     mixtures: bool = True  # of experts
+    recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     adapts: bool = False  # its sessions take adapters
     traced: bool = False  # it runs graphs that another exporter has traced
     probed: bool = False  # a tiny model has to run and be right on it before it is used
@@ -202,6 +203,7 @@ _DRIVERS = {
         kv=_QUANTIZED.get(provider.engine, {}),
         provider=provider,
         adapts=provider.engine == "cpu",
+        recurrent=provider.engine == "cpu",
         traced=provider.engine == "cpu",
         probed=provider.probed,
         tested=provider.tested,
@@ -215,6 +217,7 @@ _DRIVERS = {
         exact=_OV,
         kv={"int8": _OV},
         adapts=True,
+        recurrent=True,
         tested="Linux x86-64, in every change",
     ),
     "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
@@ -236,5 +239,7 @@ _DRIVERS = {
         mixtures=False,
         tested="Linux x86-64, in every change",
     ),
-    "reference": Driver(open=_open_reference, shares=False, adapts=True, tested="Linux x86-64, in every change"),
+    "reference": Driver(
+        open=_open_reference, shares=False, adapts=True, recurrent=True, tested="Linux x86-64, in every change"
+    ),
 }

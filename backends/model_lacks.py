@@ -34,7 +34,12 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             "shapes are fixed",
             "use another device",
         )
-    capped = any(layer.attention.softcap for layer in package.decoder.layers)
+    if not driver.recurrent and package.decoder.is_recurrent:
+        return (
+            f"layers of '{package.name}' keep a state of fixed size of what came before, which sessions there do not",
+            "use the device 'cpu' or 'openvino'",
+        )
+    capped = any(attention.softcap for attention in package.decoder.attentions)
     if kv is not None and OPENVINO in driver.kv.get(kv, ()) and capped:
         return (
             f"attention of '{package.name}' caps its scores, which OpenVINO does with a KV of floats only",

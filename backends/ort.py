@@ -18,6 +18,7 @@ from embedllm.backends.memory import HugePages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort_session import OrtSession, StepsTogether
+from embedllm.backends.stateful import StatefulSession
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
 from embedllm.knobs import USUAL, Knobs
@@ -120,7 +121,8 @@ class OrtEngine:
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
-        joins = attachment is None and not exact
+        # nor of a recurrent model: a step beside others would change the states of those that only lie between
+        joins = attachment is None and not exact and not package.decoder.is_recurrent
         self.batch = Batch(StepsTogether(self), context=self.context) if joins else None
         if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
             raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device")
@@ -149,8 +151,9 @@ class OrtEngine:
             raise ValueError("this model was closed")
         return self._session
 
-    def open(self, capacity: int = 0) -> OrtSession:
-        return OrtSession(self, capacity)
+    def open(self, capacity: int = 0) -> OrtSession | StatefulSession:
+        session = OrtSession(self, capacity)
+        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session
 
     @property
     def parallel(self) -> int:

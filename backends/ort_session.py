@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_runtime import first_line, ort
+from embedllm.backends.ort_states import States
 from embedllm.errors import DeviceError
 from embedllm.rows import Row
 
@@ -58,6 +59,7 @@ class OrtSession:
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self.kv = engine.empty_kv()
+        self._states = States(self._decoder)
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
         self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
@@ -115,6 +117,14 @@ class OrtSession:
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = position
+        if not position:
+            self._states.reset()
+
+    def states(self) -> dict[str, F32]:
+        return self._states.copied()
+
+    def set_states(self, states: Mapping[str, F32]) -> None:
+        self._states.put(states)
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         return self.export_stored([(start, stop)])[0]
@@ -198,6 +208,7 @@ class OrtSession:
             # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
             self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
             binding.bind_ortvalue_input("logits_from", self._first)
+        self._states.bind(binding)
         return binding
 
     def _run(self, binding: ort.IOBinding, count: int) -> None:
@@ -208,6 +219,7 @@ class OrtSession:
             if self.is_stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self._states.advance()
         self.position += count
 
     def _reserve(self, tokens: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +24,10 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.ov_cut import cut
 from embedllm.backends.ov_runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
+from embedllm.backends.stateful import StatefulSession
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
+from embedllm.export.recurrent import state_shapes, variable_name
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
@@ -119,8 +121,9 @@ class OvEngine:
             set_adapter(made, self.package.decoder, None)
         return made
 
-    def open(self, capacity: int = 0) -> OvSession:
-        return OvSession(self)
+    def open(self, capacity: int = 0) -> OvSession | StatefulSession:
+        session = OvSession(self)
+        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.
@@ -156,6 +159,7 @@ class OvSession:
         with as_device_error("cannot make a session"):
             self._request: ov.InferRequest | None = engine.request()
             self._states = self._by_layer(self._request)
+            self._recurrent = self._by_name(self._request)
         self._stopping = False
         self._is_running = False
         self._was_cancelled = False  # the running step, even if nobody wants that any more
@@ -196,7 +200,17 @@ class OvSession:
     def close(self) -> None:
         self._request = None
         self._states = []
+        self._recurrent = {}
         self.position = self._held = 0
+
+    def states(self) -> dict[str, F32]:
+        with self._engine.lock, as_device_error("cannot give the states away"):
+            return {name: variable.state.data[0].astype(np.float32) for name, variable in self._recurrent.items()}
+
+    def set_states(self, states: Mapping[str, F32]) -> None:
+        with self._engine.lock, as_device_error("cannot take states"):
+            for name, variable in self._recurrent.items():
+                _set(variable, states[name])
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
@@ -272,12 +286,17 @@ class OvSession:
         self._held = self.position
 
     def _by_layer(self, request: ov.InferRequest) -> list[tuple[VariableState, VariableState]]:
-        """(key, value) of every layer; the request gives them in an order of its own."""
+        """(key, value) of every attention; the request gives them in an order of its own."""
         found: dict[tuple[int, str], VariableState] = {}
         for variable in request.query_state():
             if match := _VARIABLE.match(variable.name):
                 found[int(match[1]), match[2]] = variable
         return [(found[index, "key"], found[index, "value"]) for index in range(len(self._decoder.kv_attentions))]
+
+    def _by_name(self, request: ov.InferRequest) -> dict[str, VariableState]:
+        """The states of layers without attention, by their names in export/recurrent.py."""
+        names = {variable_name(name): name for name in state_shapes(self._decoder)}
+        return {names[found.name]: found for found in request.query_state() if found.name in names}
 
 
 def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:

@@ -69,8 +69,10 @@ class PagedEngine:
 
         Raises DeviceError.
         """
-        if any(layer.attention.softcap for layer in package.decoder.layers):
+        if any(attention.softcap for attention in package.decoder.attentions):
             raise DeviceError(f"attention of '{package.name}' caps its scores, which paged attention does not do.")
+        if package.decoder.is_recurrent:
+            raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
         self.joins = joins
         self.parallel = MOST if joins else 1  # sessions that are best fed at once; their steps are one run
         self.device = device

@@ -5,7 +5,7 @@ Follows the mathematics of export/decoder.py literally, in float32, one sequence
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from embedllm.backends.base import (
     check_tokens,
 )
 from embedllm.backends.reference_layers import Layers
+from embedllm.backends.stateful import StatefulSession
 from embedllm.errors import PackageError
 from embedllm.export.decoder import Linear, parameters
 from embedllm.export.quantize import Packed, dequantize, packings
@@ -54,8 +55,9 @@ class ReferenceEngine:
         self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
-    def open(self, capacity: int = 0) -> ReferenceSession:
-        return ReferenceSession(self)
+    def open(self, capacity: int = 0) -> ReferenceSession | StatefulSession:
+        session = ReferenceSession(self)
+        return StatefulSession(self, session) if self.decoder.is_recurrent else session
 
     def close(self) -> None:
         self._matrices = None
@@ -130,6 +132,12 @@ class ReferenceSession(Layers):
             for (key, value), (more, also) in zip(self._kv, state, strict=True)
         ]
         self.position = self.capacity = self.position + count
+
+    def states(self) -> dict[str, F32]:
+        return {name: state.copy() for name, state in self._states.items()}
+
+    def set_states(self, states: Mapping[str, F32]) -> None:
+        self._states = {name: state.copy() for name, state in states.items()}
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=True)

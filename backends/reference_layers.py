@@ -10,22 +10,28 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.base import check_rewind
-from embedllm.backends.reference_math import activated, capped, expert_weights, sigmoid, softmax, xielu
+from embedllm.backends.reference_math import activated, capped, expert_weights, of_length_one, sigmoid, softmax, xielu
 from embedllm.export.decoder import (
     Attention,
+    DeltaNet,
     Latent,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     Moe,
     Norm,
+    ShortConv,
     TokenInput,
     alpha_name,
+    convolution_name,
     correction_name,
+    decay_name,
     rope_name,
     scale_name,
     sinks_name,
 )
+from embedllm.export.recurrent import state_shapes
 
 if TYPE_CHECKING:
     from embedllm.adapters import Adapter
@@ -60,11 +66,18 @@ class Layers:
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
         ]
+        self._states = self._no_states()
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = self.capacity = position
         self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
+        if not position:
+            self._states = self._no_states()
+
+    def _no_states(self) -> dict[str, F32]:
+        """Of a sequence of no token, by name, as export/recurrent.py has them."""
+        return {name: np.zeros(shape, np.float32) for name, shape in state_shapes(self._weights.decoder).items()}
 
     def _embedded(self, x: F32, start: int) -> F32:
         """What the first layer is given for rows [T, hidden] of the embedding. start: the position of the first."""
@@ -85,7 +98,8 @@ class Layers:
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
         normed = self._norm(x, layer.attention_norm)
-        attended = self._norm(self._attention(index, layer.attention, normed), layer.attention_post_norm)
+        mixer = layer.attention
+        attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
         before, x = x, self._added(layer, x, attended)
         if layer.parallel:
             read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
@@ -103,6 +117,11 @@ class Layers:
         gated = activated(self._linear(x, part.gate), part.activation) * self._told[:, index]
         return self._norm(self._linear(gated, part.up), part.norm)
 
+    def _mixed(self, index: int, mixer: Mixer, x: F32) -> F32:
+        if isinstance(mixer, ShortConv):
+            return self._short_convolution(index, mixer, x)
+        return self._attention(index, mixer, x) if isinstance(mixer, Attention) else self._delta_net(index, mixer, x)
+
     def _added(self, layer: Layer, x: F32, more: F32) -> F32:
         """The stream [T, hidden] with what its attention or its mlp adds to it."""
         scaled: F32 = more * np.float32(layer.residual_multiplier)
@@ -117,7 +136,10 @@ class Layers:
         if attention.kv_from is None:
             k = self._heads(x, attention.k, attention.kv_heads, k_norm)
             v = self._heads(x, attention.v, attention.kv_heads, attention.v_norm)
-        return self._linear(self._attended(index, attention, q, k, v), attention.o)
+        found = self._attended(index, attention, q, k, v)
+        if attention.gate is not None:
+            found = found * sigmoid(self._linear(x, attention.gate))
+        return self._linear(found, attention.o)
 
     def _latent_attention(self, index: int, attention: Attention, latent: Latent, x: F32) -> F32:
         """Products are made in the order in which matrices are stored."""
@@ -159,6 +181,49 @@ class Layers:
             scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], axis=-1)
         weights = softmax(scores)[..., : key.shape[1]]
         return (weights @ value).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _short_convolution(self, index: int, mixer: ShortConv, x: F32) -> F32:
+        b, c, values = (self._linear(x, linear) for linear in (mixer.b, mixer.c, mixer.x))
+        convolved = self._convolved(index, mixer.kernel, b * values, has_bias=bool(mixer.bias))
+        return self._linear(c * convolved, mixer.o)
+
+    def _delta_net(self, index: int, mixer: DeltaNet, x: F32) -> F32:
+        weights, parts = self._weights, (mixer.q, mixer.k, mixer.v)
+        entering = np.concatenate([self._linear(x, linear) for linear in parts], axis=1)
+        passed = activated(self._convolved(index, mixer.kernel, entering, has_bias=False), "silu")
+        q, k, v = np.split(passed, np.cumsum([mixer.q.rows, mixer.k.rows]), axis=1)
+        shared = mixer.value_heads // mixer.key_heads
+        q, k = (of_length_one(each.reshape(len(x), mixer.key_heads, -1)).repeat(shared, axis=1) for each in (q, k))
+        beta = sigmoid(x @ weights.matrix(mixer.beta).T)
+        log_decay, bias = (weights.tensor(decay_name(index, part)) for part in ("log_decay", "decay_bias"))
+        decay = -np.exp(log_decay) * np.logaddexp(x @ weights.matrix(mixer.decay).T + bias, 0)
+        by = np.float32(np.sqrt(mixer.key_dim))
+        found = self._recurred(index, q / by, k, v.reshape(len(x), mixer.value_heads, -1), np.exp(decay), beta)
+        gate = activated(self._linear(x, mixer.z), "silu")
+        return self._linear(self._norm(found, mixer.norm).reshape(len(x), -1) * gate, mixer.o)
+
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32) -> F32:
+        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; kept (of the state), beta: [T, H]."""
+        name = f"recurrent.{index}"
+        state, found = self._states[name], np.empty_like(v)
+        for at in range(len(v)):
+            state = state * kept[at, :, None, None]
+            new = beta[at, :, None] * (v[at] - (k[at, :, None] @ state)[:, 0])
+            state = state + k[at, :, :, None] * new[:, None]
+            found[at] = (q[at, :, None] @ state)[:, 0]
+        self._states[name] = state
+        return found
+
+    def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:
+        """Each value of x [T, values] with those of the tokens before it, of which the newest are remembered."""
+        name = f"conv.{index}"
+        known = np.concatenate([self._states[name], x])
+        self._states[name] = known[len(x) :]
+        weight = self._weights.tensor(convolution_name(index, "weight")).reshape(-1, kernel)
+        total = np.zeros_like(x)
+        for tap in range(kernel):
+            total += known[tap : tap + len(x)] * weight[:, tap]
+        return total + self._weights.tensor(convolution_name(index, "bias")) if has_bias else total
 
     def _heads(self, x: F32, linear: Linear, heads: int, norm: Norm | None) -> F32:
         product = self._linear(x, linear)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.export.recurrent import LENGTH_EPSILON
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,6 +24,11 @@ _ONE = np.float32(1)
 def capped(x: F32, limit: float) -> F32:
     """limit * tanh(x / limit); x itself for a limit of 0."""
     return np.tanh(x / np.float32(limit)) * np.float32(limit) if limit else x
+
+
+def of_length_one(x: F32) -> F32:
+    """Vectors along the last axis divided by their lengths."""
+    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(LENGTH_EPSILON))
 
 
 def softmax(x: F32) -> F32:

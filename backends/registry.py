@@ -16,6 +16,7 @@ from embedllm.backends.model_lacks import model_lack, traced_lack
 from embedllm.backends.select import Refusal, resolve
 from embedllm.backends.sources import SOURCES, Source, plug_in_devices
 from embedllm.errors import DeviceUnavailable
+from embedllm.export.decoder import Decoder
 from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO
 from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
@@ -256,6 +257,8 @@ def _lack(
     """Why a device cannot do what is asked with this folder, and what helps."""
     if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
         return "it takes no adapters with this library", _WITHOUT_ADAPTERS
+    if len(_halves(device)) > 1 and isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:
+        return "two devices at once share their KV, and a recurrent model has states beside it", "use one of them"
     if len(_halves(device)) > 1:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from embedllm.describe_graphs import GraphReport, report_graphs
 from embedllm.export.decoder import Decoder, Linear, Moe, Norm, Rope, kv_bytes, mlps, parameters
+from embedllm.export.recurrent import state_bytes
 from embedllm.package import FileEntry, Package
 from embedllm.tensorfile import TensorFile, read_header
 
@@ -185,7 +186,7 @@ def memory(decoder: Decoder, weights_bytes: int, contexts: Sequence[int] = ()) -
 
 
 def _memory(decoder: Decoder, weights_bytes: int, context: int) -> Memory:
-    float32, float16 = (kv_bytes(decoder, context, size) for size in (4, 2))
+    float32, float16 = (kv_bytes(decoder, context, size) + state_bytes(decoder) for size in (4, 2))
     return Memory(
         context=context,
         kv_float32_bytes=float32,
@@ -224,7 +225,7 @@ def _matrix_bits(storage: Sequence[Share], decoder: Decoder) -> float:
 
 
 def _architecture(decoder: Decoder) -> Architecture:
-    groups = Counter((a.heads, a.kv_heads, a.head_dim, a.window) for a in (layer.attention for layer in decoder.layers))
+    groups = Counter((a.heads, a.kv_heads, a.head_dim, a.window) for a in decoder.attentions)
     mixtures = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, Moe)]
     return Architecture(
         model_type=decoder.model_type,

@@ -13,13 +13,16 @@ from embedllm.export.decoder import (
     Decoder,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     kv_bytes,
     linears,
+    mixer_inputs,
     mlps,
     outer_matrices,
     parameters,
 )
+from embedllm.export.recurrent import state_bytes
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
 from embedllm.package import WEIGHTS, Package
@@ -155,7 +158,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(kv_bytes(decoder, tokens, 1) * kv_bits / 8),
+        kv_bytes=int(kv_bytes(decoder, tokens, 1) * kv_bits / 8) + state_bytes(decoder),
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -191,8 +194,8 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
 def _scratch(decoder: Decoder, keeping: Keeping, tokens: int) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, keeping.chunk), min(max(tokens - keeping.chunk, 0), keeping.chunk)
-    widest = max(_widest(layer) + _attended(layer.attention) for layer in decoder.layers)
-    heads = max(layer.attention.heads for layer in decoder.layers) if keeping.keeps_scores else 0
+    widest = max(_widest(layer) + _mixed(layer.attention) for layer in decoder.layers)
+    heads = max((attention.heads for attention in decoder.attentions), default=0) if keeping.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
 
@@ -203,8 +206,11 @@ def _widest(layer: Layer) -> int:
     return used * max(2 * each.up.rows for each in mlps(mlp))
 
 
-def _attended(attention: Attention) -> int:
-    return (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+def _mixed(mixer: Mixer) -> int:
+    """Values of a token inside attention, or what is in its place."""
+    if isinstance(mixer, Attention):
+        return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    return sum(linear.rows for linear in mixer_inputs(mixer))
 
 
 def _kv_bits(package: Package, device: Device, *, exact: bool) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from embedllm.export.traced import Traced
 
+ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
@@ -168,6 +170,50 @@ class Attention:
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
     latent: Latent | None = None
+    gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies what is found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv:
+    """In place of attention: c * convolution(b * x), each value by itself over its newest `kernel` tokens."""
+
+    b: Linear
+    c: Linear
+    x: Linear
+    o: Linear
+    kernel: int  # tokens
+    convolution: str  # the tensor in the source, [values, 1, kernel]; the newest token last
+    bias: str = ""  # the tensor in the source, [values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """In place of attention: a gated delta rule (Yang et al. 2024, arXiv:2412.06464), a matrix S for each value head.
+
+    q, k and v pass a convolution over their newest `kernel` tokens, and silu; q and k of each head have the length 1.
+    S = exp(g) * S; S = S + k (beta * (v - k S)); the head finds q S / sqrt(key_dim). g is -exp(log_decay) *
+    softplus(decay(x) + decay_bias), beta the sigmoid of beta(x). o reads norm(found) * silu(z).
+    """
+
+    key_heads: int  # each is that of neighbouring value heads
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    q: Linear
+    k: Linear
+    v: Linear
+    z: Linear
+    o: Linear
+    beta: Linear  # [value_heads, hidden]
+    decay: Linear  # the same
+    log_decay: str  # the tensor in the source, [value_heads]
+    decay_bias: str  # the same
+    kernel: int  # tokens
+    convolution: str  # the tensor in the source, [values of q, k and v, 1, kernel]; the newest token last
+    norm: Norm  # over what a head finds
+
+
+Mixer = Attention | ShortConv | DeltaNet  # what lets a token read others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +288,7 @@ class Layer:
     """
 
     attention_norm: Norm | None
-    attention: Attention
+    attention: Mixer
     mlp_norm: Norm | None
     mlp: Mlp | Moe
     attention_post_norm: Norm | None = None  # of what is added
@@ -287,7 +333,17 @@ class Decoder:
     @property
     def is_latent(self) -> bool:
         """Whether keys and values of a layer are made of small vectors."""
-        return any(layer.attention.latent is not None for layer in self.layers)
+        return any(attention.latent is not None for attention in self.attentions)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Of the layers that have attention, whose keys and values are remembered."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a state that each token changes: what it was cannot be told from what it is."""
+        return len(self.attentions) < len(self.layers)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -297,13 +353,14 @@ class Decoder:
     @property
     def kv_attentions(self) -> tuple[Attention, ...]:
         """Of the layers that keep keys and values: by their places in here, these are numbered."""
-        return tuple(layer.attention for layer in self.layers if layer.attention.kv_from is None)
+        return tuple(attention for attention in self.attentions if attention.kv_from is None)
 
     def kv_number(self, index: int) -> int:
         """Of the keys and values that a layer reads."""
-        source = self.layers[index].attention.kv_from
-        earlier = self.layers[: index if source is None else source]
-        return sum(layer.attention.kv_from is None for layer in earlier)
+        mixer = self.layers[index].attention
+        source = mixer.kv_from if isinstance(mixer, Attention) else None
+        earlier = (layer.attention for layer in self.layers[: index if source is None else source])
+        return sum(isinstance(other, Attention) and other.kv_from is None for other in earlier)
 
     @property
     def layer_ropes(self) -> tuple[Rope | None, ...]:
@@ -341,6 +398,8 @@ def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
     latent = attention.latent
     if latent is None:
         yield (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
+        if attention.gate is not None:
+            yield (attention.gate,)
         return
     yield (attention.q if latent.q is None else latent.q, latent.kv, latent.k)
     if latent.q is not None:
@@ -348,10 +407,26 @@ def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
     yield (attention.k, attention.v)
 
 
+def mixer_products(mixer: Mixer) -> tuple[tuple[str, tuple[Linear, ...]], ...]:
+    """The products of the stream: what graphs call them, and their quantized matrices, which lie side by side."""
+    if isinstance(mixer, ShortConv):
+        return (("bcx", (mixer.b, mixer.c, mixer.x)),)
+    if isinstance(mixer, DeltaNet):
+        return (("qkvz", (mixer.q, mixer.k, mixer.v, mixer.z)),)
+    qkv = ("qkv", (mixer.q, mixer.k, mixer.v) if mixer.kv_from is None else (mixer.q,))
+    return (qkv,) if mixer.gate is None else (qkv, (ATTENTION_GATE, (mixer.gate,)))
+
+
+def mixer_inputs(mixer: Mixer) -> tuple[Linear, ...]:
+    """The quantized matrices that read the stream."""
+    return tuple(linear for _, parts in mixer_products(mixer) for linear in parts)
+
+
 def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     """The matrices of a layer in file order; those of a run lie next to each other and have the same input."""
-    yield from attention_runs(layer.attention)
-    yield (layer.attention.o,)
+    mixer = layer.attention
+    yield from attention_runs(mixer) if isinstance(mixer, Attention) else [mixer_inputs(mixer)]
+    yield (mixer.o,)
     for mlp in mlps(layer.mlp):
         yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
         yield (mlp.down,)
@@ -365,6 +440,8 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     if decoder.positions is not None:
         yield decoder.positions
     for layer in decoder.layers:
+        if isinstance(layer.attention, DeltaNet):
+            yield from (layer.attention.beta, layer.attention.decay)
         if isinstance(layer.mlp, Moe):
             yield layer.mlp.router
             if layer.mlp.shared_gate is not None:
@@ -392,10 +469,12 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
     found = [decoder.embedding_norm, decoder.token_inputs and decoder.token_inputs.norm]
     for layer in decoder.layers:
-        attention = layer.attention
-        found += [layer.attention_norm, attention.q_norm, attention.k_norm, attention.v_norm, layer.attention_post_norm]
-        if attention.latent is not None:
-            found += [attention.latent.q_norm, attention.latent.kv_norm]
+        mixer = layer.attention
+        own = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
+        own += [mixer.norm] if isinstance(mixer, DeltaNet) else []
+        found += [layer.attention_norm, *own, layer.attention_post_norm]
+        if isinstance(mixer, Attention) and mixer.latent is not None:
+            found += [mixer.latent.q_norm, mixer.latent.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm, layer.token_input and layer.token_input.norm]
     yield from (norm for norm in (*found, decoder.norm) if norm is not None)
 
@@ -419,8 +498,7 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
     for index, layer in enumerate(decoder.layers):
         if layer.scale:
             yield Vector(name=scale_name(index), source=layer.scale, size=1)
-        if layer.attention.sinks:
-            yield Vector(name=sinks_name(index), source=layer.attention.sinks, size=layer.attention.heads)
+        yield from _mixer_vectors(index, layer.attention)
         for mlp in mlps(layer.mlp):
             if mlp.alphas:
                 for part in ("alpha_p", "alpha_n"):
@@ -436,9 +514,34 @@ def scale_name(index: int) -> str:
     return f"layers.{index}.scale"
 
 
+def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
+    if isinstance(mixer, Attention):
+        if mixer.sinks:
+            yield Vector(name=sinks_name(index), source=mixer.sinks, size=mixer.heads)
+        return
+    values = mixer.x.rows if isinstance(mixer, ShortConv) else mixer.q.rows + mixer.k.rows + mixer.v.rows
+    name, size = convolution_name(index, "weight"), values * mixer.kernel
+    yield Vector(name=name, source=mixer.convolution, size=size, width=mixer.kernel)
+    if isinstance(mixer, DeltaNet):
+        for part, source in (("log_decay", mixer.log_decay), ("decay_bias", mixer.decay_bias)):
+            yield Vector(name=decay_name(index, part), source=source, size=mixer.value_heads)
+    elif mixer.bias:
+        yield Vector(name=convolution_name(index, "bias"), source=mixer.bias, size=values)
+
+
 def sinks_name(index: int) -> str:
     """Of the stored sinks of a layer."""
     return f"layers.{index}.attention.sinks"
+
+
+def convolution_name(index: int, part: str) -> str:
+    """Of the stored convolution of a layer. part: "weight" or "bias"."""
+    return f"layers.{index}.attention.convolution.{part}"
+
+
+def decay_name(index: int, part: str) -> str:
+    """Of what is stored of a layer's decay. part: "log_decay" or "decay_bias"."""
+    return f"layers.{index}.attention.{part}"
 
 
 def alpha_name(mlp: Mlp, part: str) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from embedllm.errors import PackageError
 from embedllm.export import decoder as described
-from embedllm.export.decoder import Decoder, Moe
+from embedllm.export.decoder import Decoder, DeltaNet, Moe, ShortConv
 from embedllm.export.traced import Traced
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ def _write(value: object) -> object:
 
 def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
-    # not Mlp and Decoder, which have been there before there was a choice
-    return frozenset((*typing.get_args(described.RopeScaling), Moe, Traced))
+    # not Attention, Mlp and Decoder, which have been there before there was a choice
+    return frozenset((*typing.get_args(described.RopeScaling), Moe, ShortConv, DeltaNet, Traced))
 
 
 def _read(kind: type[T], data: object, where: str) -> T:

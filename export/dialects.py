@@ -32,6 +32,7 @@ class Dialect:
     # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
     splits_qkv: bool = False
     kv_bits: int = 0  # of a cached key or value, whose scales come from export/kv_scales.py; 0: as the activations
+    recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
     float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:
@@ -42,20 +43,24 @@ class Dialect:
 
     def lack(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
+        if decoder.is_recurrent and not self.recurrent:
+            return (
+                f"'{decoder.model_type}' layers keep a state of fixed size, which sessions of '{self.name}' do not have"
+            )
         if self.whole_attention:
             return ""
         if decoder.is_mixture:
             return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
         if decoder.is_latent:
             return "its keys and values are made of small vectors, which is not written for DirectML"
-        if any(layer.attention.softcap or layer.attention.sinks for layer in decoder.layers):
+        if any(attention.softcap or attention.sinks for attention in decoder.attentions):
             return "its attention has a soft cap or sinks, which DirectML's does not have"
-        if len(decoder.kv_attentions) < len(decoder.layers):
+        if len(decoder.kv_attentions) < len(decoder.attentions):
             return "a layer reads the keys and values of another, which DirectML's attention does not"
-        narrow = min((layer.attention.window or decoder.context for layer in decoder.layers), default=decoder.context)
+        narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
         if narrow < decoder.context:
             return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
-        for attention in (layer.attention for layer in decoder.layers):
+        for attention in decoder.attentions:
             if attention.rope is None:
                 continue
             rotated = decoder.ropes[attention.rope].rotated
@@ -73,6 +78,7 @@ FLOAT32 = Dialect(
     norm_in_attention=False,
     bias_in_matmul=True,
     gathers_blocks=False,
+    recurrent=True,
 )
 FLOAT16 = Dialect(
     name="generic-float16",
@@ -107,12 +113,14 @@ DIRECTML = replace(
     odd_zero_points=False,
 )
 # for a browser's processor: docs/format.md#weightsfloat32
-WASM = replace(FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True)
+WASM = replace(
+    FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True, recurrent=False
+)
 # for the CPU; CUDA's attention takes such a cache with float16 activations only
-INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8)
-INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4)
+INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, recurrent=False)
+INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, recurrent=False)
 # of a model that is not described, whose graph another exporter has traced: export/traced.py
-TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx")
+TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one

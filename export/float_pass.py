@@ -91,6 +91,21 @@ class FloatPass(Layers):
         self.rewind(0)
         return np.concatenate(found)
 
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32) -> F32:
+        found: list[F32] = []
+        for start in range(0, self.sequences.size, self.sequences.shape[1]):
+            self.rewind(0)
+            here = slice(start, start + self.sequences.shape[1])
+            found.append(super()._recurred(index, q[here], k[here], v[here], kept[here], beta[here]))
+        return np.concatenate(found)
+
+    def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:
+        found: list[F32] = []
+        for one in np.split(x, len(self.sequences)):
+            self.rewind(0)
+            found.append(super()._convolved(index, kernel, one, has_bias=has_bias))
+        return np.concatenate(found)
+
 
 class Checkpoint:
     """The weights that the reference reads, out of a checkpoint.

@@ -17,7 +17,7 @@ def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str
 
     tokens: bos, pad, stop, as in the manifest.
     """
-    first = decoder.layers[0].attention
+    first = decoder.attentions[0]
     stop = tokens["stop"]
     assert isinstance(stop, list)
     ids = {"bos_token_id": tokens["bos"], "eos_token_id": stop or None, "pad_token_id": tokens["pad"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,10 @@ class Graph:
         rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
         tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
         return self._external(tensor, WEIGHTS, self._layout.span(entries))
+
+    def size(self, entry: str) -> int:
+        """Values of an entry of the weights file."""
+        return math.prod(self._layout.placed[entry].entry.shape)
 
     def made_floats(self, parts: Sequence[Linear]) -> str:
         """An initializer over neighbouring matrices of the file of floats, joined along their first axis."""

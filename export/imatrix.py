@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.decoder import Mlp
+from embedllm.export.decoder import Attention, Mlp
 from embedllm.export.gguf_file import F32 as F32_TYPE
 from embedllm.export.gguf_file import GgufFile, read_gguf
 
@@ -27,9 +27,14 @@ def read_importance(path: Path, decoder: Decoder) -> dict[str, F32]:
     """The mean square of each input, [columns], by the name of the matrix.
 
     The head is left out where the file has none (llama-imatrix writes it with --process-output only).
-    Raises ExportError for a file that is no such matrix, is damaged, lacks one of the layers' matrices, or is of
-    another model's sizes; and for values that no sum of squares has.
+    Raises ExportError for a recurrent model; for a file that is no such matrix, is damaged, lacks one of the layers'
+    matrices, or is of another model's sizes; and for values that no sum of squares has.
     """
+    if decoder.is_recurrent:
+        raise ExportError(
+            f"importance matrices of '{decoder.model_type}' models are not read: what llama.cpp calls the matrices of "
+            "layers without attention is not described here. Calibrate on a text."
+        )
     file = read_gguf(path)
     if file.metadata.get("general.type") != "imatrix":
         raise ExportError(
@@ -54,6 +59,7 @@ def read_importance(path: Path, decoder: Decoder) -> dict[str, F32]:
 def _names(layer: Layer) -> dict[str, Linear]:
     """llama.cpp's for the matrices of a layer."""
     attention, mlp = layer.attention, layer.mlp
+    assert isinstance(attention, Attention), "others are refused before"
     assert isinstance(mlp, Mlp), "mixtures are refused before"
     found = {"attn_q": attention.q, "attn_k": attention.k, "attn_v": attention.v, "attn_output": attention.o}
     if mlp.gate is not None:

@@ -50,6 +50,7 @@ def _reach(
 ) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """The largest magnitudes of keys and values over all tokens, [kv heads, D]."""
     from embedllm.backends.ort import Attachment, OrtEngine, devices
+    from embedllm.backends.ort_session import OrtSession
 
     def add(options: ort.SessionOptions) -> None:
         options.add_provider("CPUExecutionProvider", {})
@@ -59,7 +60,7 @@ def _reach(
     graph = Graph(file=FLOAT32.file, dialect=FLOAT32.name, activations=FLOAT32.activations)
     try:
         engine = OrtEngine(package, graph, devices()[0], attachment=attachment)
-        session = engine.open()
+        session = OrtSession(engine, 0)
         found: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
         for _ in _read(session, tokens, package.context) if tokens else _said(session, package):
             found = _farther(found, session.export_state(0, session.position))

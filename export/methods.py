@@ -81,5 +81,4 @@ def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text
 
 
 def _is_apart(decoder: Decoder) -> bool:
-    attentions = [layer.attention for layer in decoder.layers]
-    return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in attentions)
+    return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.export.decoder import Attention, Decoder, Norm, rope_name, sinks_name
+from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, rope_name, sinks_name
 from embedllm.export.dialects import KV_SCALES, Dialect
 from embedllm.export.graph import MICROSOFT, Graph
 from embedllm.export.onnx_latent import latent_qkv, latent_values
@@ -94,7 +94,12 @@ class Attentions:
             kv_num_heads=attention.kv_heads,
             **attributes,
         )
-        return output if attention.latent is None else latent_values(graph, attention, attention.latent, output)
+        if attention.latent is not None:
+            return latent_values(graph, attention, attention.latent, output)
+        if attention.gate is None:
+            return output
+        share = graph.op("Sigmoid", [self.products.linear(normed, [attention.gate], ATTENTION_GATE)], "attention_share")
+        return graph.op("Mul", [output, share], "gated_context")
 
     def kv_quantization(self, number: int) -> tuple[list[str], dict[str, float | str]]:
         """Scales of keys and values, and the attributes that say so; none for a cache of floats."""

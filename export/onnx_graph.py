@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.export.decoder import Decoder, Layer, Norm, TokenInput, TokenInputs, scale_name
+from embedllm.export.decoder import Attention, Decoder, Layer, Norm, TokenInput, TokenInputs, scale_name
 from embedllm.export.dialects import Dialect
 from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, Graph
@@ -26,7 +26,9 @@ from embedllm.export.onnx_attention import KV_PREFIXES, Attentions, turns_inside
 from embedllm.export.onnx_mlp import Mlps
 from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products
+from embedllm.export.onnx_recurrent import STATE_PREFIXES, Recurrent
 from embedllm.export.quantize import Packing
+from embedllm.export.recurrent import state_shapes
 from embedllm.export.weights import Layout
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def build(
     packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
     [kv heads, D]; for a dialect with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
     Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
-    logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value.
+    logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value. Of a recurrent layer N, past_KIND.N and
+    present_KIND.N in place of keys and values: [B, as export/recurrent.py says].
     A dialect whose lengths do not come from the mask has, in place of attention_mask and logits_from: position_ids
     [B, T]; seqlens_k [B] i32, tokens held afterwards less one; total_sequence_length [1] i32, the KV's capacity;
     logits_at [T'], places among the T.
@@ -73,6 +76,7 @@ class _Emitter:
         self.products = Products(graph, packing, dialect)
         self.norms = Norms(graph)
         self.mlps = Mlps(self.products)
+        self.recurrent = Recurrent(self.products, self.norms, self.mlps)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph = self.graph
@@ -138,12 +142,16 @@ class _Emitter:
     ) -> tuple[str, str]:
         """What is to be added to the stream behind a layer, and the stream.  hidden, residual: those in front of it."""
         normed, residual = self.norms.stream(hidden, residual, layer.attention_norm, "attention_norm")
-        context = attentions.attend(index, layer.attention, normed)
+        mixer = layer.attention
+        if isinstance(mixer, Attention):
+            context = attentions.attend(index, mixer, normed)
+        else:
+            context = self.recurrent.context(index, mixer, normed)
         if is_last:
             context, residual = self.wanted(context, "context"), self.wanted(residual, "residual")
             if layer.parallel and layer.mlp_norm is None:
                 normed = self.wanted(normed, "normed")
-        attended = self.products.linear(context, [layer.attention.o], "o")
+        attended = self.products.linear(context, [mixer.o], "o")
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
         if not layer.parallel:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
@@ -215,7 +223,7 @@ class _Emitter:
 
 def _reads_positions(decoder: Decoder) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
-    turned = (layer.attention for layer in decoder.layers if layer.attention.rope is not None)
+    turned = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
 
 
@@ -242,6 +250,9 @@ def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueIn
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
             shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]
             infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in ("key", "value")]
+    for name, shape in state_shapes(decoder).items():
+        for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
+            infos.append(_info(f"{prefix}_{name}", kind, ["batch", *shape]))
     return [*inputs, *asked], outputs
 
 

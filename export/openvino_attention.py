@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embedllm.export.decoder import Attention, Decoder, Norm, rope_name, sinks_name
+from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, rope_name, sinks_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_latent import latent_qkv, latent_values
 from embedllm.export.openvino_products import Products
-from embedllm.export.openvino_values import capped, multiplied, normed
+from embedllm.export.openvino_values import capped, multiplied, multiplied_by, normed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,12 @@ class Attentions:
         columns = attention.heads * attention.head_dim
         if attention.latent is not None:
             merged, columns = latent_values(ir, attention.latent, merged), attention.o.columns
-        return ir.op("Reshape", [merged, ir.constant([0, 0, columns])], "context", special_zero=True)
+        name = "context" if attention.gate is None else "context.open"
+        flat = ir.op("Reshape", [merged, ir.constant([0, 0, columns])], name, special_zero=True)
+        if attention.gate is None:
+            return flat
+        share = ir.op("Sigmoid", [self._products.linear(x, [attention.gate], ATTENTION_GATE)], "attention_share")
+        return multiplied_by(ir, [flat, share], "context")
 
     def _appended(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:
         """Queries, and keys and values of all tokens, [B, heads, T or total, D]."""

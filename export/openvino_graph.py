@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Decoder, Layer, Mlp, Norm, TokenInput, TokenInputs, scale_name
+from embedllm.export.decoder import Attention, Decoder, Layer, Mlp, Norm, TokenInput, TokenInputs, scale_name
 from embedllm.export.openvino_attention import Attentions, Shared, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_masks import masks
 from embedllm.export.openvino_mlp import mixture, mlp
 from embedllm.export.openvino_products import Products
+from embedllm.export.openvino_recurrent import Recurrent
 from embedllm.export.openvino_values import activated, capped, multiplied, normed
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import Layout
@@ -51,16 +52,17 @@ class _Emitter:
         beams = ir.parameter("beam_idx", "i32", 1)
         batch, length = ir.size(ids, 0, "batch"), ir.size(ids, 1, "length")
         turns = rotations(ir, decoder, positions)
-        windows = dict.fromkeys(layer.attention.window for layer in decoder.layers)
+        windows = dict.fromkeys(attention.window for attention in decoder.attentions)
         seen = masks(ir, mask, positions, length, list(windows))
         attentions = Attentions(
             self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen)
         )  # fmt: skip
+        recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
         told = self.told(decoder.token_inputs, ids, x) if decoder.token_inputs else None
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
-            x = self.layer(index, layer, x, attentions, told)
+            x = self.layer(index, layer, x, attentions, recurrent, told)
         ir.scope = ""
         ir.split("Result", [self.logits(normed(ir, x, decoder.norm, decoder.norm.name))], "logits.result", 0)
         return ir
@@ -112,12 +114,18 @@ class _Emitter:
         gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)
         return normed(ir, products.linear(gated, [part.up], "up"), part.norm, "norm")
 
-    def layer(self, index: int, layer: Layer, x: Value, attentions: Attentions, told: Value | None) -> Value:
+    def layer(
+        self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, told: Value | None
+    ) -> Value:
         """The stream [B, T, hidden] after a layer."""
         ir = self.ir
         first = normed(ir, x, layer.attention_norm, "norm")
-        context = attentions.context(index, layer.attention, first)
-        attended = self.products.linear(context, [layer.attention.o], "o")
+        mixer = layer.attention
+        if isinstance(mixer, Attention):
+            context = attentions.context(index, mixer, first)
+        else:
+            context = recurrent.context(index, mixer, first)
+        attended = self.products.linear(context, [mixer.o], "o")
         total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
         if layer.parallel:
             read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")

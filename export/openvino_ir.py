@@ -69,7 +69,7 @@ class Ir:
         **attributes: str | int | float | bool,
     ) -> Value:
         """A layer of one output. type: of that; left out, as the first input. tensor: what callers know it by."""
-        return self.split(kind, inputs, name, 1, type=type, types=(), tensor=tensor, **attributes)[0]
+        return self.split(kind, inputs, name, 1, type=type, types=(), tensor=tensor, inside="", **attributes)[0]
 
     def split(
         self,
@@ -81,9 +81,10 @@ class Ir:
         type: str = "",
         types: Sequence[str] = (),
         tensor: str = "",
+        inside: str = "",
         **attributes: str | int | float | bool,
     ) -> list[Value]:
-        """A layer of several outputs, or of none. types: where they differ."""
+        """A layer of several outputs, or of none. types: where they differ. inside: of a loop, its body."""
         layer = len(self._layers)
         name = f"{self.scope}.{name}" if self.scope else name
         if name in self._names:
@@ -101,7 +102,7 @@ class Ir:
             + (_PRECISE if self.is_precise and kind != "Const" else "")
             + (f"<input>{ports}</input>" if inputs else "")
             + (f"<output>{results}</output>" if outputs else "")
-            + "</layer>"
+            + f"{inside}</layer>"
         )
         for at, x in enumerate(inputs):
             self._edges.append(f'<edge from-layer="{x.layer}" from-port="{x.port}" to-layer="{layer}" to-port="{at}"/>')
@@ -111,6 +112,11 @@ class Ir:
         """An input of the model, every dimension open."""
         shape = ",".join("?" * dimensions)
         return self.op("Parameter", [], name, type=type, tensor=name, shape=shape, element_type=type)
+
+    def result(self, value: Value, name: str) -> int:
+        """An output of the body of a loop; the number of its layer."""
+        self.split("Result", [value], name, 0)
+        return len(self._layers) - 1
 
     def constant(self, values: float | Sequence[int], type: str = "i64") -> Value:
         """A small constant, one for equal ones: a number as a scalar, a sequence as a vector."""
@@ -148,12 +154,15 @@ class Ir:
             [
                 '<?xml version="1.0"?>',
                 f'<net name={quoteattr(name)} version="11">',
-                "<layers>", *self._layers, "</layers>",
-                "<edges>", *self._edges, "</edges>",
+                *self.parts(),
                 "<rt_info/>",
                 "</net>\n",
             ]
-        )  # fmt: skip
+        )
+
+    def parts(self) -> list[str]:
+        """The layers and edges, as they stand in a document or in the body of a loop."""
+        return ["<layers>", *self._layers, "</layers>", "<edges>", *self._edges, "</edges>"]
 
     def _small(self, data: bytes, type: str, shape: Sequence[int]) -> Value:
         key = (data, type, *shape)

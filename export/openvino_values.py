@@ -85,3 +85,7 @@ def capped(ir: Ir, x: Value, limit: float, name: str, *, tensor: str = "") -> Va
 
 def added(ir: Ir, values: Sequence[Value], name: str) -> Value:
     return ir.op("Add", values, name, **BROADCAST)
+
+
+def multiplied_by(ir: Ir, values: Sequence[Value], name: str) -> Value:
+    return ir.op("Multiply", values, name, **BROADCAST)

@@ -175,7 +175,8 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     """Weights, graphs and what describes them."""
     tokens, on_progress = job.facts["tokens"], job.on_progress
     assert isinstance(tokens, dict)
-    write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
+    if not decided.decoder.is_recurrent:  # onnxruntime-genai has other inputs for such a model's states
+        write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
     done = 0
 
     def on_bytes(count: int) -> None:

@@ -50,7 +50,7 @@ class RotatedSource:
         self._source = source
         self._by_rows: dict[str, int] = {}  # blocks, by the tensor that gives values
         self._by_columns: dict[str, int] = {}  # and by the one that reads them
-        for attention in (layer.attention for layer in decoder.layers):
+        for attention in decoder.attentions:
             block = block_of(attention.head_dim)
             if attention.v.origin is not None or attention.o.origin is not None:
                 raise ExportError(
@@ -85,7 +85,7 @@ class RotatedSource:
 def turned_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
     """An adapter's factors for the same model with turned values. factors: as adapters.Adapter has them."""
     found = dict(factors)
-    for attention in (layer.attention for layer in decoder.layers):
+    for attention in decoder.attentions:
         block = block_of(attention.head_dim)
         if attention.v.name in found:
             a, b = found[attention.v.name]

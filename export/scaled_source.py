@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from embedllm.export.decoder import Linear, Mlp, Norm
+from embedllm.export.decoder import Attention, Linear, Mlp, Norm, mixer_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,9 +44,10 @@ def folds(layer: Layer) -> Iterator[Fold]:
     """
     attention, mlp = layer.attention, layer.mlp
     own = layer.mlp_norm is not None or not layer.parallel  # else the mlp reads what attention reads
-    if own and _is_plain(layer.attention_norm, attention.q, attention.k, attention.v):
-        yield _fold(layer.attention_norm, attention.q, attention.k, attention.v)
-    if _is_plain(attention.v, attention.o):
+    readers = mixer_inputs(attention)
+    if own and _is_plain(layer.attention_norm, *readers):
+        yield _fold(layer.attention_norm, *readers)
+    if isinstance(attention, Attention) and _is_plain(attention.v, attention.o):
         yield Fold(before=attention.v, after=(attention.o,), place=_value_of(attention))
     if not isinstance(mlp, Mlp):
         return

@@ -141,7 +141,7 @@ def _given_floats(package: Package) -> Attachment:
 
 def _needs_a_gpu(package: Package, graph: Graph) -> bool:
     """Whether the graph leaves the q and k norms of its model to the attention operator."""
-    normed = any(layer.attention.q_norm is not None for layer in package.decoder.layers)
+    normed = any(attention.q_norm is not None for attention in package.decoder.attentions)
     return normed and any(d.norm_in_attention for d in DIALECTS if d.name == graph.dialect)
 
 

@@ -159,6 +159,18 @@ def case(family: str, config_class: str, verified: str, **values: object) -> Cas
     return Case(family=family, config_class=config_class, verified=verified, values=values)
 
 
+# a layer with attention between two with a delta rule, of two value heads for a key head
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+QWEN3_5: dict[str, Any] = {**BASE, **DELTA}
+QWEN3_5_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8,
+                "out_hidden_size": 64, "num_position_embeddings": 4}  # fmt: skip
 FAMILIES: dict[str, Case] = {
     "llama": case("llama", "LlamaConfig", "biases, untied head", attention_bias=True, mlp_bias=True),
     "mistral": case("mistral", "MistralConfig", "window", **WINDOWED),
@@ -292,4 +304,16 @@ FAMILIES: dict[str, Case] = {
                    "too, and fewer of them, where there is no window", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
                    vision_config=None, audio_config=None),
     "apertus": case("apertus", "ApertusConfig", "xIELU, norms of q and k, llama3 rotation"),
+    "lfm2": case("lfm2", "Lfm2Config", "convolutions in two of three layers, norms of q and k", num_hidden_layers=3,
+                 layer_types=["conv", "full_attention", "conv"], block_multiple_of=32, head_dim=...),
+    "lfm2 biases": case("lfm2", "Lfm2Config", "biases, four tokens seen, a head of its own, attention last",
+                        layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
+                        block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
+    "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "delta rules in two of three layers, 2 of 4 experts and a "
+                       "shared one, gated attention, quarter-turned heads", num_experts=4, num_experts_per_tok=2,
+                       moe_intermediate_size=48, shared_expert_intermediate_size=32, **DELTA),
+    "qwen3_5_text": case("qwen3_5_text", "Qwen3_5TextConfig", "delta rules in two of three layers, gated attention, "
+                         "quarter-turned heads", **DELTA),
+    "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text model's place in the checkpoint", text_config=QWEN3_5,
+                    vision_config=QWEN3_5_EYES),
 }  # fmt: skip

@@ -425,7 +425,8 @@ def test_layers_point_one_way() -> None:
 def test_backends_import_little() -> None:
     shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
               "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
-              "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.providers",
+              "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.ort_states",
+              "backends.providers", "backends.stateful", "export.recurrent",
               "backends.threads", "backends.ort_runtime", "backends.reference_layers",
               "backends.reference_math"}  # fmt: skip
     allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}

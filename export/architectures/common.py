@@ -18,7 +18,7 @@ from embedllm.export.architectures.common_parts import (
 )
 from embedllm.export.architectures.common_rope import ROPE, RopeKeys, describe_rope
 from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, Moe, Norm, Origin, Rope
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mixer, Mlp, Moe, Norm, Origin, Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Shape:
     activation: str = "silu"  # what a config that does not say it means
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)  # by their names in config.json
     transposed: bool = False  # the matrices of the layers are [columns, rows]
+    query: Callable[[Parts], Linear | None] = lambda parts: None  # q, where its rows lie among others
+    gate: Callable[[Parts], Linear | None] = lambda parts: None  # of what attention finds
     qkv_groups: int = 1  # of a fused q, k and v: the q, k and v of the first share of the heads, then the next ones'
     qk_norm: str = ""  # "head": over each head; "all": over all heads together; "heads": each has its own weights
     qk_norm_kind: NormKind | None = None  # where it is not that of the other norms
@@ -57,6 +59,7 @@ class Shape:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
     attention: Callable[[Parts], Attention] | None = None  # in place of what the fields above say of it
+    mixer: Callable[[Parts, int], Mixer | None] = lambda parts, index: None  # None: layer `index` has attention
     mixture: Callable[[Parts, int], Moe | None] = lambda parts, index: None  # None: layer `index` has an mlp
 
 
@@ -100,7 +103,8 @@ def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -
                   name=f"layers.{index}", source=f"{names.in_model(names.layers)}.{index}")  # fmt: skip
     return Layer(
         attention_norm=parts.norm("attention_norm", names.attention_norm),
-        attention=_attention(parts, shape, rope, index) if shape.attention is None else shape.attention(parts),
+        attention=shape.mixer(parts, index)
+        or (_attention(parts, shape, rope, index) if shape.attention is None else shape.attention(parts)),
         attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
         mlp=shape.mixture(parts, index) or _mlp(parts, shape),
@@ -126,7 +130,7 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        q=q,
+        q=shape.query(parts) or q,
         k=k,
         v=v,
         o=parts.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim, bias=shape.o_bias),
@@ -138,6 +142,7 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         scale=shape.scale,
         softcap=shape.softcap,
         sinks=shape.sinks and f"{parts.source}.{shape.sinks}",
+        gate=shape.gate(parts),
     )
 
 

@@ -20,12 +20,13 @@ def describe(config: Config) -> Decoder:
         model_type="qwen2_moe",
         qkv_bias=config.flag("qkv_bias", True),
         window=windows(config, 4096, sliding) if is_windowed else lambda _: None,
-        mixture=_mixture,
+        mixture=shared_mixture,
     )
     return describe_shaped(config, shape)
 
 
-def _mixture(parts: Parts, index: int) -> Moe | None:
+def shared_mixture(parts: Parts, index: int) -> Moe | None:
+    """A layer's experts, and the shared one; None for a layer with an mlp."""
     config = parts.config
     if not is_sparse(config, index):
         return None

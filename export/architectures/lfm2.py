@@ -1,0 +1,84 @@
+"""LFM2: short convolutions in place of attention in most layers, norms over the heads of q and k."""
+
+from __future__ import annotations
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names, NormKind, Parts
+from embedllm.export.architectures.common_rope import FULL, RopeKeys
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Origin, ShortConv
+
+_CONVOLUTION = "conv"  # in 'layer_types'
+NAMES = Names(
+    norm="embedding_norm",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    o="self_attn.out_proj",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    gate="feed_forward.w1",
+    up="feed_forward.w3",
+    down="feed_forward.w2",
+)
+
+
+def describe(config: Config) -> Decoder:
+    shape = Shape(
+        model_type="lfm2",
+        names=NAMES,
+        norm=NormKind(key="norm_eps", epsilon=1e-5),
+        tied=config.flag("tie_embedding", True),
+        qk_norm="head",
+        rope_keys=RopeKeys(theta=1_000_000.0),
+        mixer=short_convolution,
+    )
+    return describe_shaped(config.replaced({"intermediate_size": _inner(config)}), shape)
+
+
+def short_convolution(parts: Parts, index: int) -> ShortConv | None:
+    """Of a layer that has one in place of attention."""
+    config, hidden = parts.config, parts.sizes.hidden
+    if index in _attention_layers(config, parts.sizes.layers):
+        return None
+    bias, kernel = config.flag("conv_bias", False), config.integer("conv_L_cache", 3, least=2)
+    b, c, x = (
+        parts.linear(f"attention.{part}", "conv.in_proj", hidden, hidden, bias=bias,
+                     origin=Origin(rows=3 * hidden, start=place * hidden))
+        for place, part in enumerate(("b", "c", "x"))
+    )  # fmt: skip
+    source = f"{parts.source}.conv.conv"
+    return ShortConv(
+        b=b,
+        c=c,
+        x=x,
+        o=parts.linear("attention.o", "conv.out_proj", hidden, hidden, bias=bias),
+        kernel=kernel,
+        convolution=f"{source}.weight",
+        bias=f"{source}.bias" if bias else "",
+    )
+
+
+def _attention_layers(config: Config, layers: int) -> set[int]:
+    types = config.texts("layer_types")
+    if types is None:
+        found = config.integers("full_attn_idxs")
+        return set(range(layers) if found is None else found)
+    if len(types) != layers:
+        raise ExportError(f"config.json: 'layer_types' has {len(types)} entries; expected {layers}, one a layer.")
+    for kind in types:
+        if kind not in (FULL, _CONVOLUTION):
+            raise UnsupportedModel(f"layer type '{kind}' is not described; known: {FULL}, {_CONVOLUTION}.")
+    if FULL not in types:
+        raise UnsupportedModel("no layer has attention; expected one at least, whose keys are as many as the tokens.")
+    return {index for index, kind in enumerate(types) if kind == FULL}
+
+
+def _inner(config: Config) -> int:
+    """Values of an mlp: two thirds of what config.json says, times a factor, rounded up to a multiple."""
+    inner = config.integer("block_ff_dim", config.integer("intermediate_size"))
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    inner = int(config.number("block_ffn_dim_multiplier", 1.0, above=0) * int(2 * inner / 3))
+    multiple = config.integer("block_multiple_of", 256)
+    return -(-inner // multiple) * multiple

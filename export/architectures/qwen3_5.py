@@ -1,0 +1,19 @@
+"""Qwen 3.5 (dense): the text model of a checkpoint that sees; its eyes are left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import ExportError
+from embedllm.export.architectures.common_parts import LLAMA
+from embedllm.export.architectures.qwen3_5_text import describe_text
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    text = config.section("text_config")
+    if text is None:
+        raise ExportError("config.json has no 'text_config'; expected there what a Qwen 3.5 says of its text model.")
+    tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
+    return describe_text(text.filled(tied), "qwen3_5", replace(LLAMA, model="model.language_model"))

@@ -1,0 +1,29 @@
+"""Qwen 3.5 (dense), text only: gated delta rules in three of four layers, gated attention."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_delta import Sizes, shape_of, stretches, whole
+from embedllm.export.architectures.common_parts import LLAMA, Names, Parts
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Linear
+
+
+def describe(config: Config) -> Decoder:
+    return describe_text(config, "qwen3_5_text", LLAMA)
+
+
+def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
+    """Where the text model's tensors have these names."""
+    return describe_shaped(config, shape_of(config, model_type, names, _inputs))
+
+
+def _inputs(parts: Parts, sizes: Sizes) -> tuple[Linear, ...]:
+    hidden, heads = sizes.hidden, sizes.value_heads
+    rows = {"q": sizes.keys, "k": sizes.keys, "v": sizes.values}
+    return (
+        *stretches(parts, "in_proj_qkv", hidden, rows, groups=1),
+        whole(parts, "z", "in_proj_z", sizes.values, hidden),
+        whole(parts, "beta", "in_proj_b", heads, hidden),
+        whole(parts, "decay", "in_proj_a", heads, hidden),
+    )

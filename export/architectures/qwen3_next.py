@@ -1,0 +1,32 @@
+"""Qwen3-Next, Qwen3-Coder-Next: gated delta rules in most layers, gated attention, experts with a shared one."""
+
+from __future__ import annotations
+
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_delta import Sizes, shape_of, stretches
+from embedllm.export.architectures.common_parts import LLAMA, Parts
+from embedllm.export.architectures.qwen2_moe import shared_mixture
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Linear
+
+_DEFAULTS = {
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+
+
+def describe(config: Config) -> Decoder:
+    config = config.filled(_DEFAULTS)
+    return describe_shaped(config, shape_of(config, "qwen3_next", LLAMA, _inputs, shared_mixture))
+
+
+def _inputs(parts: Parts, sizes: Sizes) -> tuple[Linear, ...]:
+    rows = {"q": sizes.keys, "k": sizes.keys, "v": sizes.values, "z": sizes.values}
+    small = {"beta": sizes.value_heads, "decay": sizes.value_heads}
+    groups, hidden = sizes.key_heads, sizes.hidden
+    return (
+        *stretches(parts, "in_proj_qkvz", hidden, rows, groups=groups),
+        *stretches(parts, "in_proj_ba", hidden, small, groups=groups),
+    )
