@@ -35,6 +35,9 @@ OWN = {
     "minicpm3": {"num_key_value_heads": 4},
     "gemma4": {"vocab_size_per_layer_input": 307},
     "gemma4_text": {"vocab_size_per_layer_input": 307},
+    "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": {"full_attention_interval": 2},
+    "qwen3_5": {"full_attention_interval": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
@@ -43,7 +46,7 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     """A tiny config.json: Llama's keys, which most families read."""
     values = {**tiny_config("llama"), "model_type": family, **OWN.get(family, {}), **overrides}
     values.pop("hidden_act") if "hidden_act" not in overrides else None
-    return values if family not in ("gemma3", "gemma4") else {"model_type": family, "text_config": values}
+    return values if family not in ("gemma3", "gemma4", "qwen3_5") else {"model_type": family, "text_config": values}
 
 
 def described(family: str, **overrides: object) -> Decoder:
@@ -72,6 +75,11 @@ def test_another_activation_is_refused(family: str) -> None:
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
+        ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
+        ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
+        ("qwen3_next", {"layer_types": ["conv", "full_attention"]}, "layer type 'conv' is not described"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "32 value heads are no multiple of 3 key heads"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("falcon", {"alibi": True}, "alibi is true"),

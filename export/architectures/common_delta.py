@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.common import Shape
-from embedllm.export.architectures.common_parts import Names, NormKind, Parts
+from embedllm.export.architectures.common_parts import Names, NormKind, Parts, activation
 from embedllm.export.architectures.common_rope import FULL, RopeKeys
 from embedllm.export.config import Config
 from embedllm.export.decoder import DeltaNet, Linear, Moe, Origin
@@ -97,8 +97,7 @@ def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
     )
     if sizes.value_heads % sizes.key_heads:
         raise UnsupportedModel(f"{sizes.value_heads} value heads are no multiple of {sizes.key_heads} key heads.")
-    if (active := config.text("hidden_act", "silu")) != "silu":
-        raise UnsupportedModel(f"hidden_act is '{active}'; the convolutions of this family are described with silu.")
+    activation(config, names={"silu": "silu", "swish": "silu"})  # of the convolutions, too
     q, k, v, z, beta, decay = inputs(parts, sizes)
     norm = replace(parts.norm_kind, plus=0.0)
     return DeltaNet(
