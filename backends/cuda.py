@@ -67,20 +67,30 @@ class CudaEngine(ResidentEngine):
     def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
         self.index = index_of(device.name)
         self.where = ("cuda", self.index)
-        _load_libraries()
         # how many tokens an expert has is known as it runs only: a captured step has one number for ever
         capture = capture and not package.decoder.is_mixture
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-        with _unlogged(), _fast_attention():
-            try:
-                options.add_provider(PROVIDER, _provider_options(self.index, capture=self.captures))
-                return ort.InferenceSession(path, options, enable_fallback=0)
-            except Exception as error:
-                if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
-                    raise RuntimeError(f"{first_line(error)} {missing.splitlines()[0]}; {_CHECK}") from error
-                raise
+        return start(path, options, self.index, captures=self.captures)
+
+
+def start(path: str, options: ort.SessionOptions, index: int, *, captures: bool) -> ort.InferenceSession:
+    """A session on a GPU, whose steps are captured or not."""
+    _load_libraries()
+    with _unlogged(), _fast_attention():
+        try:
+            options.add_provider(PROVIDER, _provider_options(index, capture=captures))
+            return ort.InferenceSession(path, options, enable_fallback=0)
+        except Exception as error:
+            if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
+                raise RuntimeError(f"{first_line(error)} {missing.splitlines()[0]}; {_CHECK}") from error
+            raise
+
+
+def lock_of(index: int) -> threading.RLock:
+    """Of a GPU, whose stream all engines share: for whoever runs something there."""
+    return _LOCKS[index]
 
 
 def _provider_options(index: int, *, capture: bool) -> dict[str, str]:

@@ -49,6 +49,8 @@ class Driver:
     adapts: bool = False  # its sessions take adapters
     traced: bool = False  # it runs graphs that another exporter has traced
     probed: bool = False  # a tiny model has to run and be right on it before it is used
+    # the same for a model that embeds or scores texts; None: it runs none
+    open_encoder: Callable[[Choices], Engine] | None = None
     tested: str = ""  # what it was run on
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
     lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
@@ -183,6 +185,13 @@ def _open_reference(choices: Choices) -> Engine:
     return ReferenceEngine(choices.package)
 
 
+def _open_encoder(kind: str, choices: Choices) -> Engine:
+    from embedllm.backends import encoder_engine
+
+    opened: Engine = getattr(encoder_engine, f"open_{kind}")(choices)
+    return opened
+
+
 # by a provider's `engine`
 _ENGINES = {
     "cpu": _open_cpu,
@@ -194,6 +203,7 @@ _ENGINES = {
 # by a provider's `engine` too, where there is anything to ask
 _LACKS = {"cpu": _cpu_lack}
 _QUANTIZED = {"cpu": {"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)}}
+_ENCODERS = ("cpu", "cuda")  # by a provider's `engine`: those that run models that embed or score texts
 _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(
@@ -208,6 +218,7 @@ _DRIVERS = {
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),
+        open_encoder=partial(_open_encoder, provider.engine) if provider.engine in _ENCODERS else None,
     )
     for provider in (*PROVIDERS, PLUGIN)
 } | {
@@ -218,9 +229,17 @@ _DRIVERS = {
         kv={"int8": _OV},
         adapts=True,
         recurrent=True,
+        open_encoder=partial(_open_encoder, "openvino"),
         tested="Linux x86-64, in every change",
     ),
-    "openvino-gpu": Driver(open=_open_ov, dialects=_OV, exact=_OV, probed=True, tested=UNTESTED),
+    "openvino-gpu": Driver(
+        open=_open_ov,
+        dialects=_OV,
+        exact=_OV,
+        probed=True,
+        open_encoder=partial(_open_encoder, "openvino"),
+        tested=UNTESTED,
+    ),
     # not probed: compiling takes minutes, and nobody gets it unasked
     "npu": Driver(
         open=_open_npu,
@@ -240,6 +259,11 @@ _DRIVERS = {
         tested="Linux x86-64, in every change",
     ),
     "reference": Driver(
-        open=_open_reference, shares=False, adapts=True, recurrent=True, tested="Linux x86-64, in every change"
+        open=_open_reference,
+        shares=False,
+        adapts=True,
+        recurrent=True,
+        open_encoder=partial(_open_encoder, "reference"),
+        tested="Linux x86-64, in every change",
     ),
 }

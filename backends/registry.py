@@ -147,10 +147,12 @@ def open_engine(
     if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, dialects=allowed):
         raise cannot_run(device, *lack)
     driver = known_driver(device)
+    opens = driver.open if package.decoder.encoder is None else driver.open_encoder
+    assert opens is not None  # as _lack found
     refused: list[DeviceUnavailable] = []
     for graph in driver.graphs(package, exact=exact, kv=kv, dialects=allowed) or [None]:
         try:
-            return driver.open(
+            return opens(
                 Choices(
                     package=package,
                     device=device,
@@ -255,6 +257,10 @@ def _lack(
     dialects: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
+    is_encoder = package.decoder.encoder is not None
+    if is_encoder and (len(_halves(device)) > 1 or known_driver(device).open_encoder is None):
+        reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
+        return reason, "use the device 'cpu', 'cuda' or 'openvino'"
     if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
         return "it takes no adapters with this library", _WITHOUT_ADAPTERS
     if len(_halves(device)) > 1 and isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:

@@ -18,6 +18,8 @@ from embedllm.beside import beside
 from embedllm.chat import ChatTemplate, Message, Tool
 from embedllm.completion import Completion, collect
 from embedllm.decode import Cancel, Chunk
+from embedllm.encoding import Encoding, Ranked
+from embedllm.encoding import present as encoding_of
 from embedllm.options import PromptOptions, WhenFull
 from embedllm.package import Package
 from embedllm.prefixes import Prefixes
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from embedllm.chat import JSON
     from embedllm.conversation import Conversation
     from embedllm.fit import Fit
+    from embedllm.types import F32
 
 
 class Model:
@@ -59,6 +62,7 @@ class Model:
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
         tuned: str = "",
+        encoding: Encoding | None = None,  # None: it generates text
     ) -> None:
         """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
@@ -74,6 +78,7 @@ class Model:
                                        adapters=adapters)  # fmt: skip
         self._kind_of = package, engine.device, settings
         self._own_draft = draft if owns_draft else None
+        self._encoding = encoding
 
     @property
     def name(self) -> str:
@@ -342,6 +347,62 @@ class Model:
 
         return await beside(search, cancel)
 
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> F32:
+        """The vectors of texts by an embedding model, a row each: an array of float32, [texts, dimensions].
+
+        kind: "query" or "document" for what is looked for and what is looked through, or another of the prompts that
+        the model was published with, which comes in front of each text; None: its usual one, mostly none.
+        dimensions: only so many values of each vector, for models that were trained for it (Matryoshka).
+        normalize: give vectors of the length 1, or as they are; None: as the model was published.
+        truncate: leave out the end of a text of too many tokens; False: raise ContextFull, which names it.
+        Raises ValueError for a model that is no embedding model.
+        """
+        found = encoding_of(self._encoding, self.name, "an embedding model")
+        return found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
+
+    async def aembed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> F32:
+        """As embed(), without blocking the event loop. Cancelling the task ends it."""
+        found = encoding_of(self._encoding, self.name, "an embedding model")
+        return await beside(
+            lambda own: found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
+                                    is_cancelled=lambda: own.cancelled)
+        )  # fmt: skip
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """How well documents fit a query by a reranker: their places and scores, the best first.
+
+        top: only so many of them. truncate: as embed() has it, for a query and a document together.
+        Raises ValueError for a model that is no reranker.
+        """
+        return encoding_of(self._encoding, self.name, "a reranker").rerank(query, documents, top=top, truncate=truncate)
+
+    async def arerank(
+        self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """As rerank(), without blocking the event loop. Cancelling the task ends it."""
+        found = encoding_of(self._encoding, self.name, "a reranker")
+        return await beside(
+            lambda own: found.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
+        )
+
     def conversation(
         self,
         system: str | None = None,
@@ -390,6 +451,8 @@ class Model:
 
     def unchecked(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """As request(), when it is not known yet whether all of the prompt is to be run."""
+        if self._encoding is not None:
+            raise ValueError(f"'{self.name}' {self._encoding.can_do}; it generates no text.")
         return self._builder.request(prompt, sampling or self.sampling, **options)
 
     def release(self) -> None:

@@ -110,6 +110,11 @@ def load(
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     check_kv(kv, exact=exact, openvino=openvino)
+    if package.decoder.encoder is not None:
+        from embedllm.opening_encoder import open_encoder
+
+        others = {"kv": kv, "adapters": adapters, "draft": draft, "chat_template": chat_template}
+        return open_encoder(package, wish, knobs=given, exact=exact, openvino=openvino, only_for_text=others)
     adapts = adapters is not None
     if adapts:
         check_adaptable(package)

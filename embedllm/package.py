@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
 FORMAT = 1  # of the manifest
-PARTS_FORMAT = 2  # of one with files in parts, and the largest that is not refused: docs/format.md#parts
+PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
+ENCODER_FORMAT = 3  # of a model that embeds or scores texts, and the largest that is not refused
 _AGAIN = "Copy or export the folder again."
 
 
@@ -183,9 +184,9 @@ def _listed(folder: Path) -> Package:
     manifest = _read_manifest(path)
     with _naming(path):
         version = integer_of(manifest, "format", least=1)
-    if version > PARTS_FORMAT:
+    if version > ENCODER_FORMAT:
         raise PackageError(
-            f"'{folder}' has format {version}; this version of embedllm reads up to {PARTS_FORMAT}. "
+            f"'{folder}' has format {version}; this version of embedllm reads up to {ENCODER_FORMAT}. "
             "Upgrade with: pip install -U embedllm"
         )
     with _naming(path):

@@ -110,6 +110,21 @@ class Tokenizer:
         check_text(text)
         return self._engine.encode(text, add_special_tokens=special).ids
 
+    def encode_whole(self, texts: Sequence[str], *, limit: int | None) -> tuple[list[int], list[int]]:
+        """The tokens of a text or a pair as a model that reads whole texts wants them, and which of both each is of.
+
+        limit: tokens at most, with the special ones; the ends of longer texts are left out, of the longer one first.
+        """
+        for text in texts:
+            check_text(text)
+        parts = [self._engine.encode(text, add_special_tokens=False) for text in texts]
+        if limit is not None:
+            room = limit - self._engine.num_special_tokens_to_add(len(parts) > 1)
+            for part, count in zip(parts, _shares([len(part.ids) for part in parts], max(room, 0)), strict=True):
+                part.truncate(count)
+        whole = self._engine.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        return whole.ids, whole.type_ids
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; see TextCodec."""
         return self._engine.decode(tokens, skip_special_tokens=not special)
@@ -137,6 +152,15 @@ def check_text(text: str) -> None:
             f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
             "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
         )
+
+
+def _shares(counts: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each text are kept: a short one whole, of two long ones the same number."""
+    if sum(counts) <= room or len(counts) == 1:
+        return [min(count, room) for count in counts]
+    half, (first, second) = room // 2, counts
+    kept = min(first, max(half, room - second))
+    return [kept, min(second, room - kept)]
 
 
 def _no_tokenizer(folder: Path) -> str:

@@ -300,6 +300,40 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What an encoder makes of a pooled vector: norm(activation(linear(x)))."""
+
+    linear: Linear
+    activation: str = ""  # as of an Mlp, or "tanh"; empty: none
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPrompt:
+    """A text that an encoder wants in front of texts of one kind."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What makes of a decoder's layers a model that reads whole texts: they pass once, nothing is kept of them."""
+
+    # of the last layer's vectors of a text's tokens one is made: "cls": the first; "last"; "mean"; "max"; "weighted":
+    # the mean where each weighs as much as its place, counted from 1; "root": the sum over the root of their number
+    pooling: str
+    steps: tuple[Step, ...] = ()
+    scores: str = ""  # what a vector of one value becomes, a score: "sigmoid", "plain"; empty: vectors are given
+    normalised: bool = False  # vectors have the length 1
+    causal: bool = False  # a token sees those before it; else all, and of a window the same number to both sides
+    sums_normed: bool = False  # x = attention_norm(x + attention(x)); x = mlp_norm(x + mlp(x))
+    types: Linear | None = None  # rows that are added to the embedding, by the part of a pair that a token is of
+    prompts: tuple[NamedPrompt, ...] = ()
+    prompt: str = ""  # the name of the one that is used where none is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """A whole model: embedding, layers, final norm, head."""
 
@@ -317,6 +351,7 @@ class Decoder:
     embedding_norm: Norm | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0  # logits become softcap * tanh(logit / softcap); 0: they stay
+    encoder: Encoder | None = None  # it gives vectors or scores of texts, and no logits: its head is its embedding
 
     @property
     def vocabulary(self) -> int:
@@ -436,9 +471,13 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
-    """Those that stay floats: learned positions, and what chooses the experts of a mixture."""
+    """Those that stay floats: learned positions, what chooses the experts of a mixture, an encoder's own."""
     if decoder.positions is not None:
         yield decoder.positions
+    if decoder.encoder is not None:
+        yield from (step.linear for step in decoder.encoder.steps)
+        if decoder.encoder.types is not None:
+            yield decoder.encoder.types
     for layer in decoder.layers:
         if isinstance(layer.attention, DeltaNet):
             yield from (layer.attention.beta, layer.attention.decay)
@@ -476,7 +515,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
         if isinstance(mixer, Attention) and mixer.latent is not None:
             found += [mixer.latent.q_norm, mixer.latent.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm, layer.token_input and layer.token_input.norm]
-    yield from (norm for norm in (*found, decoder.norm) if norm is not None)
+    found += [decoder.norm, *(step.norm for step in (decoder.encoder.steps if decoder.encoder else ()))]
+    yield from (norm for norm in found if norm is not None)
 
 
 def vectors(decoder: Decoder) -> Iterator[Vector]:
@@ -572,5 +612,7 @@ def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -
     """Memory of the KV cache for that many tokens."""
     if isinstance(decoder, Traced):
         return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
+    if decoder.encoder is not None:
+        return 0
     per_token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
     return per_token * bytes_per_value * tokens

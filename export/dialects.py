@@ -43,6 +43,8 @@ class Dialect:
 
     def lack(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
+        if decoder.encoder is not None and self.name not in _ENCODERS:
+            return "it embeds or scores texts, which is done on cpu, cuda, openvino and reference"
         if decoder.is_recurrent and not self.recurrent:
             return (
                 f"'{decoder.model_type}' layers keep a state of fixed size, which sessions of '{self.name}' do not have"
@@ -124,6 +126,7 @@ TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recur
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
+_ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
 OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
-from embedllm.export import onnx_graph, openvino_graph
+from embedllm.export import onnx_encoder, onnx_graph, openvino_encoder, openvino_graph
 from embedllm.export.decoder import Decoder
 from embedllm.export.dialects import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
 from embedllm.export.kv_scales import kv_scales
@@ -52,7 +52,8 @@ def flavours(decoder: Decoder) -> tuple[Graph, ...]:
 def build(flavour: str, model: Model) -> bytes:
     """The file of one flavour; the same bytes for the same model."""
     if flavour == OPENVINO:
-        return openvino_graph.build(model.decoder, model.layout, model.packing).encode()
+        graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
+        return graphs.build(model.decoder, model.layout, model.packing).encode()
     return _onnx(next(dialect for dialect in DIALECTS if dialect.name == flavour), model)
 
 
@@ -61,6 +62,9 @@ def _onnx(
 ) -> bytes:
     if model.exact:
         dialect = dataclasses.replace(dialect, accuracy_level=0)
+    if model.decoder.encoder is not None:
+        made = onnx_encoder.build(model.decoder, model.layout, model.packing, dialect)
+        return made.SerializeToString(deterministic=True)
     graph = onnx_graph.build(model.decoder, model.layout, model.packing, dialect, scales)
     return graph.SerializeToString(deterministic=True)
 
@@ -135,7 +139,8 @@ def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
 
 def _check_constants(package: Package, header: TensorFile, model: Model) -> None:
     """An OpenVINO model has its numbers in the weights file, which is not written anew."""
-    wanted, found = openvino_graph.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
+    graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
+    wanted, found = graphs.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
     stored = b""
     if found is not None:
         with package.weights.open("rb") as file:

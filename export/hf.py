@@ -30,6 +30,7 @@ class HuggingFaceSource:
     def __init__(self, location: Location) -> None:
         self.folder = location.folder
         self.config = read_json(self.folder / "config.json", "a model's configuration")
+        self.folders: tuple[str, ...] = ()  # of more tensors, in a model.safetensors of their own
         self._location = location
         self._files: dict[Path, BinaryIO] = {}
         self._lock = threading.Lock()
@@ -38,8 +39,12 @@ class HuggingFaceSource:
     def _tensors(self) -> dict[str, Tensor]:
         """Where the tensors lie; asked for first when the rest of the model is known to be in order."""
         named = _weight_files(self.folder)
-        self._location.fetch(["model.safetensors"] if named is None else named)
-        return _find_tensors(self.folder)
+        more = [f"{folder}/model.safetensors" for folder in self.folders]
+        self._location.fetch([*(["model.safetensors"] if named is None else named), *more])
+        found = _find_tensors(self.folder)
+        for folder in self.folders:
+            found |= {f"{folder}/{name}": tensor for name, tensor in _find_tensors(self.folder / folder).items()}
+        return found
 
     def fetch(self) -> None:
         """Downloads the weights where they are not there yet, and looks at where their tensors lie."""

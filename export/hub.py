@@ -21,7 +21,8 @@ TEXTS = (
     "chat_template.jinja", "chat_template.json", f"{MORE_TEMPLATES}/*.jinja",
     "LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "[Nn]otice*",
 )  # fmt: skip
-_SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS]
+SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json")
+_SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS, *SENTENCES]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 

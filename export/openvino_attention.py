@@ -17,7 +17,7 @@ class Shared:
     """What the attention of all layers reads."""
 
     batch: Value  # [1]
-    beams: Value  # [B]
+    beams: Value | None  # [B]; None: nothing is remembered
     turns: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
     masks: Mapping[int | None, Value]  # by window
 
@@ -177,6 +177,8 @@ class Attentions:
 
     def _remembered(self, number: int, part: str, new: Value, attention: Attention) -> Value:
         """What is known of all tokens, the new ones among them, [B, kv heads, total, D]."""
+        if self._shared.beams is None:
+            return new
         ir, heads, size = self.ir, attention.kv_heads, attention.head_dim
         # the name that optimum-intel gives, by which openvino-genai finds its way
         variable = f"past_key_values.{number}.{part}present.{number}.{part}"

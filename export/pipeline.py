@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures import describe, families
+from embedllm.errors import ExportError
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.checkpoint import check_encoder, describe_checkpoint
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
-from embedllm.export.fallback import convert_traced, offer
+from embedllm.export.fallback import convert_traced
 from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
@@ -35,7 +33,7 @@ from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
 from embedllm.export.stream import check_source, write_weights
 from embedllm.export.texts import copy_texts, facts_of, special_tokens, texts_of
-from embedllm.package import MANIFEST, WEIGHTS, sha256
+from embedllm.package import ENCODER_FORMAT, FORMAT, MANIFEST, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 
@@ -47,6 +45,7 @@ def convert(
     *,
     exporter: str = "embedllm",
     revision: str | None = None,
+    task: str | None = None,
     lora: str | Path | None = None,
     calibration: str | Path | None = None,
     importance: str | Path | None = None,
@@ -62,6 +61,7 @@ def convert(
     exporter: "optimum" traces a model that is not described here, with optimum and torch installed; such a folder runs
     on the CPU only, and takes none of the choices below but `revision` and `replace` (docs/guide-export.md#optimum).
     revision: branch, tag or commit of a repository.
+    task: "chat", "embed" or "rerank"; None: by what the checkpoint says of itself (docs/guide-embeddings.md).
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
     calibration: for the methods "weighted", "awq", "gptq" and "awq+gptq" and for a recipe with a size or mean bits, a
     text like what the model will read: .jsonl with documents, {"text": ...} a line, or anything else as one document.
@@ -76,10 +76,10 @@ def convert(
     """
     if exporter not in EXPORTERS:
         raise ValueError(f"exporter is {exporter!r}; expected {' or '.join(map(repr, EXPORTERS))}.")
+    given = {"lora": lora, "calibration": calibration, "importance": importance, "verify": verify,
+             "openvino_tokenizer": openvino_tokenizer, "shard": shard}  # fmt: skip
     if exporter == "optimum":
-        given = {"lora": lora, "calibration": calibration, "importance": importance, "verify": verify,
-                 "openvino_tokenizer": openvino_tokenizer, "shard": shard}  # fmt: skip
-        if unusable := [name for name, value in given.items() if value]:
+        if unusable := [name for name, value in {**given, "task": task}.items() if value]:
             raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
         return convert_traced(source, out, recipe, revision=revision, replace=replace, on_progress=on_progress)
     out = named_place(out)
@@ -92,7 +92,8 @@ def convert(
     location = locate(source, revision)
     reader = HuggingFaceSource(location)
     try:
-        decoder = _described(reader.config, recipe.context)
+        decoder = describe_checkpoint(reader, context=recipe.context, task=task)
+        check_encoder(decoder, recipe, given)
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
         decided = plan(decoder, recipe)
@@ -139,16 +140,6 @@ def convert(
     return out
 
 
-def _described(config: Mapping[str, object], context: int | None) -> Decoder:
-    """The description of a model. The error for a family that has none says what else can be tried."""
-    try:
-        return describe(Config(config), context)
-    except UnsupportedModel as error:
-        if error.model_type in families():
-            raise
-        raise UnsupportedModel(f"{error} {offer(error.model_type)}", model_type=error.model_type) from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """What the steps of an export share."""
@@ -175,7 +166,8 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     """Weights, graphs and what describes them."""
     tokens, on_progress = job.facts["tokens"], job.on_progress
     assert isinstance(tokens, dict)
-    if not decided.decoder.is_recurrent:  # onnxruntime-genai has other inputs for such a model's states
+    # onnxruntime-genai has other inputs for a recurrent model's states, and none for texts without a KV
+    if decided.decoder.encoder is None and not decided.decoder.is_recurrent:
         write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
     done = 0
 
@@ -196,6 +188,7 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
     manifest = {
         **job.facts,
+        "format": FORMAT if decided.decoder.encoder is None else ENCODER_FORMAT,
         "context": decided.decoder.context,
         "graphs": [dataclasses.asdict(graph) for graph in graphs],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},

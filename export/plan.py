@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
-from embedllm.export import openvino_graph
+from embedllm.export import openvino_encoder, openvino_graph
 from embedllm.export.decoder import (
     Decoder,
     Linear,
@@ -65,7 +65,8 @@ def plan(decoder: Decoder, recipe: Recipe, packing: Mapping[str, Packing] | None
         raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
     packing = dict(packing or _packing(decoder, recipe))
     runs = tuple(_runs(decoder))
-    constants = openvino_graph.constants(decoder, packing)
+    graphs = openvino_graph if decoder.encoder is None else openvino_encoder
+    constants = graphs.constants(decoder, packing)
     entries = [
         _small(decoder),
         [Entry(CONSTANTS, "U8", (len(constants),))],

@@ -1,0 +1,192 @@
+"""Runs a model that embeds or scores texts: in batches of texts of about the same length, of bounded size."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted, Session
+from embedllm.backends.encoder_layers import EncoderLayers
+from embedllm.backends.reference import ReferenceEngine
+from embedllm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    from embedllm.backends.drivers import Choices
+    from embedllm.package import Package
+    from embedllm.types import F32
+
+    Inputs: TypeAlias = dict[str, NDArray[np.int64]]  # of the graphs, [B, T] each
+
+BATCH = 4096  # tokens of a run at most, those that fill shorter texts up among them; a longer text is a run of its own
+
+
+class Tokens(NamedTuple):
+    """A text, or a pair of them."""
+
+    ids: Sequence[int]
+    types: Sequence[int]  # of each token: 0, or 1 in the second text of a pair
+
+
+class EncoderEngine:
+    """A package on a device. May be used from several threads.
+
+    run: gives the vectors of tokens, [B, T, hidden], for the inputs of the graphs.
+    """
+
+    chunk = BATCH
+
+    def __init__(self, package: Package, device: Device, run: Callable[[Inputs], F32]) -> None:
+        self.device = device
+        self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
+        self._run: Callable[[Inputs], F32] | None = run
+        weights = ReferenceEngine(package)
+        self._layers = EncoderLayers(weights)
+        decoder = package.decoder
+        assert decoder.encoder is not None
+        self._types = decoder.encoder.types
+        steps = decoder.encoder.steps
+        self.dimensions = steps[-1].linear.rows if steps else decoder.hidden  # of a vector
+
+    def vectors(self, texts: Sequence[Tokens], is_cancelled: Callable[[], bool] = lambda: False) -> F32:
+        """The vector, or the score, of each text, [texts, dimensions]; each text has at least one token.
+
+        Raises DeviceError; Interrupted when it is cancelled.
+        """
+        found = np.empty((len(texts), self.dimensions), np.float32)
+        for places in batches([len(text.ids) for text in texts]):
+            if is_cancelled():
+                raise Interrupted
+            if self._run is None:
+                raise ValueError("this model was closed")
+            batch = [texts[place] for place in places]
+            inputs, lengths = self._inputs(batch)
+            found[places] = self._layers.finished(self._run(inputs), lengths)
+        return found
+
+    def open(self, capacity: int = 0) -> Session:
+        raise ValueError(f"'{self.package.name}' embeds or scores texts and generates none; it has no sequences.")
+
+    def close(self) -> None:
+        self._run = None
+
+    def _inputs(self, batch: Sequence[Tokens]) -> tuple[Inputs, NDArray[np.int64]]:
+        """The inputs of a run, and how many tokens each text has."""
+        lengths = np.array([len(text.ids) for text in batch], np.int64)
+        shape = (len(batch), int(lengths.max()))
+        inputs = {"input_ids": np.zeros(shape, np.int64)}
+        inputs["attention_mask"] = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+        if self._types is not None:
+            inputs["token_type_ids"] = np.zeros(shape, np.int64)
+        for row, text in enumerate(batch):
+            inputs["input_ids"][row, : lengths[row]] = text.ids
+            if self._types is not None and self._types.rows > 1:
+                inputs["token_type_ids"][row, : lengths[row]] = text.types
+        return inputs, lengths
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The places of texts that are run together, by their numbers of tokens: the longest first."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    start = 0
+    while start < len(order):
+        count = max(1, BATCH // max(1, lengths[order[start]]))
+        yield order[start : start + count]
+        start += count
+
+
+def open_cpu(choices: Choices) -> EncoderEngine:
+    """On ONNX Runtime's CPU provider."""
+    from embedllm.backends.ort import session_options
+    from embedllm.backends.ort_runtime import ort
+
+    options = session_options(choices.knobs, choices.exact)
+    return _on_ort(choices, lambda path: ort.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], enable_fallback=0))  # fmt: skip
+
+
+def open_cuda(choices: Choices) -> EncoderEngine:
+    """On ONNX Runtime's CUDA provider."""
+    from embedllm.backends.cuda import index_of, lock_of, start
+    from embedllm.backends.ort import session_options
+
+    index, options = index_of(choices.device.name), session_options(choices.knobs, exact=False)
+    return _on_ort(choices, lambda path: start(path, options, index, captures=False), lock=lock_of(index))
+
+
+def _on_ort(
+    choices: Choices, start: Callable[..., object], *, lock: AbstractContextManager[object] | None = None
+) -> EncoderEngine:
+    """lock: taken for every run."""
+    from embedllm.backends.ort_runtime import first_line, ort
+
+    assert choices.graph is not None  # the drivers that open this have dialects
+    path = os.fspath(choices.package.folder / choices.graph.file)
+    try:
+        session = start(path)
+    except Exception as error:
+        raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+    assert isinstance(session, ort.InferenceSession)
+
+    def run(inputs: Inputs) -> F32:
+        try:
+            with lock or nullcontext():
+                found = session.run(["hidden"], inputs)[0]
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime failed on {_size(inputs)}: {first_line(error)}") from error
+        return np.asarray(found).astype(np.float32, copy=False)
+
+    return EncoderEngine(choices.package, choices.device, run)
+
+
+def open_openvino(choices: Choices) -> EncoderEngine:
+    """On a device of OpenVINO."""
+    from embedllm.backends.ov import compile_folder, properties
+    from embedllm.backends.ov_runtime import as_device_error, target_of
+    from embedllm.openvino_options import OpenVINOOptions
+
+    assert choices.graph is not None  # it has a dialect
+    target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()
+    chosen = properties(target, options, choices.knobs.threads, choices.exact)
+    compiled = compile_folder(choices.package, choices.graph, target, chosen, cut_logits=False)
+    lock = threading.Lock()  # as in ov.py
+
+    def run(inputs: Inputs) -> F32:
+        with lock, as_device_error(f"failed on {_size(inputs)}"):
+            request = compiled.create_infer_request()
+            request.infer(inputs)
+            return request.get_output_tensor(0).data.astype(np.float32)  # a copy: the request goes
+
+    return EncoderEngine(choices.package, choices.device, run)
+
+
+def open_reference(choices: Choices) -> EncoderEngine:
+    """In NumPy, text by text: nothing is filled up."""
+    weights = ReferenceEngine(choices.package)
+    layers, decoder = EncoderLayers(weights), choices.package.decoder
+
+    def run(inputs: Inputs) -> F32:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        types = inputs.get("token_type_ids", np.zeros_like(ids))
+        found = np.zeros((*ids.shape, decoder.hidden), np.float32)
+        for row, count in enumerate(mask.sum(axis=1)):
+            rows = weights.rows(decoder.embedding, ids[row, :count].tolist())
+            found[row, :count] = layers.hidden(rows, types[row, :count])
+        return found
+
+    return EncoderEngine(choices.package, choices.device, run)
+
+
+def _size(inputs: Inputs) -> str:
+    texts, tokens = inputs["input_ids"].shape
+    return f"{texts} texts of {tokens} tokens"

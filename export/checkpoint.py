@@ -1,0 +1,62 @@
+"""What a checkpoint is: a decoder, or a model that embeds or scores texts, and what cannot be asked of the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export import encoders
+from embedllm.export.architectures import describe, families
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+from embedllm.export.fallback import offer
+from embedllm.export.hf import HuggingFaceSource
+from embedllm.export.methods import METHODS
+from embedllm.export.plan import Recipe
+from embedllm.export.sentence_folder import read_sentence_folder
+
+
+def describe_checkpoint(reader: HuggingFaceSource, *, context: int | None, task: str | None) -> Decoder:
+    """The model of a checkpoint.
+
+    task: one of encoders.TASKS; None: what the checkpoint is for by the class that config.json names, and by the
+    modules.json of sentence-transformers. Raises UnsupportedModel, ExportError, ValueError for a task there is not.
+    """
+    if task is not None and task not in encoders.TASKS:
+        raise ValueError(f"task is {task!r}; expected None or one of: {', '.join(encoders.TASKS)}.")
+    config = reader.config
+    folder = None if task == "chat" else read_sentence_folder(reader.folder)
+    wanted = task or encoders.task_of(config, folder)
+    if wanted == "chat":
+        return _described(config, context)
+    if folder is not None and wanted == "embed":
+        reader.folders = folder.folders
+    return encoders.describe_encoder(config, folder, wanted, context)
+
+
+def _described(config: Mapping[str, object], context: int | None) -> Decoder:
+    """The description of a model. The error for a family that has none says what else can be tried."""
+    try:
+        return describe(Config(config), context)
+    except UnsupportedModel as error:
+        if error.model_type in families():
+            raise
+        raise UnsupportedModel(f"{error} {offer(error.model_type)}", model_type=error.model_type) from None
+
+
+def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object]) -> None:
+    """Raises ExportError for what is asked of a model that reads whole texts and only others can have.
+
+    options: of convert(), by their names; those that are None or False are not asked for.
+    """
+    if decoder.encoder is None:
+        return
+    asked = [name for name, value in options.items() if value not in (None, False)]
+    if METHODS[recipe.method].reads:
+        asked.append(f"the method '{recipe.method}'")
+    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
+    if asked:
+        raise ExportError(
+            f"'{decoder.model_type}' is exported as a model that embeds or scores texts, for which there is no "
+            f"{asked[0]}; leave it out."
+        )

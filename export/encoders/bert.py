@@ -1,0 +1,17 @@
+"""BERT, MiniLM, BGE, E5, GTE, mxbai: learned positions, rows for the parts of a pair, norms behind the sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Encoder
+from embedllm.export.encoders.common import NAMES, describe_behind, scored
+
+
+def describe(config: Config) -> Decoder:
+    return describe_behind(config, "bert", replace(NAMES, model="bert"), types="embeddings.token_type_embeddings")
+
+
+def scoring(config: Config) -> Encoder:
+    return scored(config, "bert.pooler.dense", "classifier")

@@ -1,0 +1,77 @@
+"""What families of encoders share: the layers of a decoder, whose norms are behind the sums, and BERT's additions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures.common_parts import Names, NormKind
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Encoder, Linear, Step
+
+NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-12)
+NAMES = Names(
+    embedding="embeddings.word_embeddings", positions="embeddings.position_embeddings", layers="encoder.layer",
+    attention_norm="attention.output.LayerNorm", mlp_norm="output.LayerNorm", q="attention.self.query",
+    k="attention.self.key", v="attention.self.value", o="attention.output.dense", gate="", up="intermediate.dense",
+    down="output.dense",
+)  # fmt: skip
+
+
+def describe_behind(config: Config, model_type: str, names: Names, *, start: int = 0, types: str = "") -> Decoder:
+    """A model with learned positions, and with norms behind the sums; what the last one gives is the model's.
+
+    start: the row of learned positions that is of the first token. types: the table of parts of a pair, if there is.
+    """
+    if (kind := config.text("position_embedding_type", "absolute")) != "absolute":
+        raise UnsupportedModel(f"position_embedding_type is '{kind}'; expected 'absolute', learned positions.")
+    if config.flag("is_decoder", False):
+        raise UnsupportedModel("is_decoder is true; this variant of the family is not described.")
+    last = config.integer("num_hidden_layers") - 1
+    rows = config.integer("max_position_embeddings")
+    if rows <= start:
+        raise UnsupportedModel(f"max_position_embeddings is {rows}; expected more than the {start} rows before it.")
+    shape = Shape(
+        model_type=model_type,
+        names=replace(names, norm=f"{names.layers}.{last}.{names.mlp_norm}"),
+        norm=NORM,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        tied=True,
+        activation="gelu",
+        is_turned=False,
+        positions_start=start,
+    )
+    decoder = describe_shaped(config.replaced({"max_position_embeddings": rows - start}), shape)
+    table = None
+    if types:
+        source = names.in_model(types)
+        table = replace(decoder.embedding, name="types", source=source, rows=config.integer("type_vocab_size", 2))
+    first = names.in_model("embeddings.LayerNorm")
+    layers = (*decoder.layers[:-1], replace(decoder.layers[-1], mlp_norm=None))
+    return replace(
+        decoder,
+        layers=layers,
+        head=decoder.embedding,
+        embedding_norm=NORM.named(config, "embedding_norm", first, decoder.hidden),
+        encoder=Encoder(pooling="mean", sums_normed=True, types=table),
+    )
+
+
+def scored(config: Config, first: str, last: str, *, activation: str = "tanh") -> Encoder:
+    """A reranker that looks at the first token: a matrix with an activation, and one that gives the score."""
+    hidden = config.integer("hidden_size")
+    return Encoder(
+        pooling="cls",
+        steps=(
+            Step(linear=linear(0, first, hidden, hidden), activation=activation),
+            Step(linear=linear(1, last, 1, hidden)),
+        ),
+    )
+
+
+def linear(index: int, source: str, rows: int, columns: int, *, bias: bool = True) -> Linear:
+    """A matrix behind the pooling."""
+    return Linear(name=f"steps.{index}", source=source, rows=rows, columns=columns, bias=bias)

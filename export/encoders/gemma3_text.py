@@ -1,0 +1,27 @@
+"""EmbeddingGemma: Gemma 3, whose tokens see all others, or a window to both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures import gemma3_text
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Encoder, Layer
+
+
+def describe(config: Config) -> Decoder:
+    decoder = gemma3_text.describe(config.replaced({"use_bidirectional_attention": False}))
+    if any(layer.attention.softcap for layer in decoder.layers):
+        raise UnsupportedModel("attn_logit_softcapping is given; an embedding model with it is not described.")
+    is_causal = not config.flag("use_bidirectional_attention", False)
+    layers = decoder.layers if is_causal else tuple(_both_sides(layer) for layer in decoder.layers)
+    encoder = Encoder(pooling="mean", causal=is_causal)
+    return replace(decoder, layers=layers, head=decoder.embedding, logits_softcap=0.0, encoder=encoder)
+
+
+def _both_sides(layer: Layer) -> Layer:
+    """With a window of which half is to each side."""
+    window = layer.attention.window
+    half = None if window is None else window // 2 + 1
+    return replace(layer, attention=replace(layer.attention, window=half))

@@ -1,0 +1,14 @@
+"""Qwen3-Embedding: Qwen 3, of whose last token the vector is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures import qwen3
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Encoder
+
+
+def describe(config: Config) -> Decoder:
+    decoder = qwen3.describe(config)
+    return replace(decoder, head=decoder.embedding, encoder=Encoder(pooling="last", causal=True, normalised=True))

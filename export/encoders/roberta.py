@@ -1,0 +1,24 @@
+"""RoBERTa, its sentence models: BERT, whose positions begin behind the row of the padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Encoder
+from embedllm.export.encoders.common import NAMES, describe_behind, scored
+
+
+def describe(config: Config) -> Decoder:
+    return describe_roberta(config, "roberta")
+
+
+def describe_roberta(config: Config, model_type: str) -> Decoder:
+    """The model of a config.json that is RoBERTa's in all but its model_type."""
+    start = config.integer("pad_token_id", 1, least=0) + 1
+    names = replace(NAMES, model="roberta")
+    return describe_behind(config, model_type, names, start=start, types="embeddings.token_type_embeddings")
+
+
+def scoring(config: Config) -> Encoder:
+    return scored(config, "classifier.dense", "classifier.out_proj")

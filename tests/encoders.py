@@ -1,0 +1,159 @@
+"""Every family that embeds or scores texts as a tiny model of transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HIDDEN, VOCABULARY, WINDOW = 64, 67, 9
+PAD = 1  # the token whose number roberta's positions depend on; no text has it
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# of one token and of more than a window to both sides has
+TEXTS = ("a", "the quick brown fox jumps over the lazy dog", "zebra crossing", "one two three four five six seven",
+         "padded", "she sells sea shells by the sea shore and he does not")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A tiny model."""
+
+    family: str  # its model_type here
+    model_class: str  # in transformers
+    config_class: str
+    verified: str  # what of the family the case has in it, in a few words
+    values: Mapping[str, object] = field(default_factory=dict)  # of the configuration, in place of those of BASE
+    # of the folder's sentence-transformers files: how it pools, the sizes of matrices, whether vectors have length 1
+    pooling: str = ""  # empty: there are no such files
+    denses: tuple[int, ...] = ()
+    normalised: bool = False
+    said: Mapping[str, object] = field(default_factory=dict)  # more in config.json
+
+    @property
+    def scores(self) -> bool:
+        return self.model_class.endswith("Classification")
+
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 130, "initializer_range": 0.2, "pad_token_id": PAD,
+    "bos_token_id": None, "eos_token_id": None, "cls_token_id": 0, "sep_token_id": 2,
+}  # fmt: skip
+_DISTIL = {"dim": HIDDEN, "hidden_dim": 96, "n_layers": 3, "n_heads": 4, "hidden_size": ..., "intermediate_size": ...,
+           "num_hidden_layers": ..., "num_attention_heads": ...}  # fmt: skip
+_MODERN = {"local_attention": 2 * (WINDOW - 1), "global_attn_every_n_layers": 2, "initializer_cutoff_factor": 5.0}
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+_GEMMA = {**_GROUPED, "sliding_window": 2 * (WINDOW - 1), "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}
+_ONE = {"num_labels": 1}
+
+
+def _case(family: str, name: str, verified: str, values: Mapping[str, object] | None = None, *, pooling: str = "",
+          denses: tuple[int, ...] = (), normalised: bool = False) -> Case:  # fmt: skip
+    return Case(family=family, model_class=f"{name}Model", config_class=f"{name}Config", verified=verified,
+                values=values or {}, pooling=pooling, denses=denses, normalised=normalised)  # fmt: skip
+
+
+def _scored(
+    family: str, name: str, verified: str, values: Mapping[str, object], said: Mapping[str, object] | None = None
+) -> Case:
+    return Case(family=family, model_class=f"{name}ForSequenceClassification", config_class=f"{name}Config",
+                verified=verified, values={**values, **_ONE}, said=said or {})  # fmt: skip
+
+
+ENCODERS: dict[str, Case] = {
+    "bert": _case("bert", "Bert", "mean of tokens"),
+    "bert-cls": _case("bert", "Bert", "first token, a matrix behind it, length 1", pooling="cls", denses=(24,),
+                      normalised=True, values={"hidden_act": "gelu_new"}),
+    "bert-scored": _scored("bert", "Bert", "scores of pairs, rows for their parts", {}),
+    "roberta": _case("roberta", "Roberta", "the largest of tokens", values={"type_vocab_size": 1}, pooling="max"),
+    "roberta-scored": _scored("roberta", "Roberta", "scores of pairs", {"type_vocab_size": 1}),
+    "xlm-roberta": _case("xlm-roberta", "XLMRoberta", "first token, length 1", values={"type_vocab_size": 1},
+                         pooling="cls", normalised=True),
+    "xlm-roberta-scored": _scored("xlm-roberta", "XLMRoberta", "scores of pairs as they are", {"type_vocab_size": 1},
+                                  said={"sentence_transformers": {"activation_fn": IDENTITY}}),
+    "distilbert": _case("distilbert", "DistilBert", "weighted mean", values=_DISTIL, pooling="weightedmean"),
+    "modernbert": _case("modernbert", "ModernBert", "windows, both rotations", values=_MODERN),
+    "modernbert-biased": _case("modernbert", "ModernBert", "all biases, mean over the root", pooling="mean_sqrt_len",
+                               values={**_MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True}),
+    "modernbert-scored": _scored("modernbert", "ModernBert", "scores of pairs by the mean of tokens",
+                                 {**_MODERN, "classifier_pooling": "mean", "classifier_bias": True}),
+    "qwen3": _case("qwen3", "Qwen3", "last token, length 1, shared key heads", values=_GROUPED, pooling="lasttoken",
+                   normalised=True),
+    "gemma3_text": _case("gemma3_text", "Gemma3Text", "windows to both sides, two matrices", pooling="mean",
+                         denses=(128, 48), normalised=True, values={**_GEMMA, "use_bidirectional_attention": True}),
+}  # fmt: skip
+
+
+def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedModel:
+    """Writes a case's checkpoint; returns transformers' model of it, on float32. Norms and biases are moved."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    values = {key: value for key, value in {**BASE, **case.values}.items() if value is not ...}
+    config = getattr(transformers, case.config_class)(**values, attn_implementation="eager")
+    model = getattr(transformers, case.model_class)(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.numel() == 1 or parameter.std() == 0:
+                parameter += 0.3 * torch.randn(parameter.shape)
+            parameter.copy_(parameter.bfloat16())  # as published ones are: float16 holds such a weight exactly
+    model.save_pretrained(folder)
+    if case.said:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **case.said}))
+    write_word_pieces(folder)
+    if case.pooling:
+        write_sentence_files(folder, case, seed=seed)
+    return model
+
+
+def write_word_pieces(folder: Path) -> None:
+    """A tokenizer.json like BERT's: every letter is a token, and another one inside of a word."""
+    pieces = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"cls_token": "[CLS]", "pad_token": "[PAD]"}))
+
+
+def write_sentence_files(folder: Path, case: Case, *, seed: int = 0) -> None:
+    """What sentence-transformers keeps beside a checkpoint."""
+    kinds = ["Transformer", "Pooling", *("Dense" for _ in case.denses), *(["Normalize"] if case.normalised else [])]
+    places = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(kinds)]
+    listed = [{"idx": index, "name": str(index), "path": place, "type": f"sentence_transformers.models.{kind}"}
+              for index, (kind, place) in enumerate(zip(kinds, places, strict=True))]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(listed))
+    mode = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "weightedmean": "weightedmean_tokens",
+            "mean_sqrt_len": "mean_sqrt_len_tokens"}.get(case.pooling, case.pooling)  # fmt: skip
+    _write(folder / places[1], {"word_embedding_dimension": HIDDEN, f"pooling_mode_{mode}": True})
+    random, columns = np.random.default_rng(seed), HIDDEN
+    for index, rows in enumerate(case.denses):
+        activation = IDENTITY if index else TANH
+        said = {"in_features": columns, "out_features": rows, "bias": not index, "activation_function": activation}
+        _write(folder / places[2 + index], said)
+        tensors: dict[str, Any] = {"linear.weight": random.standard_normal((rows, columns)).astype(np.float32) / 8}
+        if not index:
+            tensors["linear.bias"] = random.standard_normal(rows).astype(np.float32)
+        save_file(tensors, folder / places[2 + index] / "model.safetensors")
+        columns = rows
+
+
+def _write(folder: Path, config: Mapping[str, object]) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
