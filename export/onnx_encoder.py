@@ -73,7 +73,7 @@ class _Emitter:
         apart = graph.op("Abs", [earlier], "apart")
         given = graph.op("Cast", ["attention_mask"], "given", to=TensorProto.BOOL)
         given = graph.op("Unsqueeze", [given, graph.constant(1, 2)], "given.keys")
-        for window in dict.fromkeys(layer.attention.window for layer in self.decoder.layers):
+        for window in dict.fromkeys(attention.window for attention in self.decoder.attentions):
             name = "all" if window is None else f"window.{window}"
             near = graph.op("Less", [apart, length if window is None else graph.constant(window)], f"{name}.near")
             if self.encoder.causal:
@@ -101,9 +101,10 @@ class _Emitter:
 
     def layer(self, index: int, layer: Layer, x: str) -> str:
         """The stream behind a layer."""
-        behind = self.encoder.sums_normed
+        behind, attention = self.encoder.sums_normed, layer.attention
+        assert isinstance(attention, Attention)  # of all that export/encoders describes
         read = x if behind else self.normed(x, layer.attention_norm, "attention_norm")
-        made = self.products.linear(self.context(layer.attention, read), [layer.attention.o], "o")
+        made = self.products.linear(self.context(attention, read), [attention.o], "o")
         x = self.added(layer, x, made, layer.attention_post_norm, "attended")
         if behind:
             x = read = self.normed(x, layer.attention_norm, "attention_norm")

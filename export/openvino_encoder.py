@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Decoder, Encoder, Layer, Mlp, Norm
+from embedllm.export.decoder import Attention, Decoder, Encoder, Layer, Mlp, Norm
 from embedllm.export.openvino_attention import Attentions, Shared, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_mlp import mixture, mlp
@@ -70,7 +70,7 @@ class _Emitter:
         seen = ir.op("GreaterEqual", [order, ir.constant(0)], "seen", type="boolean", **BROADCAST)
         seen = ir.op("LogicalAnd", [given, seen], "seen.given", **BROADCAST)
         found: dict[int | None, Value] = {}
-        for window in dict.fromkeys(layer.attention.window for layer in self.decoder.layers):
+        for window in dict.fromkeys(attention.window for attention in self.decoder.attentions):
             name, here = "mask.all", seen
             if window is not None:
                 name = f"mask.window.{window}"
@@ -95,10 +95,11 @@ class _Emitter:
 
     def layer(self, index: int, layer: Layer, x: Value, attentions: Attentions) -> Value:
         """The stream [B, T, hidden] after a layer."""
-        ir, behind = self.ir, self.encoder.sums_normed
+        ir, behind, attention = self.ir, self.encoder.sums_normed, layer.attention
+        assert isinstance(attention, Attention)  # of all that export/encoders describes
         read = x if behind else normed(ir, x, layer.attention_norm, "norm")
-        context = attentions.context(index, layer.attention, read)
-        made = self.products.linear(context, [layer.attention.o], "o")
+        context = attentions.context(index, attention, read)
+        made = self.products.linear(context, [attention.o], "o")
         x = self.added(layer, x, made, layer.attention_post_norm, "attention")
         if behind:
             x = read = normed(ir, x, layer.attention_norm, "norm")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures import gemma3_text
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder, Layer
+from embedllm.export.decoder import Attention, Decoder, Encoder, Layer
 
 
 def describe(config: Config) -> Decoder:
     decoder = gemma3_text.describe(config.replaced({"use_bidirectional_attention": False}))
-    if any(layer.attention.softcap for layer in decoder.layers):
+    if any(attention.softcap for attention in decoder.attentions):
         raise UnsupportedModel("attn_logit_softcapping is given; an embedding model with it is not described.")
     is_causal = not config.flag("use_bidirectional_attention", False)
     layers = decoder.layers if is_causal else tuple(_both_sides(layer) for layer in decoder.layers)
@@ -22,6 +22,7 @@ def describe(config: Config) -> Decoder:
 
 def _both_sides(layer: Layer) -> Layer:
     """With a window of which half is to each side."""
-    window = layer.attention.window
-    half = None if window is None else window // 2 + 1
-    return replace(layer, attention=replace(layer.attention, window=half))
+    attention = layer.attention
+    assert isinstance(attention, Attention)  # as Gemma 3 has
+    half = None if attention.window is None else attention.window // 2 + 1
+    return replace(layer, attention=replace(attention, window=half))
