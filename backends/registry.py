@@ -147,7 +147,7 @@ def open_engine(
     if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, dialects=allowed):
         raise cannot_run(device, *lack)
     driver = known_driver(device)
-    opens = driver.open if package.decoder.encoder is None else driver.open_encoder
+    opens = driver.open if package.encoder is None else driver.open_encoder
     assert opens is not None  # as _lack found
     refused: list[DeviceUnavailable] = []
     for graph in driver.graphs(package, exact=exact, kv=kv, dialects=allowed) or [None]:
@@ -257,7 +257,7 @@ def _lack(
     dialects: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
-    is_encoder = package.decoder.encoder is not None
+    is_encoder = package.encoder is not None
     if is_encoder and (len(_halves(device)) > 1 or known_driver(device).open_encoder is None):
         reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
         return reason, "use the device 'cpu', 'cuda' or 'openvino'"

@@ -53,6 +53,16 @@ What families have beyond a plain Llama, and what that costs:
 is; so is a variant of a family that its file does not describe, by the key and the value of config.json that say so.
 
 """
+_ENCODERS = """
+## Models that embed or score texts
+
+From [export/encoders](../export/encoders), proved by the cases in [tests/encoders.py](../tests/encoders.py): texts of
+different lengths at once, longer than the windows, give the vectors or scores that transformers gives of each alone,
+with 16 bits within 0.001 of their spread, on ONNX Runtime's CPU, OpenVINO and the reference, and 4 bits are computed as
+the reference does ([tests/test_encoders.py](../tests/test_encoders.py)). How to use them:
+[guide-embeddings.md](guide-embeddings.md).
+
+"""
 _HOW = """
 ## Add a family in 15 minutes
 
@@ -121,7 +131,18 @@ def families_page() -> str:
     for name in families():
         verified = "; ".join(case.verified for case in FAMILIES.values() if case.family == name)
         lines.append(f"| `{name}` | {' | '.join(about(name))} | {verified} |")
-    return _INTRODUCTION + "\n".join(lines) + "\n" + _HOW
+    return _INTRODUCTION + "\n".join(lines) + "\n" + _encoders() + _HOW
+
+
+def _encoders() -> str:
+    from embedllm.export.encoders import about, families, reranks
+    from tests.encoders import ENCODERS
+
+    lines = ["| model_type | models | what it has | reranks | verified |", "| --- | --- | --- | --- | --- |"]
+    for name in families():
+        verified = "; ".join(case.verified for case in ENCODERS.values() if case.family == name)
+        lines.append(f"| `{name}` | {' | '.join(about(name))} | {'yes' if reranks(name) else ''} | {verified} |")
+    return _ENCODERS + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

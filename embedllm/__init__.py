@@ -16,6 +16,7 @@ from embedllm.chat import Message, Tool
 from embedllm.completion import Completion
 from embedllm.conversation import Conversation
 from embedllm.decode import Cancel, Chunk, Statistics
+from embedllm.encoding import Ranked
 from embedllm.errors import (
     Busy,
     ContextFull,
@@ -55,6 +56,7 @@ __all__ = [
     "OpenVINOOptions",
     "PackageError",
     "Picked",
+    "Ranked",
     "Sampling",
     "Statistics",
     "TemplateError",

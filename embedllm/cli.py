@@ -19,6 +19,7 @@ from embedllm import __version__
 from embedllm.cli_bench import bench
 from embedllm.cli_chat import chat
 from embedllm.cli_devices import devices
+from embedllm.cli_embed import embed, rerank
 from embedllm.cli_eval import evaluate
 from embedllm.cli_export import export
 from embedllm.cli_families import families
@@ -82,7 +83,9 @@ def cli() -> None:
     """
 
 
-for command in (run, chat, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families, worker):
+_COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
+             worker)  # fmt: skip
+for command in _COMMANDS:
     cli.add_command(command)
 
 

@@ -52,6 +52,8 @@ _NPU_LEAST = 64
 @click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
 @click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
 @click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
+@click.option("--task", type=click.Choice(["chat", "embed", "rerank"]),
+              help="What the model is to do. Default: what its checkpoint is for.")  # fmt: skip
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of a repository.")
 @click.option("--lora", type=click.Path(path_type=Path), metavar="PATH",
               help="A LoRA adapter of PEFT, merged into the weights before they are rounded.")  # fmt: skip
@@ -81,6 +83,7 @@ def export(
     lm_head_bits: str | None,
     embedding_bits: str | None,
     context: int | None,
+    task: str | None,
     revision: str | None,
     lora: Path | None,
     exact: bool,
@@ -139,6 +142,7 @@ def export(
                 recipe,
                 exporter=exporter,
                 revision=revision,
+                task=task,
                 lora=lora,
                 calibration=calibrate,
                 importance=importance,

@@ -87,6 +87,7 @@ def _facts(found: Description) -> Iterable[tuple[str, str]]:
     yield "folder", found.folder
     yield "source", found.source or "not recorded"
     yield "licence", found.licence or "not recorded"
+    yield "task", found.task
     yield from _shape(found.architecture)
     yield "parameters", f"{found.parameters:,}"
     yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits a weight with scales"

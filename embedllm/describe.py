@@ -108,6 +108,7 @@ class Description:
     licence: str | None
     created_by: str | None
     architecture: Architecture
+    task: str  # what it does, in words
     parameters: int
     weights_bytes: int  # the whole weights file
     bits_per_weight: float  # of the whole weights file, by parameters
@@ -139,6 +140,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         licence=_text(manifest, "licence"),
         created_by=_text(manifest, "created_by"),
         architecture=_architecture(decoder),
+        task=_task(decoder),
         parameters=parameters(decoder),
         weights_bytes=size,
         bits_per_weight=8 * size / parameters(decoder),
@@ -271,6 +273,20 @@ def _tokens(package: Package) -> Tokens:
     named = package.manifest.get("tokens")
     assert isinstance(named, dict)  # it was checked when the package was opened
     return Tokens(bos=named.get("bos"), pad=named.get("pad"), stop=package.stop_tokens)
+
+
+def _task(decoder: Decoder) -> str:
+    encoder = decoder.encoder
+    if encoder is None:
+        return "generates text"
+    steps = "".join(f", {step.linear.rows} x {step.linear.columns}" for step in encoder.steps)
+    made = f"of the vectors of tokens ({encoder.pooling}{steps})"
+    if encoder.scores:
+        return f"scores pairs of texts, {made}"
+    size = encoder.steps[-1].linear.rows if encoder.steps else decoder.hidden
+    prompts = ", ".join(prompt.name for prompt in encoder.prompts) or "none"
+    length = " and the length 1" if encoder.normalised else ""
+    return f"embeds texts, {made}: {size} values{length}; prompts: {prompts}"
 
 
 def _text(manifest: Mapping[str, object], key: str) -> str | None:

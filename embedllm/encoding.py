@@ -31,7 +31,7 @@ class Encoding:
 
     def __init__(self, package: Package, tokenizer: Tokenizer, engine: EncoderEngine) -> None:
         self._package, self._tokenizer, self._engine = package, tokenizer, engine
-        encoder = package.decoder.encoder
+        encoder = package.encoder
         assert encoder is not None
         self._encoder: Encoder = encoder
         self._prompts = {prompt.name: prompt.text for prompt in encoder.prompts}
@@ -110,7 +110,7 @@ class Encoding:
         if len(ids) > limit:
             raise ContextFull(
                 f"{what} has {len(ids)} tokens; '{self._package.name}' reads {limit} at most. Cut it into pieces, or "
-                "pass truncate=True to have its end left out.",
+                "pass truncate=True (--truncate) to have its end left out.",
                 tokens=len(ids),
                 limit=limit,
             )

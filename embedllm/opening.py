@@ -110,7 +110,7 @@ def load(
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     check_kv(kv, exact=exact, openvino=openvino)
-    if package.decoder.encoder is not None:
+    if package.encoder is not None:
         from embedllm.opening_encoder import open_encoder
 
         others = {"kv": kv, "adapters": adapters, "draft": draft, "chat_template": chat_template}

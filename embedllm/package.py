@@ -18,7 +18,7 @@ from embedllm.manifest_values import integer_of, integers_of, list_of, plain_nam
 from embedllm.parts import hosting_copy, read_parts
 
 if TYPE_CHECKING:
-    from embedllm.export.decoder import Decoder
+    from embedllm.export.decoder import Decoder, Encoder
     from embedllm.export.traced import Traced
 
 MANIFEST = "embedllm.json"
@@ -96,6 +96,13 @@ class Package:
         if not isinstance(self.architecture, Traced):
             raise PackageError(f"'{self.name}' has a graph of another exporter, but is described. {_AGAIN}")
         return self.architecture
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """What makes of the layers a model that embeds or scores texts; None: it generates text."""
+        from embedllm.export.decoder import Decoder
+
+        return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
 
     @property
     def is_rotated(self) -> bool:

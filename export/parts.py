@@ -16,7 +16,7 @@ from embedllm.errors import PackageError
 from embedllm.export.openvino_tokenizer import LINK, link_weights
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.progress import Progress, write_json
-from embedllm.package import FORMAT, MANIFEST, PARTS_FORMAT, Package, read_package, sha256
+from embedllm.package import ENCODER_FORMAT, FORMAT, MANIFEST, PARTS_FORMAT, Package, read_package, sha256
 from embedllm.parts import PARTS, Part
 
 SIZE = 2047 << 20  # bytes of a part: just under 2 GiB, which many servers and tools take at most
@@ -109,6 +109,8 @@ def _planned(package: Package, size: int) -> dict[str, list[Part]]:
     """
     if size < 1:
         raise ValueError(f"size is {size} bytes; expected 1 or more.")
+    if package.encoder is not None:
+        raise PackageError(f"'{package.name}' embeds or scores texts, which browsers do not: they need no parts of it.")
     least = (package.folder / MANIFEST).stat().st_size  # now, before a list of a part for every few bytes is made
     plan: dict[str, list[Part]] = {}
     if least <= size:
@@ -159,7 +161,7 @@ def _manifest(package: Package, parts: Plan) -> dict[str, object]:
     """The manifest with these parts, and the number of the format that has any."""
     whole = {key: value for key, value in package.manifest.items() if key != PARTS}
     if not parts:
-        return {**whole, "format": FORMAT}
+        return {**whole, "format": FORMAT if package.encoder is None else ENCODER_FORMAT}
     listed = {name: [dataclasses.asdict(part) for part in each] for name, each in parts.items()}
     return {**whole, "format": PARTS_FORMAT, PARTS: listed}
 

@@ -35,9 +35,14 @@ def write_embedder(folder: Path, *, values: Mapping[str, object] | None = None, 
     return folder
 
 
-def write_reranker(folder: Path) -> Path:
+def write_reranker(folder: Path, *, values: Mapping[str, object] | None = None) -> Path:
     """A checkpoint that scores pairs."""
-    values = {**CONFIG, "architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    values = {
+        **CONFIG,
+        **(values or {}),
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+    }
     _write(folder, values, "rerank", None)
     return folder
 

@@ -467,12 +467,15 @@ def test_devices_are_listed_for_people_and_scripts() -> None:
 
 def test_families_are_one_a_line_with_their_models() -> None:
     from embedllm.export.architectures import families
+    from embedllm.export.encoders import families as encoders
 
     lines = [line.split(maxsplit=1) for line in embed("families").stdout.splitlines()]
-    assert [name for name, _ in lines] == families()
+    assert [name for name, _ in lines] == [*families(), *encoders()]
     assert dict(lines)["phi3"] == "Phi-3, Phi-3.5, Phi-4, Phi-4-mini"
     found = json.loads(embed("families", "--json").stdout)
-    assert [(family["model_type"], family["models"]) for family in found] == [tuple(line) for line in lines]
+    assert [family["model_type"] for family in found] == [name for name, _ in lines]
+    assert all(line[1].startswith(family["models"]) for family, line in zip(found, lines, strict=True))
+    assert [family["tasks"] for family in found if family["model_type"] == "bert"] == [["embed", "rerank"]]
     assert all(family["has"] for family in found)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from embedllm.export import convert
+from tests.encoder_folders import write_embedder, write_reranker
 from tests.peft_folders import write_demo_adapter
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +23,10 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")  # not the reader's own
     for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
         write_demo_adapter(tmp_path / name, seed)
+    if page.name == "guide-embeddings.md":
+        sizes = {"max_position_embeddings": 128}
+        convert(write_embedder(tmp_path / "embedder", values=sizes, tokens=128), tmp_path / "my-embedder")
+        convert(write_reranker(tmp_path / "reranker", values=sizes), tmp_path / "my-reranker")
     namespace: dict[str, object] = {"__name__": "__example__"}
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
