@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.base import check_rewind
-from embedllm.backends.reference_math import activated, capped, expert_weights, of_length_one, sigmoid, softmax, xielu
+from embedllm.backends.reference_math import (
+    activated,
+    capped,
+    expert_weights,
+    growth,
+    of_length_one,
+    sigmoid,
+    softmax,
+    xielu,
+)
 from embedllm.export.decoder import (
     Attention,
     DeltaNet,
@@ -162,6 +171,9 @@ class Layers:
         q, k = (self._rotated(x, attention.rope) for x in (q, k))
         if attention.norm_turned:
             q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
+        if attention.growth is not None:
+            at = np.arange(self.position, self.position + q.shape[1])[:, None]
+            q = q * growth(attention.growth, at)
         key = np.concatenate([past_key, k], axis=1)  # [kv heads, P + T, D]
         value = np.concatenate([past_value, v], axis=1)
         self._kv[number] = key, value

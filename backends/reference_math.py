@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.export.decoder import Moe
+    from embedllm.export.decoder import Moe, QueryGrowth
     from embedllm.types import F32
 
 _ERF: Callable[[F32], NDArray[np.object_]] = np.frompyfunc(math.erf, 1, 1)
@@ -56,6 +56,12 @@ def activated(x: F32, activation: str, slope: float = 1.0) -> F32:
         return np.float32(0.5) * x * (1 + np.tanh(inner))
     positive = np.maximum(x, 0)
     return positive if activation == "relu" else positive * positive
+
+
+def growth(grows: QueryGrowth, positions: NDArray[np.int64]) -> F32:
+    """What queries at these positions are multiplied by."""
+    later = np.log1p(positions // grows.trained)
+    return (1 + grows.beta * later).astype(np.float32)
 
 
 def xielu(x: F32, positive: F32, negative: F32) -> F32:

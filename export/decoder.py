@@ -133,6 +133,14 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Turned queries times 1 + beta * log(1 + floor(position / trained)), as Llama 4 has it."""
+
+    beta: float
+    trained: int  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
     """What keys and values are made of, and queries where `q` is: small vectors of a token (DeepSeek-V2's attention).
 
@@ -170,6 +178,7 @@ class Attention:
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
     latent: Latent | None = None
+    growth: QueryGrowth | None = None  # None: queries are what they are
     gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies what is found
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, rope_name, sinks_name
+from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, QueryGrowth, rope_name, sinks_name
 from embedllm.export.dialects import KV_SCALES, Dialect
-from embedllm.export.graph import MICROSOFT, Graph
+from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx_latent import latent_qkv, latent_values
 from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products
@@ -48,6 +48,7 @@ class Attentions:
         self.dialect: Dialect = products.dialect
         self.decoder, self.products, self.norms = decoder, products, norms
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
+        self._growths: dict[QueryGrowth, str] = {}
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -78,6 +79,8 @@ class Attentions:
                 attributes["qk_norm_epsilon"] = attention.q_norm.epsilon
         else:
             inputs = self.apart(attention, normed)
+        if attention.growth is not None:
+            inputs[0] = graph.op("Mul", [inputs[0], self.growth(attention.growth)], "q.grown")
         if attention.scale is not None:
             attributes["scale"] = attention.scale
         if attention.softcap:
@@ -117,6 +120,7 @@ class Attentions:
         return (
             self.dialect.norm_in_attention
             and turns_inside(attention, self.decoder)
+            and attention.growth is None  # which is behind the norms
             and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
         )
 
@@ -142,6 +146,7 @@ class Attentions:
             attention.v_norm is None
             and not norms_here
             and not turns_here
+            and attention.growth is None
             and not (self.dialect.splits_qkv and (has_norms or attention.window is not None))
         ):
             return [product, "", ""]
@@ -171,6 +176,23 @@ class Attentions:
             for name, part in (("q", attention.q), ("k", attention.k), ("v", attention.v))
         )
         return [*self.normed_and_turned(attention, q, k), v]
+
+    def growth(self, growth: QueryGrowth) -> str:
+        """What queries are multiplied by, [B, T, 1]; made once for all layers that have the same."""
+        graph = self.graph
+        if growth not in self._growths:
+            with_scope, graph.scope = graph.scope, f"growth.{len(self._growths)}"
+            floats = graph.op("Cast", [self.positions], "positions", to=FLOAT_TYPES["float32"])
+            times = graph.op("Floor", [graph.op("Div", [floats, graph.single(growth.trained)], "parts")], "whole")
+            later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "raised")], "log")
+            more = graph.op("Mul", [later, graph.single(growth.beta)], "more")
+            single = graph.op("Add", [more, graph.single(1.0)], "single")
+            made = single
+            if graph.activations != "float32":
+                made = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
+            self._growths[growth] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
+            graph.scope = with_scope
+        return self._growths[growth]
 
     def normed_and_turned(self, attention: Attention, q: str, k: str) -> list[str]:
         if attention.norm_turned:

@@ -223,6 +223,8 @@ class _Emitter:
 
 def _reads_positions(decoder: Decoder) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
+    if any(attention.growth is not None for attention in decoder.attentions):
+        return True
     turned = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, rope_name, sinks_name
+from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, QueryGrowth, rope_name, sinks_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_latent import latent_qkv, latent_values
 from embedllm.export.openvino_products import Products
@@ -20,6 +20,7 @@ class Shared:
     beams: Value | None  # [B]; None: nothing is remembered
     turns: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
     masks: Mapping[int | None, Value]  # by window
+    growths: Mapping[QueryGrowth, Value]  # of queries, [B, 1, T, 1]
 
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
@@ -34,6 +35,25 @@ def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, V
             wide = ir.op("Concat", [rows, rows], f"{name}.both", axis=-1)
             both.append(ir.op("Unsqueeze", [wide, ir.constant(1)], f"{name}.by_head"))
         found.append((both[0], both[1]))
+    return found
+
+
+def growths(ir: Ir, decoder: Decoder, positions: Value) -> dict[QueryGrowth, Value]:
+    """What queries at the positions are multiplied by."""
+    found: dict[QueryGrowth, Value] = {}
+    kinds = dict.fromkeys(attention.growth for attention in decoder.attentions)
+    ir.is_precise = True  # positions are more than half precision can count
+    for number, growth in enumerate(kind for kind in kinds if kind is not None):
+        name = f"growth.{number}"
+        floats = ir.op("Convert", [positions], f"{name}.positions", type="f32", destination_type="f32")
+        trained = ir.constant(float(growth.trained), "f32")
+        parts = ir.op("Divide", [floats, trained], f"{name}.parts", m_pythondiv=True, **BROADCAST)
+        whole = ir.op("Floor", [parts], f"{name}.whole")
+        raised = ir.op("Add", [whole, ir.constant(1.0, "f32")], f"{name}.raised", **BROADCAST)
+        more = multiplied(ir, ir.op("Log", [raised], f"{name}.log"), growth.beta, f"{name}.more")
+        times = ir.op("Add", [more, ir.constant(1.0, "f32")], f"{name}.times", **BROADCAST)
+        found[growth] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
+    ir.is_precise = False
     return found
 
 
@@ -58,6 +78,8 @@ class Attentions:
             q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
             known = zip(("key", "value"), self._known[self._decoder.kv_number(index)], strict=True)
             key, value = (self._repeated(part, each, attention) for part, each in known)
+        if attention.growth is not None:
+            q = ir.op("Multiply", [q, self._shared.growths[attention.growth]], "q.grown", **BROADCAST)
         seen = self._seen(index, attention, q, key, value)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         columns = attention.heads * attention.head_dim

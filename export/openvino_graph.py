@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embedllm.export.decoder import Attention, Decoder, Layer, Mlp, Norm, TokenInput, TokenInputs, scale_name
-from embedllm.export.openvino_attention import Attentions, Shared, rotations
+from embedllm.export.openvino_attention import Attentions, Shared, growths, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_masks import masks
 from embedllm.export.openvino_mlp import mixture, mlp
@@ -54,8 +54,9 @@ class _Emitter:
         turns = rotations(ir, decoder, positions)
         windows = dict.fromkeys(attention.window for attention in decoder.attentions)
         seen = masks(ir, mask, positions, length, list(windows))
+        grown = growths(ir, decoder, positions)
         attentions = Attentions(
-            self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen)
+            self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen, growths=grown)
         )  # fmt: skip
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)

@@ -110,6 +110,8 @@ LATENT = {"q_lora_rank": 32, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nop
           "num_key_value_heads": 4}  # fmt: skip
 LONG_ROPE_8 = {**LONG_ROPE, "partial_rotary_factor": 1.0, "short_factor": [1.0 + 0.1 * n for n in range(8)],
                "long_factor": [1.0 + 0.4 * n for n in range(8)]}  # fmt: skip
+GROWING = {**YARN, "original_max_position_embeddings": 12, "mscale": 1.0, "mscale_all_dim": 1.0,
+           "llama_4_scaling_beta": 0.7}  # fmt: skip
 YARN_SCORES = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "max_position_embeddings")  # fmt: skip
@@ -148,6 +150,12 @@ def as_minicpm(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[
     kept = {key: value for key, value in config.items() if not key.endswith(("_multiplier", "_scaling"))}
     own = {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
     return tensors, {**kept, **own}
+
+
+def as_mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """A text model's tensors and config inside those of a model that sees."""
+    inside = {f"language_model.{name}": value for name, value in tensors.items()}
+    return inside, {"model_type": "mistral3", "text_config": config, "eos_token_id": config["eos_token_id"]}
 
 
 def as_base_model(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
@@ -240,6 +248,13 @@ FAMILIES: dict[str, Case] = {
                       parallel_attn=False, bias=True, **FALCON),
     "ministral": case("ministral", "MinistralConfig", "window on one of two layers",
                       layer_types=["sliding_attention", "full_attention"], **WINDOWED),
+    "ministral3": case("ministral3", "Ministral3Config", "YaRN, queries that grow with their position",
+                       rope_parameters=GROWING),
+    "mistral3": Case(family="mistral3", config_class="Ministral3Config", rearranged=as_mistral3,
+                     verified="the text model's place in the checkpoint, Ministral 3's; window",
+                     values={"rope_parameters": GROWING, **WINDOWED}),
+    "mistral3 small": Case(family="mistral3", config_class="MistralConfig", rearranged=as_mistral3,
+                           verified="and Mistral's", values={"sliding_window": None}),
     "seed_oss": case("seed_oss", "SeedOssConfig", "biases", attention_out_bias=True),
     "ernie4_5": case("ernie4_5", "Ernie4_5Config", "pairs turned, biases", use_bias=True),
     "ernie4_5_moe": case("ernie4_5_moe", "Ernie4_5_MoeConfig", "2 of 4 experts, corrected, a shared one; a layer "

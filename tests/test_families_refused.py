@@ -46,7 +46,10 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     """A tiny config.json: Llama's keys, which most families read."""
     values = {**tiny_config("llama"), "model_type": family, **OWN.get(family, {}), **overrides}
     values.pop("hidden_act") if "hidden_act" not in overrides else None
-    return values if family not in ("gemma3", "gemma4", "qwen3_5") else {"model_type": family, "text_config": values}
+    if family == "mistral3":
+        values["model_type"] = values.get("text_model", "ministral3")
+    sees = ("gemma3", "gemma4", "mistral3", "qwen3_5")
+    return values if family not in sees else {"model_type": family, "text_config": values}
 
 
 def described(family: str, **overrides: object) -> Decoder:
@@ -92,6 +95,7 @@ def test_another_activation_is_refused(family: str) -> None:
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 experts of a token; expected at most all 2"),
         ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "use_bias is true; a head with a bias"),
+        ("mistral3", {"text_model": "pixtral"}, "the text model is a 'pixtral'; the description knows mistral"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is true"),
         ("deepseek_v2", {"v_head_dim": 256}, "v_head_dim is 256; expected at most the 192 values of a key"),
@@ -145,8 +149,8 @@ def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, objec
         described(family, **values)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
-def test_a_gemma_without_a_text_model_is_refused(family: str) -> None:
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "mistral3"])
+def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))
 

@@ -18,7 +18,7 @@ from embedllm.export.architectures.common_parts import (
 )
 from embedllm.export.architectures.common_rope import ROPE, RopeKeys, describe_rope
 from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mixer, Mlp, Moe, Norm, Origin, Rope
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mixer, Mlp, Moe, Norm, Origin, QueryGrowth, Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class Shape:
     is_turned: bool = True  # False: there is no rotation at all
     scale: float | None = None
     softcap: float = 0.0
+    growth: QueryGrowth | None = None
     sinks: str = ""  # of a layer's attention, in the checkpoint; empty: there are none
     parallel: bool = False
     residual_multiplier: float = 1.0
@@ -141,6 +142,7 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         rope=turned,
         scale=shape.scale,
         softcap=shape.softcap,
+        growth=shape.growth,
         sinks=shape.sinks and f"{parts.source}.{shape.sinks}",
         gate=shape.gate(parts),
     )
