@@ -65,7 +65,7 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
                 parameter += 0.3 * torch.randn(parameter.shape)
             parameter.copy_(parameter.bfloat16())  # as published ones are: float16 holds such a weight exactly
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer += 0.3 * torch.randn(buffer.shape)
     model.save_pretrained(folder)
     if case.rearranged is not None:
@@ -324,6 +324,9 @@ FAMILIES: dict[str, Case] = {
     "lfm2 biases": case("lfm2", "Lfm2Config", "biases, four tokens seen, a head of its own, attention last",
                         layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
                         block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
+    "lfm2_moe": case("lfm2_moe", "Lfm2MoeConfig", "convolutions, 2 of 4 experts, corrected, in two of three layers",
+                     num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1,
+                     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, head_dim=...),
     "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "delta rules in two of three layers, 2 of 4 experts and a "
                        "shared one, gated attention, quarter-turned heads", num_experts=4, num_experts_per_tok=2,
                        moe_intermediate_size=48, shared_expert_intermediate_size=32, **DELTA),

@@ -35,6 +35,7 @@ OWN = {
     "minicpm3": {"num_key_value_heads": 4},
     "gemma4": {"vocab_size_per_layer_input": 307},
     "gemma4_text": {"vocab_size_per_layer_input": 307},
+    "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
     "qwen3_5": {"full_attention_interval": 2},

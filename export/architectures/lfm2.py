@@ -10,7 +10,7 @@ from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, Origin, ShortConv
 
 _CONVOLUTION = "conv"  # in 'layer_types'
-NAMES = Names(
+_NAMES = Names(
     norm="embedding_norm",
     attention_norm="operator_norm",
     mlp_norm="ffn_norm",
@@ -24,19 +24,22 @@ NAMES = Names(
 
 
 def describe(config: Config) -> Decoder:
-    shape = Shape(
-        model_type="lfm2",
-        names=NAMES,
+    return describe_shaped(config.replaced({"intermediate_size": _inner(config)}), shape_of(config, "lfm2"))
+
+
+def shape_of(config: Config, model_type: str) -> Shape:
+    return Shape(
+        model_type=model_type,
+        names=_NAMES,
         norm=NormKind(key="norm_eps", epsilon=1e-5),
         tied=config.flag("tie_embedding", True),
         qk_norm="head",
         rope_keys=RopeKeys(theta=1_000_000.0),
-        mixer=short_convolution,
+        mixer=_short_convolution,
     )
-    return describe_shaped(config.replaced({"intermediate_size": _inner(config)}), shape)
 
 
-def short_convolution(parts: Parts, index: int) -> ShortConv | None:
+def _short_convolution(parts: Parts, index: int) -> ShortConv | None:
     """Of a layer that has one in place of attention."""
     config, hidden = parts.config, parts.sizes.hidden
     if index in _attention_layers(config, parts.sizes.layers):

@@ -1,0 +1,38 @@
+"""LFM2 8B-A1B: LFM2 with corrected sigmoids that choose experts, behind a few layers without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures.common import describe_shaped
+from embedllm.export.architectures.common_experts import Experts, experts_of_layer, mixture
+from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.architectures.lfm2 import shape_of
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Moe
+
+
+def describe(config: Config) -> Decoder:
+    return describe_shaped(config, replace(shape_of(config, "lfm2_moe"), mixture=_mixture))
+
+
+def _mixture(parts: Parts, index: int) -> Moe | None:
+    config = parts.config
+    if index < config.integer("num_dense_layers", 2, least=0):
+        return None
+    experts = Experts(
+        count=experts_of_layer(config, 32),
+        used=config.integer("num_experts_per_tok", 4),
+        inner=config.integer("moe_intermediate_size", 1792),
+        router="feed_forward.gate",
+        place="feed_forward.experts",
+        gate="w1",
+        up="w3",
+        down="w2",
+    )
+    is_corrected = config.flag("use_expert_bias", True)
+    return replace(
+        mixture(parts, experts, scores="sigmoid", normalised=config.flag("norm_topk_prob", True)),
+        correction=f"{parts.source}.feed_forward.expert_bias" if is_corrected else "",
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
