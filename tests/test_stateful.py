@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,9 @@ from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.flavours import write_flavour
-from embedllm.export.hf import read_json
+from embedllm.export.float_pass import FloatPass
+from embedllm.export.hf import HuggingFaceSource, read_json
+from embedllm.export.hub import Location
 from embedllm.package import open_package
 from tests.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
 
@@ -228,3 +231,20 @@ def test_devices_without_such_states_say_so(lfm2: Path) -> None:
     with pytest.raises(ExportError, match="keep a state of fixed size"):
         write_flavour(lfm2, "generic-float16")
     assert {graph.dialect for graph in open_package(lfm2).graphs} == {"generic-float32", "openvino"}
+
+
+@pytest.mark.parametrize("checkpoint", [tiny_lfm2, tiny_qwen3_5])
+def test_sequences_of_a_text_do_not_see_each_other(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
+    """Calibration runs them side by side: each begins with states of zeros, as a session does."""
+    folder = checkpoint(tmp_path / "checkpoint")
+    package = open_package(convert(folder, tmp_path / "package", Recipe(bits=32)))
+    texts = np.array(TOKENS[:60]).reshape(2, 30)
+    source = HuggingFaceSource(Location(folder, folder.name))
+    with contextlib.closing(source):
+        run = FloatPass(source, package.decoder, texts)
+        run.begin()
+        for index in range(len(package.decoder.layers)):
+            run.layer(index)
+        found = run.head_inputs() @ run.floats.matrix(package.decoder.head).T
+    expected = [ReferenceEngine(package).open().feed_all(text.tolist()) for text in texts]
+    assert np.abs(found - np.concatenate(expected)).max() < NEAR
