@@ -33,8 +33,10 @@ What families have beyond a plain Llama, and what that costs:
 
 - Windows are followed on every device, but the KV of all tokens is kept: a window saves time, not memory.
 - An expert of a mixture computes only the tokens that chose it, by standard operators: no provider's own mixture
-  operator is used. DirectML and the NPU refuse mixtures, `--method gptq` and the others that read a text do, and
-  adapters have to be merged. OpenVINO takes minutes to compile a mixture of hundreds of experts
+  operator is used. QMoE of ONNX Runtime 1.31 wants the weights of all experts in one tensor, and on the CPU float32
+  scales for float32 activations; in a folder the float16 scales of each expert lie behind its weights, so that it would
+  take a second copy of both. DirectML and the NPU refuse mixtures, `--method gptq` and the others that read a text do,
+  and adapters have to be merged. OpenVINO takes minutes to compile a mixture of hundreds of experts
   ([openvino.md](openvino.md)).
 - Layers that read the keys and values of earlier ones (Gemma 4) keep none of their own; with `kv="int8"` the processor
   copies them at each step. What layers are told of each token by a table of its own is looked up, like an embedding.
