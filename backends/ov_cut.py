@@ -19,12 +19,12 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     wanted: the input that `taken` reads. Raises RuntimeError for a model whose layers have other names.
     """
     last = len(decoder.layers) - 1
-    if decoder.layers[last].parallel:
+    if decoder.layers[last].parallel or decoder.layers[last].guess is not None:
         places = [*_layer(model, OPENVINO_OUTPUT.format(last)).output(0).get_target_inputs()]
     else:
         residual = _layer(model, OPENVINO_SUM.format(last)).input(0)
         places = [*_layer(model, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
-    if decoder.layers[last].token_input is not None:
+    if decoder.layers[last].token_input is not None and decoder.layers[last].guess is None:
         places += _layer(model, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
     for place in places:
         place.replace_source_output(taken(place.get_source_output()).output(0))

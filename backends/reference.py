@@ -151,9 +151,12 @@ class ReferenceSession(Layers):
         check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT)
         x = self._embedded(engine.rows(decoder.embedding, tokens), self.position)  # [T, hidden]
         if decoder.token_inputs is not None:
-            self._tell(x, engine.rows(decoder.token_inputs.table, tokens))
+            table = decoder.token_inputs.table
+            self._tell(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
+        x = self._begun(x)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x)
         self.position += len(tokens)
         self.capacity = self.position
-        return self._finished(self._linear(self._norm(x[-1:] if only_last else x, decoder.norm), decoder.head))
+        x = self._ended(x[-1:] if only_last else x)
+        return self._finished(self._linear(self._norm(x, decoder.norm), decoder.head))

@@ -12,6 +12,8 @@ import numpy as np
 from embedllm.backends.base import check_rewind
 from embedllm.backends.reference_math import (
     activated,
+    alike,
+    beyond,
     capped,
     expert_weights,
     growth,
@@ -23,6 +25,7 @@ from embedllm.backends.reference_math import (
 from embedllm.export.decoder import (
     Attention,
     DeltaNet,
+    Guess,
     Latent,
     Layer,
     Linear,
@@ -36,6 +39,7 @@ from embedllm.export.decoder import (
     convolution_name,
     correction_name,
     decay_name,
+    guess_scale_name,
     rope_name,
     scale_name,
     sinks_name,
@@ -106,20 +110,62 @@ class Layers:
         self._told = total * np.float32(inputs.multiplier)
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
+        """The stream [T, hidden] behind a layer, or the streams [T, n, hidden]."""
+        if layer.guess is not None:
+            return self._guessed(index, layer, layer.guess, x)
+        x = self._computed(index, layer, x)
+        if layer.token_input is not None:
+            x = x + self._told_of(index, layer.token_input, x)
+        return x * self._weights.tensor(scale_name(index)) if layer.scale else x
+
+    def _guessed(self, index: int, layer: Layer, guess: Guess, x: F32) -> F32:
+        mixed = self._linear(self._stream_weights(guess, x[:, 0]), guess.predict).reshape(len(x), x.shape[1], -1)
+        change: F32 = mixed @ x
+        x = x + change
+        made = self._computed(index, layer, x[:, 0])
+        share = self._linear(self._stream_weights(guess, made), guess.correct) + np.float32(1)
+        missed: F32 = (made - x[:, 0])[:, None]
+        change = share[..., None] * missed
+        x = x + change
+        assert layer.token_input is not None
+        told = self._told_of(index, layer.token_input, x[:, 0] * self._weights.tensor(guess_scale_name(index)))
+        return np.concatenate([x[:, :1], x[:, 1:] + told[:, None]], axis=1)
+
+    def _stream_weights(self, guess: Guess, first: F32) -> F32:
+        return np.tanh(self._linear(self._norm(first, guess.norm), guess.router) / np.float32(first.shape[-1]))
+
+    def _begun(self, x: F32) -> F32:
+        """The streams [T, n, hidden] that begin with one; that one where there are no others."""
+        streams = self._weights.decoder.streams
+        if streams is None:
+            return x
+        return np.stack([x, *(alike(self._linear(x, matrix), x) for matrix in streams.begin)], axis=1)
+
+    def _ended(self, x: F32) -> F32:
+        """One stream of all."""
+        streams = self._weights.decoder.streams
+        if streams is None:
+            return x
+        others = [alike(self._linear(x[:, at], matrix), x[:, 0]) for at, matrix in enumerate(streams.end, 1)]
+        mean: F32 = np.stack([x[:, 0], *others]).mean(axis=0)
+        return mean
+
+    def _computed(self, index: int, layer: Layer, x: F32) -> F32:
+        """What a layer's attention and mlp make of a stream."""
         normed = self._norm(x, layer.attention_norm)
         mixer = layer.attention
         attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
         before, x = x, self._added(layer, x, attended)
+        if layer.detour is not None:
+            way = self._norm(self._linear(self._linear(normed, layer.detour.down), layer.detour.up), layer.detour.norm)
+            x = (x + normed + way) / np.float32(np.sqrt(2))
         if layer.parallel:
             read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
         else:
             read = self._norm(x, layer.mlp_norm)
         mlp = layer.mlp
         made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
-        x = self._added(layer, x, self._norm(made, layer.mlp_post_norm))
-        if layer.token_input is not None:
-            x = x + self._told_of(index, layer.token_input, x)
-        return x * self._weights.tensor(scale_name(index)) if layer.scale else x
+        return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
 
     def _told_of(self, index: int, part: TokenInput, x: F32) -> F32:
         """What a layer makes of what it is told of the tokens whose stream is x."""
@@ -256,6 +302,7 @@ class Layers:
     def _mlp(self, mlp: Mlp, x: F32) -> F32:
         bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)
         bent = np.minimum(bent, np.float32(mlp.limit)) if mlp.limit else bent
+        bent = beyond(bent, mlp.cutoff) if mlp.cutoff else bent
         if mlp.alphas:
             active = xielu(bent, *(self._weights.tensor(alpha_name(mlp, part)) for part in ("alpha_p", "alpha_n")))
         else:

@@ -73,6 +73,19 @@ def xielu(x: F32, positive: F32, negative: F32) -> F32:
     return curved + straight
 
 
+def beyond(x: F32, cutoff: float) -> F32:
+    """By how much values exceed their mean and `cutoff` standard deviations."""
+    limit = x.mean(axis=-1, keepdims=True) + np.float32(cutoff) * x.std(axis=-1, keepdims=True)
+    return np.maximum(x - limit, 0)
+
+
+def alike(x: F32, like: F32) -> F32:
+    """x scaled to the root mean square of another."""
+    size = np.sqrt(np.mean(like * like, axis=-1, keepdims=True))
+    own = np.sqrt(np.maximum(np.mean(x * x, axis=-1, keepdims=True), np.float32(1e-5)))
+    return x * (size / own)
+
+
 def expert_weights(moe: Moe, routed: F32, correction: F32 | None) -> F32:
     """The weight of each expert for each token, [T, experts]; 0 for those that were not chosen.
 

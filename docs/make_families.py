@@ -40,7 +40,8 @@ What families have beyond a plain Llama, and what that costs:
   ([openvino.md](openvino.md)).
 - Layers that read the keys and values of earlier ones (Gemma 4) keep none of their own; with `kv="int8"` the processor
   copies them at each step. What layers are told of each token by a table of its own is looked up, like an embedding.
-  DirectML refuses the first; methods that read a text, sizes and rotations refuse both.
+  Several streams (Gemma 3n) multiply what is kept of a token between
+  layers, not the KV. DirectML refuses layers without keys; methods that read a text, sizes and rotations refuse both.
 - Capped scores (Gemma 2) and sinks take ONNX Runtime's slower attention, and capped scores OpenVINO's without blocks,
   so that replies at once take turns there.
 - Experts in MXFP4 (gpt-oss) are read as the floats that they stand for, and rounded like others. In 8 bits nothing is

@@ -18,7 +18,8 @@ from embedllm.tensorfile import TensorFile, read_header
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
 _MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
-_FIELDS = {**_MATRICES, "positions": "embedding", "token_inputs": "embedding", "token_input": "mlp"}
+_FIELDS = {**_MATRICES, "positions": "embedding", "token_inputs": "embedding", "token_input": "mlp", "streams": "mlp",
+           "guess": "mlp", "detour": "attention"}  # fmt: skip
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
 _OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}  # of entries, by their names
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)

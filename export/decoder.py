@@ -239,6 +239,8 @@ class Mlp:
     limit: float = 0.0  # gate is at most that, and up at most that far from 0, before anything else; 0: there is none
     up_plus: float = 0.0  # what is added to up
     alphas: str = ""  # of xielu: the source's tensors are alphas.alpha_p and alphas.alpha_n, a number each
+    # of the gate's values, only what exceeds their mean by so many standard deviations goes on; 0: all of it
+    cutoff: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +269,7 @@ class TokenInputs:
     multiplier * (norm(projection(x)) + table_multiplier * row of the table), where x is what the first layer is given.
     """
 
-    table: Linear  # [vocabulary, layers * size]
+    table: Linear  # [tokens, layers * size]; the first row is that of tokens that it does not have
     projection: Linear  # [layers * size, hidden]
     norm: Norm  # [size]
     table_multiplier: float
@@ -289,11 +291,48 @@ class TokenInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Several streams in place of one, of which layers compute the first (AltUp, Baykal et al. 2023; Gemma 3n).
+
+    `begin` makes the others of the first, and `end` what is added to the first in the end, which is divided by their
+    number then; each is scaled to have the first's root mean square.
+    """
+
+    begin: tuple[Linear, ...]  # [hidden, hidden] each, one for every stream but the first
+    end: tuple[Linear, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What a layer that has a token_input does to all n streams: guesses them, and corrects them by the first.
+
+    weights(first) = tanh(router(norm(first)) / hidden); x += predict(weights(x[0])) as [n, n] @ x;
+    made = layer(x[0]); x += (correct(weights(made)) + 1) * (made - x[0])
+    """
+
+    norm: Norm
+    router: Linear  # [n, hidden]
+    predict: Linear  # [n * n, n]
+    correct: Linear  # [n, n]
+    scale: str  # the tensor in the source, [hidden]: the first times this is what `token_input` reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """A way beside attention: x = (x + normed + norm(up(down(normed)))) / sqrt(2) (LAuReL, Menghani et al. 2024)."""
+
+    down: Linear
+    up: Linear
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); where a norm is None, nothing is normed.
 
     parallel: both read the same x, whose norm they share where there is no mlp_norm.
-    token_input: what follows the mlp. scale: the source's tensor, a number that all of x is multiplied by at the end.
+    token_input: what follows the mlp; where there are several streams, what it makes is added to all but the first.
+    scale: the source's tensor, a number that all of x is multiplied by at the end.
     """
 
     attention_norm: Norm | None
@@ -306,6 +345,8 @@ class Layer:
     residual_multiplier: float = 1.0  # of what is added
     token_input: TokenInput | None = None
     scale: str = ""
+    guess: Guess | None = None  # where there are several streams
+    detour: Detour | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +397,7 @@ class Decoder:
     local_rope: Rope | None = None  # the second rotation, of Attention.rope 1
     positions: Linear | None = None  # learned rows that are added to the embedding, one for each position
     token_inputs: TokenInputs | None = None
+    streams: Streams | None = None
     embedding_multiplier: float = 1.0
     embedding_norm: Norm | None = None
     logits_multiplier: float = 1.0
@@ -477,10 +519,13 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     if layer.token_input is not None:
         yield (layer.token_input.gate,)
         yield (layer.token_input.up,)
+    if layer.detour is not None:
+        yield (layer.detour.down,)
+        yield (layer.detour.up,)
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
-    """Those that stay floats: learned positions, what chooses the experts of a mixture, an encoder's own."""
+    """Those that stay floats: learned positions, what chooses experts or weighs streams, an encoder's own."""
     if decoder.positions is not None:
         yield decoder.positions
     if decoder.encoder is not None:
@@ -494,6 +539,8 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
             yield layer.mlp.router
             if layer.mlp.shared_gate is not None:
                 yield layer.mlp.shared_gate
+        if layer.guess is not None:
+            yield from (layer.guess.router, layer.guess.predict, layer.guess.correct)
 
 
 def linears(layer: Layer) -> Iterator[Linear]:
@@ -511,6 +558,8 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
     """Every quantized matrix of a product that is no layer's, the head aside."""
     if decoder.token_inputs is not None:
         yield decoder.token_inputs.projection
+    if decoder.streams is not None:
+        yield from (*decoder.streams.begin, *decoder.streams.end)
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
@@ -523,7 +572,8 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
         found += [layer.attention_norm, *own, layer.attention_post_norm]
         if isinstance(mixer, Attention) and mixer.latent is not None:
             found += [mixer.latent.q_norm, mixer.latent.kv_norm]
-        found += [layer.mlp_norm, layer.mlp_post_norm, layer.token_input and layer.token_input.norm]
+        found += [layer.mlp_norm, layer.mlp_post_norm]
+        found += [part and part.norm for part in (layer.token_input, layer.guess, layer.detour)]
     found += [decoder.norm, *(step.norm for step in (decoder.encoder.steps if decoder.encoder else ()))]
     yield from (norm for norm in found if norm is not None)
 
@@ -547,6 +597,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
     for index, layer in enumerate(decoder.layers):
         if layer.scale:
             yield Vector(name=scale_name(index), source=layer.scale, size=1)
+        if layer.guess is not None:
+            yield Vector(name=guess_scale_name(index), source=layer.guess.scale, size=decoder.hidden)
         yield from _mixer_vectors(index, layer.attention)
         for mlp in mlps(layer.mlp):
             if mlp.alphas:
@@ -576,6 +628,11 @@ def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
             yield Vector(name=decay_name(index, part), source=source, size=mixer.value_heads)
     elif mixer.bias:
         yield Vector(name=convolution_name(index, "bias"), source=mixer.bias, size=values)
+
+
+def guess_scale_name(index: int) -> str:
+    """Of the stored factors of what a layer's token_input reads."""
+    return f"layers.{index}.guess.scale"
 
 
 def sinks_name(index: int) -> str:

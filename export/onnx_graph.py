@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.export.decoder import Attention, Decoder, Layer, Norm, TokenInput, TokenInputs, scale_name
+from embedllm.export.decoder import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs, scale_name
 from embedllm.export.dialects import Dialect
 from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, Graph
@@ -27,6 +27,7 @@ from embedllm.export.onnx_mlp import Mlps
 from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products
 from embedllm.export.onnx_recurrent import STATE_PREFIXES, Recurrent
+from embedllm.export.onnx_streams import StreamsWriter
 from embedllm.export.quantize import Packing
 from embedllm.export.recurrent import state_shapes
 from embedllm.export.weights import Layout
@@ -77,6 +78,7 @@ class _Emitter:
         self.norms = Norms(graph)
         self.mlps = Mlps(self.products)
         self.recurrent = Recurrent(self.products, self.norms, self.mlps)
+        self.streams = StreamsWriter(self.products, self.norms, self.mlps)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph = self.graph
@@ -88,14 +90,23 @@ class _Emitter:
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
         hidden, residual = self.embedding(decoder, positions), ""
-        told = self.told(decoder.token_inputs, hidden) if decoder.token_inputs else ""
+        told = self.told(decoder, decoder.token_inputs, hidden) if decoder.token_inputs else ""
+        if decoder.streams is not None:
+            graph.scope = "streams"
+            hidden = self.streams.begun(decoder.streams, hidden)
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
             is_last = index == len(decoder.layers) - 1
+            if layer.guess is not None:
+                hidden = self.guessed(index, layer, layer.guess, hidden, attentions, told)
+                hidden = self.wanted(hidden, "streams") if is_last else hidden
+                continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
             if layer.token_input or layer.scale:
                 hidden, residual = self.finished(index, layer, self.total(hidden, residual), told, is_last), ""
         graph.scope = "head"
+        if decoder.streams is not None:
+            hidden = self.streams.ended(decoder.streams, hidden)
         normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
         self.head(decoder, normed)
         return graph.model(decoder.model_type, *_signature(decoder, dialect=self.dialect))
@@ -109,11 +120,15 @@ class _Emitter:
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
 
-    def told(self, inputs: TokenInputs, x: str) -> str:
+    def told(self, decoder: Decoder, inputs: TokenInputs, x: str) -> str:
         """What the layers are told of the tokens, [B, T, layers, size]."""
         graph, products = self.graph, self.products
         graph.scope = "token_inputs"
-        rows = self.times(products.embedding(inputs.table), inputs.table_multiplier, "rows.multiplied")
+        tokens = "input_ids"
+        if inputs.table.rows < decoder.vocabulary:
+            known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
+            tokens = graph.op("Where", [known, tokens, graph.constant(0)], "tokens")
+        rows = self.times(products.embedding(inputs.table, tokens), inputs.table_multiplier, "rows.multiplied")
         projected = products.linear(x, [inputs.projection], "projection")
         shape = graph.constant(0, 0, -1, inputs.size)
         rows, projected = (graph.op("Reshape", [each, shape], f"{each}.by_layer") for each in (rows, projected))
@@ -137,6 +152,31 @@ class _Emitter:
         gated = self.graph.op("Mul", [active, told], "gated")
         return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
 
+    def guessed(self, index: int, layer: Layer, guess: Guess, x: str, attentions: Attentions, told: str) -> str:
+        """The streams behind a layer that computes the first of them."""
+        graph = self.graph
+        x, first = self.streams.predicted(guess, x)
+        made = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
+        x = self.streams.corrected(guess, x, first, made)
+        assert layer.token_input is not None
+        own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
+        graph.scope = f"layers.{index}.told"
+        more = self.made_of_told(layer.token_input, self.streams.read_first(index, x), own)
+        x = self.streams.with_others(x, more)
+        graph.scope = f"layers.{index}"
+        return x
+
+    def with_detour(self, detour: Detour, normed: str, x: str) -> str:
+        """The stream behind attention with what goes beside it."""
+        graph, products = self.graph, self.products
+        graph.scope, scope = f"{graph.scope}.detour", graph.scope
+        way = products.linear(products.linear(normed, [detour.down], "down"), [detour.up], "up")
+        total = graph.op("Add", [x, normed], "both")
+        total = graph.op("Add", [total, self.norms.plain(way, detour.norm, "norm")], "all")
+        total = self.times(total, 0.5**0.5, "sum")
+        graph.scope = scope
+        return total
+
     def layer(
         self, index: int, layer: Layer, hidden: str, residual: str, attentions: Attentions, *, is_last: bool
     ) -> tuple[str, str]:
@@ -153,6 +193,10 @@ class _Emitter:
                 normed = self.wanted(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
+        if layer.detour is not None:
+            normed = self.wanted(normed, "normed") if is_last else normed
+            attended = self.with_detour(layer.detour, normed, self.total(attended, residual, "attended.sum"))
+            residual = ""
         if not layer.parallel:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
         elif layer.mlp_norm is not None:
@@ -179,8 +223,8 @@ class _Emitter:
         bent = graph.op("Tanh", [self.times(x, multiplier / cap, "small")], "bent")
         graph.node("Mul", [bent, graph.number(cap)], ["logits"], "head.capped")
 
-    def total(self, x: str, residual: str) -> str:
-        return self.graph.op("Add", [residual, x], "stream")
+    def total(self, x: str, residual: str, name: str = "stream") -> str:
+        return self.graph.op("Add", [residual, x], name)
 
     def times(self, x: str, multiplier: float, name: str) -> str:
         return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)

@@ -38,6 +38,7 @@ class Mlps:
         if mlp.gate is None:
             return self.products.linear(self.bent(mlp, self.products.linear(x, [mlp.up], "up")), [mlp.down], "down")
         gate, up = self.products.linear(x, [mlp.gate], "gate"), self.products.linear(x, [mlp.up], "up")
+        gate = self.beyond(gate, mlp.cutoff) if mlp.cutoff else gate
         graph = self.graph
         if mlp.limit:
             gate = graph.op("Min", [gate, graph.number(mlp.limit)], "gate.limited")
@@ -46,6 +47,17 @@ class Mlps:
             up = graph.op("Add", [up, graph.number(mlp.up_plus)], "up.raised")
         gated = graph.op("Mul", [self.bent(mlp, gate), up], "gated")
         return self.products.linear(gated, [mlp.down], "down")
+
+    def beyond(self, x: str, cutoff: float) -> str:
+        """By how much values exceed their mean and so many standard deviations; these in float32, squares are large."""
+        graph, single = self.graph, self.single(x, "cut.single")
+        mean = graph.op("ReduceMean", [single, graph.constant(-1)], "cut.mean", keepdims=1)
+        centred = graph.op("Sub", [single, mean], "cut.centred")
+        square = graph.op("Mul", [centred, centred], "cut.square")
+        variance = graph.op("ReduceMean", [square, graph.constant(-1)], "cut.variance", keepdims=1)
+        least = graph.op("Mul", [graph.op("Sqrt", [variance], "cut.deviation"), graph.single(cutoff)], "cut.least")
+        more = graph.op("Relu", [graph.op("Sub", [centred, least], "cut.difference")], "cut.more")
+        return self.activations(more, "cut")
 
     def bent(self, mlp: Mlp, x: str) -> str:
         return self.xielu(mlp, x) if mlp.alphas else self.active(mlp.activation, x, slope=mlp.slope)

@@ -12,7 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Attention, Decoder, Layer, Mlp, Norm, TokenInput, TokenInputs, scale_name
+from embedllm.export import openvino_streams as streams
+from embedllm.export.decoder import (
+    Attention,
+    Decoder,
+    Detour,
+    Guess,
+    Layer,
+    Mlp,
+    Norm,
+    TokenInput,
+    TokenInputs,
+    scale_name,
+)
 from embedllm.export.openvino_attention import Attentions, Shared, growths, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_masks import masks
@@ -61,9 +73,18 @@ class _Emitter:
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
         told = self.told(decoder.token_inputs, ids, x) if decoder.token_inputs else None
+        if decoder.streams is not None:
+            ir.scope = "streams"
+            x = streams.begun(self.products, decoder.streams, x)
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
-            x = self.layer(index, layer, x, attentions, recurrent, told)
+            if layer.guess is None:
+                x = self.layer(index, layer, x, attentions, recurrent, told)
+            else:
+                x = self.guessed(index, layer, layer.guess, x, attentions, recurrent, told)
+        if decoder.streams is not None:
+            ir.scope = "streams.end"
+            x = streams.ended(self.products, decoder.streams, x)
         ir.scope = ""
         ir.split("Result", [self.logits(normed(ir, x, decoder.norm, decoder.norm.name))], "logits.result", 0)
         return ir
@@ -83,6 +104,9 @@ class _Emitter:
         """What the layers are told of the tokens, [B, T, layers, size]."""
         ir, products = self.ir, self.products
         ir.scope = "token_inputs"
+        if inputs.table.rows < self.decoder.vocabulary:
+            known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
+            ids = ir.op("Select", [known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
         rows = multiplied(ir, products.rows(inputs.table, ids, "rows"), inputs.table_multiplier, "rows.multiplied")
         projected = products.linear(x, [inputs.projection], "projection")
         shape = ir.constant([0, 0, -1, inputs.size])
@@ -93,6 +117,43 @@ class _Emitter:
         both = ir.op("Add", [normed(ir, projected, inputs.norm, "norm"), rows], "both", **BROADCAST)
         both = multiplied(ir, both, inputs.multiplier, "told")
         ir.scope = ""
+        return both
+
+    def guessed(
+        self,
+        index: int,
+        layer: Layer,
+        guess: Guess,
+        x: Value,
+        attentions: Attentions,
+        recurrent: Recurrent,
+        told: Value | None,
+    ) -> Value:
+        """The streams behind a layer that computes the first of them."""
+        ir = self.ir
+        ir.scope = f"layers.{index}.predict"
+        x, first = streams.predicted(self.products, guess, x)
+        ir.scope = f"layers.{index}"
+        made = self.computed(index, layer, first, attentions, recurrent, "stream")
+        ir.scope = f"layers.{index}.correct"
+        x = streams.corrected(self.products, guess, x, first, made)
+        assert layer.token_input is not None
+        assert told is not None
+        ir.scope = f"layers.{index}.told"
+        own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
+        made = self.made_of_told(layer.token_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        ir.scope = f"layers.{index}"
+        return streams.with_others(ir, x, made, guess.correct.rows, "output")
+
+    def with_detour(self, detour: Detour, first: Value, x: Value) -> Value:
+        """The stream behind attention with what goes beside it."""
+        ir, products = self.ir, self.products
+        ir.scope, scope = f"{ir.scope}.detour", ir.scope
+        way = products.linear(products.linear(first, [detour.down], "down"), [detour.up], "up")
+        both = ir.op("Add", [x, first], "both", **BROADCAST)
+        both = ir.op("Add", [both, normed(ir, way, detour.norm, "norm")], "all", **BROADCAST)
+        both = multiplied(ir, both, 0.5**0.5, "sum")
+        ir.scope = scope
         return both
 
     def finished(self, index: int, layer: Layer, x: Value, told: Value | None) -> Value:
@@ -119,6 +180,14 @@ class _Emitter:
         self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, told: Value | None
     ) -> Value:
         """The stream [B, T, hidden] after a layer."""
+        if layer.token_input is None and not layer.scale:
+            return self.computed(index, layer, x, attentions, recurrent, "output")
+        return self.finished(index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), told)
+
+    def computed(
+        self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, name: str
+    ) -> Value:
+        """What a layer's attention and mlp make of a stream."""
         ir = self.ir
         first = normed(ir, x, layer.attention_norm, "norm")
         mixer = layer.attention
@@ -128,6 +197,8 @@ class _Emitter:
             context = recurrent.context(index, mixer, first)
         attended = self.products.linear(context, [mixer.o], "o")
         total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
+        if layer.detour is not None:
+            total = self.with_detour(layer.detour, first, total)
         if layer.parallel:
             read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
         else:
@@ -136,10 +207,7 @@ class _Emitter:
             made = mlp(self.products, layer.mlp, read)
         else:
             made = mixture(self.products, index, layer.mlp, read)
-        if layer.token_input is None and not layer.scale:
-            return self.added(layer, total, made, layer.mlp_post_norm, "mlp", "output")
-        x = self.added(layer, total, made, layer.mlp_post_norm, "mlp", "stream")
-        return self.finished(index, layer, x, told)
+        return self.added(layer, total, made, layer.mlp_post_norm, "mlp", name)
 
     def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str, name: str) -> Value:
         """The stream with what its attention or its mlp adds to it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedllm.export.decoder import Mlp, Moe, correction_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_products import Products
-from embedllm.export.openvino_values import activated, multiplied, xielu
+from embedllm.export.openvino_values import activated, beyond, multiplied, xielu
 
 _SMALLEST = 1e-20  # added to a sum that is divided by
 
@@ -15,7 +15,7 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
     ir = products.ir
     gate = None if mlp.gate is None else products.linear(x, [mlp.gate], "gate")
     up = products.linear(x, [mlp.up], "up")
-    bent = up if gate is None else gate
+    bent = beyond(ir, up if gate is None else gate, mlp.cutoff)
     if mlp.limit:
         bent = ir.op("Minimum", [bent, ir.constant(mlp.limit, "f32")], "gate.limited", **BROADCAST)
         up = ir.op("Clamp", [up], "up.limited", min=-mlp.limit, max=mlp.limit)

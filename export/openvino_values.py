@@ -53,6 +53,18 @@ def activated(ir: Ir, x: Value, activation: str, slope: float = 1.0) -> Value:
     raise ValueError(f"there is no activation '{activation}'; expected silu, gelu, gelu_tanh, relu or relu2.")
 
 
+def beyond(ir: Ir, x: Value, cutoff: float) -> Value:
+    """By how much values exceed their mean and so many standard deviations; x itself for a cutoff of 0."""
+    if not cutoff:
+        return x
+    mean = ir.op("ReduceMean", [x, ir.constant([-1])], "cut.mean", keep_dims=True)
+    centred = ir.op("Subtract", [x, mean], "cut.centred", **BROADCAST)
+    square = ir.op("Multiply", [centred, centred], "cut.square", **BROADCAST)
+    variance = ir.op("ReduceMean", [square, ir.constant([-1])], "cut.variance", keep_dims=True)
+    least = multiplied(ir, ir.op("Sqrt", [variance], "cut.deviation"), cutoff, "cut.least")
+    return ir.op("ReLU", [ir.op("Subtract", [centred, least], "cut.difference", **BROADCAST)], "cut")
+
+
 def xielu(ir: Ir, mlp: Mlp, x: Value) -> Value:
     """p * relu(x)**2 + n * (elu(x) - x) + x / 2, of [B, T, values]."""
     positive, negative = (

@@ -11,6 +11,8 @@ from embedllm.export.config import Config
 from embedllm.export.decoder import (
     Attention,
     Decoder,
+    Detour,
+    Guess,
     Latent,
     Layer,
     Linear,
@@ -20,6 +22,7 @@ from embedllm.export.decoder import (
     ProportionalScaling,
     QueryGrowth,
     Rope,
+    Streams,
     TokenInput,
     TokenInputs,
 )
@@ -200,6 +203,31 @@ def keys_of_first(**changes: object) -> Change:
     return both(attention(**changes), layers(of_layer))
 
 
+def streams(count: int = 3) -> Change:
+    """Several streams, ways beside attention, sparse gates; layers are told of each token but the last ones."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name, mlp = f"layers.{at}", layer.mlp
+        assert isinstance(mlp, Mlp)
+        guess = Guess(norm=norm(f"{name}.guess.norm"), router=linear(f"{name}.guess.router", count, HIDDEN),
+                      predict=linear(f"{name}.guess.predict", count**2, count),
+                      correct=linear(f"{name}.guess.correct", count, count),
+                      scale=f"{name}.guess.scale")  # fmt: skip
+        detour = Detour(down=linear(f"{name}.detour.down", 16, HIDDEN), up=linear(f"{name}.detour.up", HIDDEN, 16),
+                        norm=norm(f"{name}.detour.norm"))  # fmt: skip
+        return replace(layer, guess=guess, detour=detour, mlp=replace(mlp, cutoff=0.5))
+
+    begin, end = (tuple(linear(f"{part}.{at}", HIDDEN, HIDDEN) for at in range(count - 1)) for part in ("begin", "end"))
+
+    def whole_model(decoder: Decoder) -> Decoder:
+        inputs = decoder.token_inputs
+        assert inputs is not None
+        few = replace(inputs, table=replace(inputs.table, rows=VOCABULARY - 100))
+        return replace(layers(of_layer)(decoder), streams=Streams(begin=begin, end=end), token_inputs=few)
+
+    return both(told(40), whole_model)
+
+
 def value_norms(at: int, layer: Layer) -> Layer:
     return replace(layer, attention=replace(layer.attention, v_norm=norm(f"layers.{at}.v_norm", SIZE)))
 
@@ -293,6 +321,7 @@ CASES: dict[str, Change] = {
     ),
     "norms of values": layers(value_norms),
     "told of each token": told(40),
+    "streams": streams(),
     "proportional rotation": whole(
         rope=Rope(base=1e4, rotated=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
     ),

@@ -118,6 +118,10 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 GEMMA3 = {**BASE, **WINDOWED, "sliding_window_pattern": 2, "rope_parameters": ROPE_KINDS, "query_pre_attn_scalar": 24}
 GEMMA4 = {"num_hidden_layers": 6, "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2, **WINDOWED,
           "global_head_dim": 32, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 307}  # fmt: skip
+GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, **WINDOWED,
+           "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 290,
+           "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
+           "intermediate_size": [96, 64, 96, 128]}  # fmt: skip
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
@@ -161,6 +165,12 @@ def as_mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict
 def as_base_model(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """The tensors as they are named where a model is saved without its head."""
     return {name.removeprefix("model."): value for name, value in tensors.items()}, config
+
+
+def as_gemma3n(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """The text model in its place in a checkpoint that sees and hears."""
+    named = {name.replace("model.", "model.language_model.", 1): value for name, value in tensors.items()}
+    return named, {"model_type": "gemma3n", "eos_token_id": config["eos_token_id"], "text_config": config}
 
 
 def case(family: str, config_class: str, verified: str, **values: object) -> Case:
@@ -311,6 +321,10 @@ FAMILIES: dict[str, Case] = {
     "jais2": case("jais2", "Jais2Config", "layer norms, biases, no gate, squared relu"),
     "vaultgemma": case("vaultgemma", "VaultGemmaConfig", "window on one of two layers, both caps",
                        attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
+    "gemma3n_text": case("gemma3n_text", "Gemma3nTextConfig", "four streams, ways beside attention, told of tokens, "
+                         "keys of earlier layers, sparse gates, tokens without a row, window", **GEMMA3N),
+    "gemma3n": Case(family="gemma3n", config_class="Gemma3nTextConfig", rearranged=as_gemma3n, values=GEMMA3N,
+                    verified="the text model's place in the checkpoint: the vision tower's package is not installed"),
     "gemma4_text": case("gemma4_text", "Gemma4TextConfig", "told of each token, keys of earlier layers, wider mlp; "
                         "larger heads, of which a part turns, where there is no window",
                         num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=4.0,

@@ -16,7 +16,10 @@ from embedllm.export.rope import tables
 from tests.tiny import tiny_config
 
 KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
-KEYS |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text"), "hidden_activation")
+KEYS |= dict.fromkeys(
+    ("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
+    "hidden_activation",
+)
 OWN = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128},
     "opt": {"ffn_dim": 96},
@@ -33,6 +36,8 @@ OWN = {
     },
     "glm4_moe_lite": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "minicpm3": {"num_key_value_heads": 4},
+    "gemma3n": {"num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4": {"vocab_size_per_layer_input": 307},
     "gemma4_text": {"vocab_size_per_layer_input": 307},
     "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
@@ -49,7 +54,7 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     values.pop("hidden_act") if "hidden_act" not in overrides else None
     if family == "mistral3":
         values["model_type"] = values.get("text_model", "ministral3")
-    sees = ("gemma3", "gemma4", "mistral3", "qwen3_5")
+    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5")
     return values if family not in sees else {"model_type": family, "text_config": values}
 
 
@@ -77,6 +82,8 @@ def test_another_activation_is_refused(family: str) -> None:
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("gemma3n_text", {"altup_correct_scale": False}, "altup_correct_scale is false"),
+        ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is not 0"),
         ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
@@ -133,6 +140,9 @@ def test_a_variant_that_is_not_described_is_refused_by_its_key(
             {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
             "4 attention heads are no multiple of 3",
         ),
+        ("gemma3n_text", {"activation_sparsity_pattern": [0.5, 1.0]}, "'activation_sparsity_pattern' is .0.5, 1.0."),
+        ("gemma3n_text", {"intermediate_size": [96]}, "'intermediate_size' is .96.; expected 2 numbers >= 1"),
+        ("gemma3n_text", {"intermediate_size": "x"}, "'intermediate_size' is 'x'; expected a whole number"),
         ("granite", {"logits_scaling": 0}, "'logits_scaling' is 0; expected a number > 0"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "'attn_logit_softcapping' is -1.0; expected a number > 0"),
         ("gemma2", {"query_pre_attn_scalar": "x"}, "'query_pre_attn_scalar' is 'x'; expected a number > 0"),
@@ -150,7 +160,7 @@ def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, objec
         described(family, **values)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4", "mistral3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3"])
 def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
     with pytest.raises(ExportError, match="has no 'text_config'"):
         describe(Config({"model_type": family}))

@@ -12,13 +12,15 @@ from embedllm.export.config import Config
 from embedllm.export.decoder import Linear, TokenInput, TokenInputs
 
 
-def token_inputs(config: Config, names: Names, embedding: Linear, *, layers: int, size: int) -> TokenInputs:
-    """What `layers` layers are told, `size` values each."""
+def token_inputs(
+    config: Config, names: Names, embedding: Linear, *, layers: int, size: int, others: bool = False
+) -> TokenInputs:
+    """What `layers` layers are told, `size` values each. others: there may be tokens without a row of their own."""
     columns, hidden = layers * size, embedding.columns
     rows = config.integer("vocab_size_per_layer_input", 262_144)
-    if rows != embedding.rows:
+    if rows < embedding.rows and not others:
         raise ExportError(
-            f"config.json: 'vocab_size_per_layer_input' is {rows} and 'vocab_size' {embedding.rows}; expected the same."
+            f"config.json: 'vocab_size_per_layer_input' is {rows} and 'vocab_size' {embedding.rows}; expected no fewer."
         )
     norm = RMS.named(config, "token_inputs.norm", names.in_model("per_layer_projection_norm"), size)
     source = names.in_model("per_layer_model_projection")

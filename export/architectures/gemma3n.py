@@ -1,0 +1,15 @@
+"""Gemma 3n (E2B, E4B): the text model of a checkpoint that sees and hears; its eyes and ears are left out."""
+
+from __future__ import annotations
+
+from embedllm.errors import ExportError
+from embedllm.export.architectures.gemma3n_text import describe_text
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    text = config.section("text_config")
+    if text is None:
+        raise ExportError("config.json has no 'text_config'; expected there what a Gemma 3n says of its text model.")
+    return describe_text(text, "gemma3n", "model.language_model")
