@@ -59,6 +59,8 @@ class Dialect:
             return "its attention has a soft cap or sinks, which DirectML's does not have"
         if len(decoder.kv_attentions) < len(decoder.attentions):
             return "a layer reads the keys and values of another, which DirectML's attention does not"
+        if decoder.streams is not None:
+            return "it has several streams, whose operators are not known to run on DirectML"
         narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
         if narrow < decoder.context:
             return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
