@@ -19,11 +19,12 @@ from embedllm.backends.ort import OrtEngine
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentSession
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
-from embedllm.export import Recipe
+from embedllm.export import Recipe, convert
 from embedllm.opening import package_folder
 from embedllm.package import Package, open_package
 from tests.decoder_cases import CASES, VOCABULARY, plain
 from tests.described import described_package
+from tests.encoder_folders import write_embedder, write_reranker
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
 FIELD_CLOSE = 0.05  # of the spread of the logits
@@ -220,6 +221,21 @@ def test_threads_get_the_replies_that_they_would_get_alone() -> None:
         alone = [reply(prompt) for prompt in PROMPTS]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(reply, PROMPTS * 5)) == alone * 5
+
+
+@gpu
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(bits=16)], ids=["4 bits", "16 bits"])
+def test_texts_have_the_vectors_and_scores_that_they_have_on_the_cpu(recipe: Recipe, tmp_path: Path) -> None:
+    texts = ["find all files", "a b c d e f g", "sort"]
+    embedder = convert(write_embedder(tmp_path / "embedder"), tmp_path / "embeds", recipe)
+    reranker = convert(write_reranker(tmp_path / "reranker"), tmp_path / "ranks", recipe)
+    found: list[list[float]] = []
+    for device in ("cuda", "reference"):
+        with embedllm.load(embedder, device=device) as embeds, embedllm.load(reranker, device=device) as ranks:
+            vectors = embeds.embed(texts, kind="query")
+            scores = {one.index: one.score for one in ranks.rerank("find", texts)}
+        found.append([*vectors.ravel().tolist(), *(scores[index] for index in range(len(texts)))])
+    np.testing.assert_allclose(found[0], found[1], atol=0.02, rtol=0)
 
 
 @gpu
