@@ -26,8 +26,8 @@ a tensor of the checkpoint that the description forgets. No published weights ar
 Then each is exported ([tests/test_families_engines.py](../tests/test_families_engines.py)). On ONNX Runtime's CPU and
 on OpenVINO, 16 bits give transformers' logits and 4 bits the reference's, both within 0.001 as above, prompts, steps
 and rewound sequences alike; at 32 bits, greedy replies of 32 tokens are transformers', one by one and of prompts of
-different lengths at once. Every field that a description can have was run on CUDA too, in float16, with 4 and with 16
-bits: within 0.05, on an H200 ([cuda.md](cuda.md#families)).
+different lengths at once. Every field that CUDA takes was run there too, in float16, with 4 and with 16 bits:
+within 0.05, on an H200 ([cuda.md](cuda.md#families)).
 
 What families have beyond a plain Llama, and what that costs:
 
