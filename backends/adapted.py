@@ -9,7 +9,8 @@ import numpy as np
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Decoder, Linear, Moe, linears, mixer_products
+from embedllm.export.decoder import Decoder, Linear, Moe
+from embedllm.export.decoder_tensors import linears, mixer_products
 
 if TYPE_CHECKING:
     from embedllm.types import F32

@@ -23,7 +23,8 @@ from embedllm.backends.base import (
 from embedllm.backends.reference_layers import Layers
 from embedllm.backends.stateful import StatefulSession
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Linear, parameters
+from embedllm.export.decoder import Linear
+from embedllm.export.decoder_tensors import parameters
 from embedllm.export.quantize import Packed, dequantize, packings
 from embedllm.package import Package
 from embedllm.rows import Row

@@ -35,6 +35,8 @@ from embedllm.export.decoder import (
     Norm,
     ShortConv,
     TokenInput,
+)
+from embedllm.export.decoder_tensors import (
     alpha_name,
     convolution_name,
     correction_name,

@@ -164,7 +164,7 @@ def _method_for(calibrate: Path | None, importance: Path | None) -> str:
 
 
 def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:
-    from embedllm.export.decoder import parameters
+    from embedllm.export.decoder_tensors import parameters
     from embedllm.package import WEIGHTS, read_package
 
     package = read_package(out)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.describe_graphs import GraphReport, report_graphs
-from embedllm.export.decoder import Decoder, Linear, Moe, Norm, Rope, kv_bytes, mlps, parameters
+from embedllm.export.decoder import Decoder, Linear, Moe, Norm, Rope
+from embedllm.export.decoder_tensors import kv_bytes, mlps, parameters
 from embedllm.export.recurrent import state_bytes
 from embedllm.package import FileEntry, Package
 from embedllm.tensorfile import TensorFile, read_header

@@ -8,20 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
-from embedllm.export.decoder import (
-    Attention,
-    Decoder,
-    Layer,
-    Linear,
-    Mixer,
-    Mlp,
-    kv_bytes,
-    linears,
-    mixer_inputs,
-    mlps,
-    outer_matrices,
-    parameters,
-)
+from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mixer, Mlp
+from embedllm.export.decoder_tensors import kv_bytes, linears, mixer_inputs, mlps, outer_matrices, parameters
 from embedllm.export.recurrent import state_bytes
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes

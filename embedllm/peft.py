@@ -12,7 +12,8 @@ import numpy as np
 
 from embedllm.adapters import Adapter
 from embedllm.errors import PackageError
-from embedllm.export.decoder import Decoder, Linear, linears
+from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.decoder_tensors import linears
 from embedllm.export.rotation import turned_factors
 from embedllm.peft_config import CONFIG, PeftConfig, read_config
 from embedllm.tensor_floats import FLOATS, to_float32

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.export.float_pass import FloatPass, read_table
 from embedllm.export.importance import mean_square, weighing
 from embedllm.export.quantize import dequantize, quantize

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

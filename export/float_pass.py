@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.reference_layers import Layers
-from embedllm.export.decoder import Mlp, rope_name, small_matrices, vectors
+from embedllm.export.decoder import Mlp
+from embedllm.export.decoder_tensors import rope_name, small_matrices, vectors
 from embedllm.export.origin import Source, read_matrix, read_vector
 from embedllm.export.rope import tables
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedllm.export.decoder import Decoder, linears, outer_matrices
+from embedllm.export.decoder import Decoder
+from embedllm.export.decoder_tensors import linears, outer_matrices
 
 FLOATS = "weights.float32"
 

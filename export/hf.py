@@ -20,6 +20,8 @@ from embedllm.tensorfile import BYTES, Tensor, read_header
 if TYPE_CHECKING:
     from embedllm.types import F32
 
+_OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
+
 
 class HuggingFaceSource:
     """The tensors of a folder, read row by row into fresh arrays; nothing is mapped, nothing is kept.
@@ -51,8 +53,14 @@ class HuggingFaceSource:
         assert self._tensors is not None
 
     def _tensor(self, name: str) -> Tensor | None:
-        """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part."""
-        return self._tensors.get(name) or self._tensors.get(name.partition(".")[2])
+        """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
+
+        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta.
+        """
+        part, _, end = name.rpartition(".")
+        names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
+        found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
+        return next((tensor for tensor in found if tensor is not None), None)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ExportError unless the tensor is here with this shape and a float type.

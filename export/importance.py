@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.export.float_pass import FloatPass
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.decoder import Decoder, linears
+from embedllm.export.decoder import Decoder
+from embedllm.export.decoder_tensors import linears
 from embedllm.peft import read_adapter
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
-from embedllm.export.decoder import Linear, parameters
+from embedllm.export.decoder import Linear
+from embedllm.export.decoder_tensors import parameters
 from embedllm.export.origin import Source
 from embedllm.export.plan import Plan, Recipe, plan, run_bytes
 from embedllm.export.progress import Progress

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, QueryGrowth, rope_name, sinks_name
+from embedllm.export.decoder import Attention, Decoder, Norm, QueryGrowth
+from embedllm.export.decoder_tensors import ATTENTION_GATE, rope_name, sinks_name
 from embedllm.export.dialects import KV_SCALES, Dialect
 from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx_latent import latent_qkv, latent_values

@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from embedllm.export.decoder import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs, scale_name
+from embedllm.export.decoder import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs
+from embedllm.export.decoder_tensors import scale_name
 from embedllm.export.dialects import Dialect
 from embedllm.export.floats import float_spans
 from embedllm.export.graph import FLOAT_TYPES, Graph

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from embedllm.export.decoder import Linear, Mlp, Moe, alpha_name, correction_name
+from embedllm.export.decoder import Linear, Mlp, Moe
+from embedllm.export.decoder_tensors import alpha_name, correction_name
 from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx_products import Products
 

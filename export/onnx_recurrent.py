@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedllm.export.decoder import DeltaNet, ShortConv, convolution_name, decay_name
+from embedllm.export.decoder import DeltaNet, ShortConv
+from embedllm.export.decoder_tensors import convolution_name, decay_name
 from embedllm.export.graph import MICROSOFT, Graph
 from embedllm.export.onnx_mlp import Mlps
 from embedllm.export.onnx_norms import Norms

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedllm.export.decoder import Guess, Linear, Streams, guess_scale_name
+from embedllm.export.decoder import Guess, Linear, Streams
+from embedllm.export.decoder_tensors import guess_scale_name
 from embedllm.export.onnx_mlp import Mlps
 from embedllm.export.onnx_norms import Norms
 from embedllm.export.onnx_products import Products

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embedllm.export.decoder import ATTENTION_GATE, Attention, Decoder, Norm, QueryGrowth, rope_name, sinks_name
+from embedllm.export.decoder import Attention, Decoder, Norm, QueryGrowth
+from embedllm.export.decoder_tensors import ATTENTION_GATE, rope_name, sinks_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_latent import latent_qkv, latent_values
 from embedllm.export.openvino_products import Products

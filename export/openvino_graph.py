@@ -13,18 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embedllm.export import openvino_streams as streams
-from embedllm.export.decoder import (
-    Attention,
-    Decoder,
-    Detour,
-    Guess,
-    Layer,
-    Mlp,
-    Norm,
-    TokenInput,
-    TokenInputs,
-    scale_name,
-)
+from embedllm.export.decoder import Attention, Decoder, Detour, Guess, Layer, Mlp, Norm, TokenInput, TokenInputs
+from embedllm.export.decoder_tensors import scale_name
 from embedllm.export.openvino_attention import Attentions, Shared, growths, rotations
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_masks import masks

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embedllm.export.decoder import Mlp, Moe, correction_name
+from embedllm.export.decoder import Mlp, Moe
+from embedllm.export.decoder_tensors import correction_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_products import Products
 from embedllm.export.openvino_values import activated, beyond, multiplied, xielu

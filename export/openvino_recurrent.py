@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedllm.export.decoder import DeltaNet, Linear, ShortConv, convolution_name, decay_name
+from embedllm.export.decoder import DeltaNet, Linear, ShortConv
+from embedllm.export.decoder_tensors import convolution_name, decay_name
 from embedllm.export.openvino_delta import delta_rule
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 from embedllm.export.openvino_products import Products

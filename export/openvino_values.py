@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedllm.export.decoder import Mlp, Norm, alpha_name
+from embedllm.export.decoder import Mlp, Norm
+from embedllm.export.decoder_tensors import alpha_name
 from embedllm.export.openvino_ir import BROADCAST, Ir, Value
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.export.decoder import Linear, Origin, Vector
+from embedllm.export.decoder import Linear, Origin
+from embedllm.export.decoder_tensors import Vector
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

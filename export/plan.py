@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 from embedllm.errors import ExportError
 from embedllm.export import openvino_encoder, openvino_graph
-from embedllm.export.decoder import (
-    Decoder,
-    Linear,
-    layer_runs,
-    outer_matrices,
-    rope_name,
-    small_matrices,
-    tables,
-    vectors,
-)
+from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.decoder_tensors import layer_runs, outer_matrices, rope_name, small_matrices, tables, vectors
 from embedllm.export.methods import METHODS
 from embedllm.export.quantize import Packing
 from embedllm.export.weights import CONSTANTS, Entry, Layout, lay_out

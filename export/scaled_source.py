@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from embedllm.export.decoder import Attention, Linear, Mlp, Norm, mixer_inputs
+from embedllm.export.decoder import Attention, Linear, Mlp, Norm
+from embedllm.export.decoder_tensors import mixer_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,8 @@ import numpy as np
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export import rope
-from embedllm.export.decoder import Linear, rope_name, small_matrices, vectors
+from embedllm.export.decoder import Linear
+from embedllm.export.decoder_tensors import rope_name, small_matrices, vectors
 from embedllm.export.origin import Source, check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.plan import Plan
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.decoder import linears, outer_matrices, parameters
+from embedllm.export.decoder_tensors import linears, outer_matrices, parameters
 from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO, WASM
 from embedllm.export.floats import FLOATS, float_spans
 from embedllm.export.progress import Progress, write_json

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export import Recipe
-from embedllm.export.decoder import Decoder, linears, outer_matrices, small_matrices, tables, vectors
+from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
+from embedllm.export.decoder_tensors import linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.plan import Plan, plan
 from embedllm.export.progress import write_json

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.opening import package_folder
 from embedllm.package import open_package
 

@@ -17,7 +17,7 @@ from embedllm.backends.ort_session import OrtSession, StepsTogether
 from embedllm.backends.registry import Found, devices, open_engine
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.export.flavours import write_flavour
 from embedllm.package import open_package
 from embedllm.peft import read_adapter

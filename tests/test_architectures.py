@@ -23,11 +23,8 @@ from embedllm.export.decoder import (
     Rope,
     RopeScaling,
     YarnScaling,
-    kv_bytes,
-    linears,
-    norms,
-    parameters,
 )
+from embedllm.export.decoder_tensors import kv_bytes, linears, norms, parameters
 from embedllm.export.rope import tables
 from tests.tiny import tiny_config, tiny_tensors
 

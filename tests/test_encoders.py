@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from embedllm import load
 from embedllm.export import Recipe, convert, encoders
-from embedllm.export.decoder import linears, small_matrices, vectors
+from embedllm.export.decoder_tensors import linears, small_matrices, vectors
 from embedllm.package import open_package
 from embedllm.tensorfile import read_header
 from embedllm.text import Tokenizer

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from embedllm import Model, load
 from embedllm.backends.base import Interrupted
@@ -206,6 +207,21 @@ def test_checkpoints_that_are_not_described_are_refused(tmp_path: Path, values: 
     (source / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(UnsupportedModel, match=said):
         convert(source, tmp_path / "out")
+
+
+def test_norms_may_have_the_names_of_the_first_bert(tmp_path: Path) -> None:
+    """As bert-base-uncased and what was trained from it long ago have them."""
+    source = write_embedder(tmp_path / "source")
+    plain = convert(source, tmp_path / "plain")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = load_file(source / "model.safetensors")
+    renamed = {name: value for name, value in tensors.items() if not name.endswith(tuple(old))}
+    for end, other in old.items():
+        renamed |= {f"{n.removesuffix(end)}{other}": v for n, v in tensors.items() if n.endswith(end)}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, source / "model.safetensors")
+    again = convert(source, tmp_path / "again")
+    assert (again / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
 
 
 def test_a_cancelled_call_stops_before_its_next_run(model: Model) -> None:

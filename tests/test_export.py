@@ -301,7 +301,7 @@ def as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def matrices_of(package: object) -> list:
-    from embedllm.export.decoder import linears
+    from embedllm.export.decoder_tensors import linears
 
     decoder = package.decoder  # type: ignore[attr-defined]
     return [linear for layer in decoder.layers for linear in linears(layer)] + [decoder.embedding, decoder.head]

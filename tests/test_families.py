@@ -13,7 +13,8 @@ import pytest
 from embedllm.backends.reference import ReferenceSession
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear, linears, outer_matrices, small_matrices, tables, vectors
+from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.decoder_tensors import linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.float_pass import Checkpoint
 from embedllm.export.hf import HuggingFaceSource, read_json
 from embedllm.export.hub import Location

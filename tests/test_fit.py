@@ -18,7 +18,7 @@ from embedllm.backends.base import Device
 from embedllm.backends.registry import Found
 from embedllm.cli import cli
 from embedllm.errors import DeviceUnavailable
-from embedllm.export.decoder import kv_bytes
+from embedllm.export.decoder_tensors import kv_bytes
 from embedllm.fit import KEEPING, fit, lack
 from embedllm.package import Package, open_package
 from tests.benchmarks.bench_memory import in_fresh_process

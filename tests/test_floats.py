@@ -17,7 +17,7 @@ from embedllm.backends.ort import OrtEngine
 from embedllm.backends.providers import PLUGIN, PROVIDERS
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.export import Recipe
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.export.dialects import WASM
 from embedllm.export.floats import FLOATS, float_spans, joined
 from embedllm.package import WEIGHTS, Package, open_package

@@ -352,6 +352,7 @@ def level(module: str) -> int:
         (
             "export.decoder",
             "export.decoder_json",
+            "export.decoder_tensors",
             "export.dialects",
             "export.quantize",
             "export.rotation",
@@ -428,7 +429,7 @@ def test_layers_point_one_way() -> None:
 
 def test_backends_import_little() -> None:
     shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
-              "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
+              "export.decoder_tensors", "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
               "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.ort_states",
               "backends.providers", "backends.stateful", "export.recurrent",
               "backends.threads", "backends.ort_runtime", "backends.reference_layers",

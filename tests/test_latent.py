@@ -9,7 +9,8 @@ import pytest
 
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert
-from embedllm.export.decoder import Linear, Origin, kv_bytes
+from embedllm.export.decoder import Linear, Origin
+from embedllm.export.decoder_tensors import kv_bytes
 from embedllm.export.dialects import DIRECTML
 from embedllm.export.imatrix import read_importance
 from embedllm.export.origin import read_matrix

@@ -20,7 +20,7 @@ from embedllm.errors import ExportError
 from embedllm.export import Progress, Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import parameters
+from embedllm.export.decoder_tensors import parameters
 from embedllm.export.mixed_bits import Candidate, allotted, budget, choose, open_runs
 from embedllm.export.plan import plan
 from embedllm.package import open_package

@@ -13,7 +13,7 @@ import pytest
 from embedllm import Model, Sampling, load
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.export import convert
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from tests.peft_folders import write_adapter
 from tests.tiny import tiny_checkpoint
 

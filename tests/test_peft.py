@@ -19,7 +19,8 @@ from embedllm.errors import PackageError
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, linears
+from embedllm.export.decoder import Decoder
+from embedllm.export.decoder_tensors import linears
 from embedllm.package import open_package
 from embedllm.peft import check_adaptable, read_adapter, read_adapters
 from embedllm.peft_config import read_config

@@ -16,15 +16,7 @@ from embedllm.backends.base import MovesState
 from embedllm.decode import Cancel, Chunk
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import (
-    DynamicScaling,
-    Linear,
-    LinearScaling,
-    Llama3Scaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-)
+from embedllm.export.decoder import DynamicScaling, Linear, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 from embedllm.export.rope import moved_keys, tables
 from embedllm.runner import Request
 from embedllm.sequences import HeldSequence

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
-from embedllm.export.decoder import Linear, layer_runs
+from embedllm.export.decoder import Linear
+from embedllm.export.decoder_tensors import layer_runs
 from embedllm.export.plan import Plan, plan
 from embedllm.export.weights import PAGE, Entry, Layout, Writer, lay_out
 from embedllm.tensorfile import read_header

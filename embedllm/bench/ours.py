@@ -11,7 +11,8 @@ import embedllm
 from embedllm.backends.select import names_in
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
-from embedllm.export.decoder import Decoder, Moe, kv_bytes, linears, norms
+from embedllm.export.decoder import Decoder, Moe
+from embedllm.export.decoder_tensors import kv_bytes, linears, norms
 from embedllm.export.quantize import packings
 from embedllm.export.traced import Traced
 from embedllm.fit import KEEPING, ON_HOST

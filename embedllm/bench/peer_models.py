@@ -9,7 +9,7 @@ from typing import Any
 
 from embedllm.bench.engine import Facts
 from embedllm.bench.ours import package_facts
-from embedllm.export.decoder import kv_bytes
+from embedllm.export.decoder_tensors import kv_bytes
 from embedllm.package import MANIFEST, open_package
 
 _HALF = 2  # bytes; the KV of llama.cpp's default

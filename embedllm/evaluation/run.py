@@ -14,7 +14,7 @@ from embedllm.evaluation.reading import read_text
 from embedllm.evaluation.results import Evaluation, ModelScore, TaskScore, TextRead
 from embedllm.evaluation.sources import Opened, Source, Wish, check_vocabularies, described, open_base, open_model
 from embedllm.evaluation.tasks import Task, read_tasks, run_tasks
-from embedllm.export.decoder import parameters
+from embedllm.export.decoder_tensors import parameters
 from embedllm.export.progress import Progress
 from embedllm.model import Model
 from embedllm.package import WEIGHTS

@@ -18,7 +18,7 @@ import numpy as np
 from embedllm.adapters import Adapter
 from embedllm.backends.base import Session, TakesAdapters
 from embedllm.backends.registry import devices, open_engine
-from embedllm.export.decoder import linears
+from embedllm.export.decoder_tensors import linears
 from embedllm.knobs import Knobs
 from embedllm.package import Package, open_package
 
