@@ -65,7 +65,8 @@ def return_freed_memory() -> None:
 
     glibc takes large blocks from the system one by one and gives each back, but whenever one is freed it raises the
     size from which it does so, up to 32 MiB (man mallopt, M_MMAP_THRESHOLD). From the second model on, the weights lie
-    in its heap, and all of them stay there after they were freed.
+    in its heap, and all of them stay there after they were freed. What a thread of the runtime took may stay: the end
+    of its heap is not given back. The next load uses it again, so that it does not grow.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and does not need it

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from embedllm.export.decoder import Decoder
+from embedllm.export.decoder import Decoder, Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +59,10 @@ class Dialect:
             return "a layer reads the keys and values of another, which DirectML's attention does not"
         if decoder.streams is not None:
             return "it has several streams, whose operators are not known to run on DirectML"
+        if any(attention.growth is not None for attention in decoder.attentions):
+            return "its queries grow with their positions, by operators that are not known to run on DirectML"
+        if any(isinstance(layer.mlp, Mlp) and layer.mlp.limit for layer in decoder.layers):
+            return "its mlps have limits, whose operators are not known to run on DirectML"
         narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
         if narrow < decoder.context:
             return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"

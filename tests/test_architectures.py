@@ -297,7 +297,13 @@ def test_a_rope_that_is_not_understood_is_named(scaling: object, says: str) -> N
 
 @pytest.mark.parametrize(
     ("model_type", "hint"),
-    [("qwen2_5", "qwen2"), ("qwen3moe", "qwen3_moe"), ("llama4", "llama"), ("Llama", "llama"), ("mixstral", "mixtral")],
+    [
+        ("qwen2_5", "qwen3_5"),
+        ("qwen3moe", "qwen3_moe"),
+        ("llama4", "llama"),
+        ("Llama", "llama"),
+        ("mixstral", "mixtral"),
+    ],
 )
 def test_an_unknown_model_type_names_the_nearest(model_type: str, hint: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
