@@ -151,9 +151,9 @@ class OrtEngine:
             raise ValueError("this model was closed")
         return self._session
 
-    def open(self, capacity: int = 0) -> OrtSession | StatefulSession:
+    def open(self, capacity: int = 0) -> OrtSession:
         session = OrtSession(self, capacity)
-        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session
+        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
 
     @property
     def parallel(self) -> int:

@@ -121,9 +121,9 @@ class OvEngine:
             set_adapter(made, self.package.decoder, None)
         return made
 
-    def open(self, capacity: int = 0) -> OvSession | StatefulSession:
+    def open(self, capacity: int = 0) -> OvSession:
         session = OvSession(self)
-        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session
+        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.

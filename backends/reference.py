@@ -56,9 +56,9 @@ class ReferenceEngine:
         self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
-    def open(self, capacity: int = 0) -> ReferenceSession | StatefulSession:
+    def open(self, capacity: int = 0) -> ReferenceSession:
         session = ReferenceSession(self)
-        return StatefulSession(self, session) if self.decoder.is_recurrent else session
+        return StatefulSession(self, session) if self.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
 
     def close(self) -> None:
         self._matrices = None

@@ -38,6 +38,11 @@ def plain() -> Decoder:
     return describe(Config(tiny_config("qwen3", **sizes)), None)
 
 
+def attending(layer: Layer) -> Attention:
+    assert isinstance(layer.attention, Attention)
+    return layer.attention
+
+
 def layers(change: Callable[[int, Layer], Layer]) -> Change:
     def changed(decoder: Decoder) -> Decoder:
         return replace(decoder, layers=tuple(change(at, layer) for at, layer in enumerate(decoder.layers)))
@@ -72,7 +77,7 @@ def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = Fals
     """Norms of q and k: each head by weights of its own, all heads together, or after the rotation."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
-        found = layer.attention
+        found = attending(layer)
 
         def made(part: str, heads: int) -> Norm:
             size = heads * SIZE if whole else SIZE
@@ -86,7 +91,7 @@ def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = Fals
 
 def kv_heads(count: int) -> Change:
     def of_layer(at: int, layer: Layer) -> Layer:
-        found = layer.attention
+        found = attending(layer)
         k, v = (replace(one, rows=count * SIZE) for one in (found.k, found.v))
         return replace(layer, attention=replace(found, kv_heads=count, k=k, v=v))
 
@@ -95,7 +100,7 @@ def kv_heads(count: int) -> Change:
 
 def wide_heads(size: int) -> Change:
     def of_layer(at: int, layer: Layer) -> Layer:
-        a = layer.attention
+        a = attending(layer)
         q, k, v = replace(a.q, rows=HEADS * size), replace(a.k, rows=size), replace(a.v, rows=size)
         o = replace(a.o, columns=HEADS * size)
         return replace(layer, attention=replace(a, head_dim=size, q=q, k=k, v=v, o=o, q_norm=None, k_norm=None))
@@ -197,7 +202,7 @@ def keys_of_first(**changes: object) -> Change:
         if not at:
             return layer
         k, v = (linear(f"layers.0.attention.{part}", one.rows, HIDDEN)
-                for part, one in (("k", layer.attention.k), ("v", layer.attention.v)))  # fmt: skip
+                for part, one in (("k", attending(layer).k), ("v", attending(layer).v)))  # fmt: skip
         return replace(layer, attention=replace(layer.attention, kv_from=0, k=k, v=v, k_norm=None))
 
     return both(attention(**changes), layers(of_layer))
@@ -332,6 +337,8 @@ CASES: dict[str, Change] = {
     "logits multiplier and softcap": whole(logits_multiplier=0.2, logits_softcap=2.0),
     "head with bias": UNTIED,
     "biases of some of q, k and v": layers(
-        lambda at, layer: replace(layer, attention=replace(layer.attention, k=replace(layer.attention.k, bias=at == 1)))
+        lambda at, layer: replace(
+            layer, attention=replace(attending(layer), k=replace(attending(layer).k, bias=at == 1))
+        )
     ),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.decoder import Mlp
+from embedllm.export.decoder import Attention, Mlp
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
@@ -30,6 +30,7 @@ def tensors_of(decoder: Decoder, squares: Mapping[str, F32] | None = None, count
 
     for index, layer in enumerate(decoder.layers):
         attention, mlp = layer.attention, layer.mlp
+        assert isinstance(attention, Attention)
         assert isinstance(mlp, Mlp)
         assert mlp.gate is not None
         kinds = {"attn_q": attention.q, "attn_k": attention.k, "attn_v": attention.v, "attn_output": attention.o,

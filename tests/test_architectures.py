@@ -73,8 +73,8 @@ def test_a_llama_by_hand() -> None:
         "mlp.down_proj": (64, 96),
     }
     assert not any(linear.bias for linear in linears(layer))
-    assert layer.attention.q_norm is None
-    assert layer.attention.window is None
+    assert decoder.attentions[1].q_norm is None
+    assert decoder.attentions[1].window is None
     assert layer.attention_norm is not None
     assert layer.mlp_norm is not None
     assert layer.attention_norm.source == "model.layers.1.input_layernorm.weight"
@@ -112,7 +112,7 @@ def test_the_memory_of_the_kv_cache_by_hand() -> None:
 def test_what_a_config_leaves_out_follows_from_the_rest(missing: object) -> None:
     decoder = described("llama", num_key_value_heads=missing, head_dim=missing, rope_theta=missing,
                         tie_word_embeddings=missing, hidden_act=missing, rms_norm_eps=missing)  # fmt: skip
-    attention = decoder.layers[0].attention
+    attention = decoder.attentions[0]
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 4, 16)
     assert decoder.rope.base == 10_000
     assert decoder.norm.epsilon == 1e-6
@@ -120,7 +120,7 @@ def test_what_a_config_leaves_out_follows_from_the_rest(missing: object) -> None
 
 
 def test_a_head_may_be_wider_than_its_share_of_the_hidden_size() -> None:
-    attention = described("qwen3", head_dim=32).layers[0].attention
+    attention = described("qwen3", head_dim=32).attentions[0]
     assert (attention.q.rows, attention.k.rows, attention.o.columns, attention.o.rows) == (128, 64, 128, 64)
     assert attention.q_norm is not None
     assert attention.q_norm.size == 32
@@ -150,7 +150,7 @@ def test_a_head_may_be_wider_than_its_share_of_the_hidden_size() -> None:
 )  # fmt: skip
 def test_windows_by_hand(family: str, overrides: dict[str, object], windows: list[int | None]) -> None:
     """What a config leaves out is what transformers takes: a window of 4096, on the layers from 28 on."""
-    assert [layer.attention.window for layer in described(family, **overrides).layers] == windows
+    assert [attention.window for attention in described(family, **overrides).attentions] == windows
 
 
 @pytest.mark.peer
@@ -170,7 +170,7 @@ def test_windows_are_those_of_transformers(
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 2
     expected = [theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-    assert [layer.attention.window for layer in describe(Config(config)).layers] == expected
+    assert [attention.window for attention in describe(Config(config)).attentions] == expected
 
 
 @pytest.mark.parametrize(

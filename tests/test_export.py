@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def graphs_of(package: Path) -> list[str]:
     """Those that the folder has; DirectML has no windows."""
-    windows = any(layer.attention.window for layer in open_package(package).decoder.layers)
+    windows = any(attention.window for attention in open_package(package).decoder.attentions)
     found = [file for file in GRAPHS if (package / file).exists()]
     assert found == list(GENERIC if windows else GRAPHS)
     return found

@@ -172,7 +172,7 @@ def test_rotations_of_their_own_are_kept_apart() -> None:
     assert decoder.rope.scaling is not None
     assert decoder.local_rope is not None
     assert decoder.local_rope.scaling is None
-    assert [layer.attention.rope for layer in decoder.layers] == [1, 1]
+    assert [attention.rope for attention in decoder.attentions] == [1, 1]
     assert described("olmo3").local_rope is None  # they are alike
 
 

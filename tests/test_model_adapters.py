@@ -261,7 +261,7 @@ def test_memory_counts_adapters(opened: Opened) -> None:
 def _sizes(llm: Model) -> list[tuple[int, tuple[int, int]]]:
     """Ranks, and rows and columns, of what the two adapters change."""
     layers = llm.package.decoder.layers
-    some = [linear for layer in layers for linear in (layer.attention.q, layer.attention.v)]
+    some = [linear for attention in llm.package.decoder.attentions for linear in (attention.q, attention.v)]
     every = [linear for layer in layers for linear in linears(layer)]
     return [*((4, (one.rows, one.columns)) for one in every), *((9, (one.rows, one.columns)) for one in some)]
 

@@ -91,7 +91,7 @@ def test_a_case_is_another_model_and_is_read_as_it_was_described(case: str, fold
 @pytest.mark.parametrize("case", CASES)
 def test_sequences_side_by_side_follow_the_reference(case: str, folder: Folder) -> None:
     place = folder(case, "int4")
-    if any(layer.attention.softcap for layer in open_package(place).decoder.layers):
+    if any(attention.softcap for attention in open_package(place).decoder.attentions):
         with pytest.raises(DeviceError, match="attention of 'package' caps its scores, which paged attention does not"):
             paged_engine(place)
         return

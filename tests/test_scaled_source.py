@@ -88,8 +88,9 @@ def test_what_is_stored_is_scaled_by_the_vector(opened: Open) -> None:
     layer = decoder.layers[1]
     scales = {fold.after[0].name: (fold, scale) for fold, scale in random_scales(decoder)}
     scaled = ScaledSource(source, scales.values())
-    v, o = layer.attention.v, layer.attention.o
-    before, inside = scales[layer.attention.q.name][1], scales[o.name][1]
+    attention = decoder.attentions[1]
+    v, o = attention.v, attention.o
+    before, inside = scales[attention.q.name][1], scales[o.name][1]
 
     def read(one: Source, name: str, rows: int) -> F32:
         return one.rows(name, 0, rows)

@@ -108,7 +108,7 @@ def test_a_large_model_is_not_unpacked_for_that(folder: Path, monkeypatch: pytes
 
 
 PLAIN = attention(q_norm=None, k_norm=None)(plain())  # the CPU's attention does not norm q and k
-TAKEN = [name for name, change in CASES.items() if change(PLAIN).layers[0].attention.q_norm is None]
+TAKEN = [name for name, change in CASES.items() if change(PLAIN).attentions[0].q_norm is None]
 
 
 @pytest.mark.parametrize("case", TAKEN)
