@@ -44,14 +44,16 @@ class EncoderEngine:
 
     chunk = BATCH
 
-    def __init__(self, package: Package, device: Device, run: Callable[[Inputs], F32]) -> None:
+    def __init__(
+        self, package: Package, device: Device, run: Callable[[Inputs], F32], layers: EncoderLayers | None = None
+    ) -> None:
+        """layers: of the reference, where they are there already."""
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self._run: Callable[[Inputs], F32] | None = run
-        weights = ReferenceEngine(package)
-        self._layers = EncoderLayers(weights)
+        self._layers = layers or EncoderLayers(ReferenceEngine(package))
         decoder = package.decoder
         assert decoder.encoder is not None
         self._types = decoder.encoder.types
@@ -184,7 +186,7 @@ def open_reference(choices: Choices) -> EncoderEngine:
             found[row, :count] = layers.hidden(rows, types[row, :count])
         return found
 
-    return EncoderEngine(choices.package, choices.device, run)
+    return EncoderEngine(choices.package, choices.device, run, layers)
 
 
 def _size(inputs: Inputs) -> str:

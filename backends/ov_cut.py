@@ -5,7 +5,7 @@ Not in the file, because openvino-genai takes four inputs and no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from embedllm.backends.ov_runtime import ov
 from embedllm.export.decoder import Decoder
@@ -19,21 +19,21 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
     wanted: the input that `taken` reads. Raises RuntimeError for a model whose layers have other names.
     """
     last = len(decoder.layers) - 1
+    named = {node.get_friendly_name(): node for node in model.get_ops()}
     if decoder.layers[last].parallel or decoder.layers[last].guess is not None:
-        places = [*_layer(model, OPENVINO_OUTPUT.format(last)).output(0).get_target_inputs()]
+        places = [*_layer(named, OPENVINO_OUTPUT.format(last)).output(0).get_target_inputs()]
     else:
-        residual = _layer(model, OPENVINO_SUM.format(last)).input(0)
-        places = [*_layer(model, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
+        residual = _layer(named, OPENVINO_SUM.format(last)).input(0)
+        places = [*_layer(named, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
     if decoder.layers[last].token_input is not None and decoder.layers[last].guess is None:
-        places += _layer(model, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
+        places += _layer(named, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
     for place in places:
         place.replace_source_output(taken(place.get_source_output()).output(0))
     model.add_parameters([wanted])
     model.validate_nodes_and_infer_types()
 
 
-def _layer(model: ov.Model, name: str) -> ov.Node:
-    found = next((node for node in model.get_ops() if node.get_friendly_name() == name), None)
-    if found is None:
+def _layer(named: Mapping[str, ov.Node], name: str) -> ov.Node:
+    if name not in named:
         raise RuntimeError(f"the model has no layer '{name}'")  # as OpenVINO's own, for the caller to name
-    return found
+    return named[name]

@@ -75,7 +75,7 @@ class Package:
             remedy = "Export the folder again, or upgrade with: pip install -U embedllm"
             raise PackageError(f"cannot use '{self.folder / MANIFEST}': {error} {remedy}") from error
 
-    @property
+    @cached_property
     def decoder(self) -> Decoder:
         """The model's description. Raises PackageError where there is none but the graph."""
         from embedllm.export.decoder import Decoder
