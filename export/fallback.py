@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,12 +28,12 @@ from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Recipe, blocks
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.quantize import Packing
-from embedllm.export.stream import export_pool, rounded, write_matrices
-from embedllm.export.texts import copy_texts, facts_of, special_tokens, texts_of
+from embedllm.export.stream import Write, filled, rounded, write_matrices
+from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.traced import Traced
 from embedllm.export.traced_graph import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
-from embedllm.export.weights import Entry, Layout, Writer, lay_out
-from embedllm.package import MANIFEST, WEIGHTS, Graph, open_package, sha256
+from embedllm.export.weights import Entry, Layout, lay_out
+from embedllm.package import MANIFEST, WEIGHTS, Graph, open_package
 
 INSTALL = "pip install 'embedllm[optimum]'"
 _DISTRIBUTION = "optimum-onnx"
@@ -127,18 +128,8 @@ def _write(
     graph = Graph(file=TRACED.file, dialect=TRACED.name, activations=TRACED.activations)
     packed = rewritten(traced, decided.layout, decided.packing, exact=recipe.exact)
     (partial / graph.file).write_bytes(packed)
-    files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
-    manifest = {
-        **facts,
-        "context": described.context,
-        "graphs": [dataclasses.asdict(graph)],
-        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
-        "files": {
-            name: {"bytes": path.stat().st_size, "sha256": digest if name == WEIGHTS else sha256(path)}
-            for name, path in files.items()
-        },
-    }
-    write_json(partial / MANIFEST, manifest | {"architecture": to_json(described)})
+    manifest = manifest_of(partial, facts, described, [graph], decided.packing, {WEIGHTS: digest})
+    write_json(partial / MANIFEST, manifest)
     if not _feeds_alike(partial, described):
         described = dataclasses.replace(described, in_pieces=False)
         write_json(partial / MANIFEST, manifest | {"architecture": to_json(described)})
@@ -194,23 +185,20 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
 
 def _write_weights(traced: TracedGraph, plan: _Plan, path: Path, on_progress: Callable[[Progress], None]) -> str:
     done = 0
-    with Writer(path, plan.layout) as writer, export_pool() as pool:
 
-        def write(name: str, data: np.ndarray) -> None:
-            nonlocal done
-            writer.write(name, np.ascontiguousarray(data))
-            done += data.nbytes
-            on_progress(Progress("weights", done, plan.layout.size))
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(Progress("weights", done, plan.layout.size))
 
-        try:
-            for tensor in traced.rest:
-                write(tensor.name, traced.array(tensor))
-            write_matrices(plan, rounded(GraphSource(traced), plan, pool, {}), write)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-        on_progress(Progress("weights", plan.layout.size, plan.layout.size))
-        return writer.finish()
+    def fill(write: Write, pool: ThreadPoolExecutor) -> None:
+        for tensor in traced.rest:
+            write(tensor.name, traced.array(tensor))
+        write_matrices(plan, rounded(GraphSource(traced), plan, pool, {}), write)
+
+    digest = filled(path, plan.layout, fill, on_bytes)
+    on_progress(Progress("weights", plan.layout.size, plan.layout.size))
+    return digest
 
 
 def _trace(source: Path, folder: Path) -> Path:

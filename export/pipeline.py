@@ -11,7 +11,6 @@ from pathlib import Path
 from embedllm.errors import ExportError
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.checkpoint import check_encoder, describe_checkpoint
-from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import FLOAT32
 from embedllm.export.fallback import convert_traced
 from embedllm.export.fitting import Fitted, fit
@@ -24,7 +23,7 @@ from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
 from embedllm.export.methods import METHODS, check_method, check_model
 from embedllm.export.mixed_bits import budget, mixed
-from embedllm.export.openvino_tokenizer import LINK, check_installed, link_weights, write_tokenizer
+from embedllm.export.openvino_tokenizer import check_installed, link_weights, write_tokenizer
 from embedllm.export.origin import Source
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
@@ -32,8 +31,8 @@ from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
 from embedllm.export.stream import check_source, write_weights
-from embedllm.export.texts import copy_texts, facts_of, special_tokens, texts_of
-from embedllm.package import ENCODER_FORMAT, FORMAT, MANIFEST, WEIGHTS, sha256
+from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
+from embedllm.package import ENCODER_FORMAT, MANIFEST, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 
@@ -184,18 +183,6 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.dialect, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
-    files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
-    files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
-    manifest = {
-        **job.facts,
-        "format": FORMAT if decided.decoder.encoder is None else ENCODER_FORMAT,
-        "context": decided.decoder.context,
-        "graphs": [dataclasses.asdict(graph) for graph in graphs],
-        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
-        "architecture": to_json(decided.decoder),
-        "files": {
-            name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}
-            for name, path in files.items()
-        },
-    }
+    form = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
+    manifest = manifest_of(partial, job.facts | form, decided.decoder, graphs, decided.packing, hashes)
     write_json(partial / MANIFEST, manifest)

@@ -22,7 +22,7 @@ from embedllm.export.decoder_tensors import rope_name, small_matrices, vectors
 from embedllm.export.origin import Source, check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.plan import Plan
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize
-from embedllm.export.weights import CONSTANTS, Writer
+from embedllm.export.weights import CONSTANTS, Layout, Writer
 
 if TYPE_CHECKING:
     from embedllm.types import F16, F32
@@ -31,6 +31,7 @@ _PIECE = 1 << 18  # values: 1 MB of float32, so that a piece and its intermediat
 _MOST_WORKERS = 16
 
 Piece: TypeAlias = "tuple[Linear, Packed | F16 | F32]"  # rows of a matrix, as they are stored
+Write: TypeAlias = Callable[[str, np.ndarray], None]  # the next values of an entry
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -69,22 +70,37 @@ def write_weights(
     pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
     weights: by matrix, [columns], of the errors in a search for scales; those that are not named: all alike.
     """
-    with Writer(path, plan.layout) as writer, export_pool() as pool:
+
+    def fill(write: Write, pool: ThreadPoolExecutor) -> None:
+        _write_small(source, plan, write)
+        write_matrices(plan, rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
+
+    return filled(path, plan.layout, fill, on_bytes)
+
+
+def filled(
+    path: Path, layout: Layout, fill: Callable[[Write, ThreadPoolExecutor], None], on_bytes: Callable[[int], None]
+) -> str:
+    """Writes the file of a layout; returns its sha256.
+
+    fill: writes every entry, in their order, by the function that it is given; the threads are for what it reads.
+    on_bytes: called with the number of bytes as they are written.
+    """
+    with Writer(path, layout) as writer, ThreadPoolExecutor(_workers(), "export") as pool:
 
         def write(name: str, data: np.ndarray) -> None:
             writer.write(name, np.ascontiguousarray(data))
             on_bytes(data.nbytes)
 
         try:
-            _write_small(source, plan, write)
-            write_matrices(plan, rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
+            fill(write, pool)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # do not go on reading for a file that will be removed
             raise
         return writer.finish()
 
 
-def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], None]) -> None:
+def _write_small(source: Source, plan: Plan, write: Write) -> None:
     decoder = plan.decoder
 
     def copy(name: str, origin: str, values: F32) -> None:
@@ -105,11 +121,6 @@ def _write_small(source: Source, plan: Plan, write: Callable[[str, np.ndarray], 
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
-def export_pool() -> ThreadPoolExecutor:
-    """Threads for what is done by pieces."""
-    return ThreadPoolExecutor(_workers(), "export")
-
-
 def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: Mapping[str, F32]) -> Iterator[Piece]:
     """All matrices as they are stored, in rows. weights: as write_weights() has them."""
 
@@ -124,7 +135,7 @@ def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: M
     return _ordered(pool, work, _pieces(plan), ahead=2 * _workers())
 
 
-def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Callable[[str, np.ndarray], None]) -> None:
+def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Write) -> None:
     """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
     tails: list[tuple[str, np.ndarray]] = []
     last = {run[-1].name: run for run in plan.runs}

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from embedllm import __version__
 from embedllm.errors import ExportError
+from embedllm.export.decoder import Decoder
+from embedllm.export.decoder_json import to_json
 from embedllm.export.hf import HuggingFaceSource, read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location
+from embedllm.export.openvino_tokenizer import LINK
 from embedllm.export.plan import Recipe
-from embedllm.package import FORMAT
+from embedllm.export.quantize import Packing
+from embedllm.export.traced import Traced
+from embedllm.package import FORMAT, Graph, sha256
 
 
 def facts_of(location: Location, recipe: Recipe, tokens: dict[str, object], name: str) -> dict[str, object]:
@@ -26,6 +32,30 @@ def facts_of(location: Location, recipe: Recipe, tokens: dict[str, object], name
         "licence": _licence(location.folder),
         "tokens": tokens,
         "recipe": dataclasses.asdict(recipe),
+    }
+
+
+def manifest_of(
+    folder: Path,
+    facts: Mapping[str, object],
+    model: Decoder | Traced,
+    graphs: Sequence[Graph],
+    packing: Mapping[str, Packing],
+    hashes: Mapping[str, str],
+) -> dict[str, object]:
+    """The manifest of a folder that has all else. hashes: of files that were hashed as they were written."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(LINK, None)  # a second name, no file of its own: docs/format.md#openvino_modelbin
+    return {
+        **facts,
+        "context": model.context,
+        "graphs": [dataclasses.asdict(graph) for graph in graphs],
+        "quantization": {name: dataclasses.asdict(packed) for name, packed in packing.items()},
+        "architecture": to_json(model),
+        "files": {
+            name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}
+            for name, path in files.items()
+        },
     }
 
 
