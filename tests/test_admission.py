@@ -27,7 +27,7 @@ from embedllm.runner import Request, Runner
 from embedllm.sampling import Sampling
 from tests.fakes import Bytes, FakeEngine, FakeSession
 
-WAIT_S = 30  # a test that waits this long has failed
+WAIT_S = 120  # a test that waits this long has failed
 _T = TypeVar("_T")
 
 

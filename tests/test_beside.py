@@ -13,7 +13,7 @@ from embedllm import Cancel, Completion, Model, Sampling, conversation_file, loa
 from embedllm.beside import beside
 
 GREEDY = Sampling(temperature=0)
-WAIT_S = 30  # only a test that fails waits so long
+WAIT_S = 120  # only a test that fails waits so long
 
 
 @pytest.fixture(scope="module")

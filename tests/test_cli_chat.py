@@ -27,7 +27,7 @@ from embedllm.types import Logits
 
 MakePackage = Callable[..., Path]
 LONG = 30000  # tokens: seconds of replying
-DEADLINE = 30  # seconds
+DEADLINE = 120  # seconds
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 from embedllm.cli_reply import show, stopped_by_ctrl_c
 from embedllm.decode import Cancel, Chunk, Statistics
 
-DEADLINE = 30  # seconds, far beyond what a thread needs to wake up
+DEADLINE = 120  # seconds, far beyond what a thread needs to wake up
 ESCAPES = "a\x1b[2Jb\x07\x9bc\td\r\ne"
 
 

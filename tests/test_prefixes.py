@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 GREEDY = Sampling(temperature=0)
-WAIT_S = 30  # a test that waits this long has failed
+WAIT_S = 120  # a test that waits this long has failed
 
 
 def runner_on(engine: MovableEngine, budget_bytes: int = 1 << 20, folder: Path | None = None) -> Runner:

@@ -292,8 +292,8 @@ def test_without_the_tiny_model_a_device_is_used_unprobed(
 
 def test_a_probe_that_hangs_is_ended(tmp_path: Path) -> None:
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-    outcome = probe_run.in_process([sys.executable, "-c", code, str(tmp_path / "pid")], limit_s=2)
-    assert (outcome.ok, outcome.reason) == (False, "the probe took longer than 2 s")
+    outcome = probe_run.in_process([sys.executable, "-c", code, str(tmp_path / "pid")], limit_s=5)
+    assert (outcome.ok, outcome.reason) == (False, "the probe took longer than 5 s")
     assert "EMBEDLLM_PROBE_TIMEOUT" in outcome.remedy
     if os.name == "posix":
         with pytest.raises(ProcessLookupError):

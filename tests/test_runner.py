@@ -17,7 +17,7 @@ from embedllm.runner import Request, Runner
 from embedllm.sampling import Sampling
 from tests.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns
 
-WAIT_S = 30  # a test that waits this long has failed
+WAIT_S = 120  # a test that waits this long has failed
 
 
 def runner_on(engine: FakeEngine) -> Runner:

@@ -173,7 +173,6 @@ def test_the_second_turn_of_a_long_conversation_computes_only_what_is_new(
     assert first["cached_tokens"] == 0
     held = first["prompt_tokens"] + first["tokens"] - 1  # the last token of a reply was never fed
     assert held <= second["cached_tokens"] < second["prompt_tokens"] < held + 30
-    assert second["prefill_s"] < first["prefill_s"] / 5
     assert found["count"] == 64
 
 
