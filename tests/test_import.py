@@ -23,6 +23,7 @@ FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # impo
 # Third-party packages, and the only modules that may import them.
 HOMES = {
     "click": ("embedllm.cli",),
+    "filelock": ("embedllm.export_cache",),
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub",),
     "jinja2": ("embedllm.sandbox",),
@@ -30,7 +31,12 @@ HOMES = {
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
-    "platformdirs": ("embedllm.backends.ov_runtime", "embedllm.backends.probe_memory", "embedllm.tuning_record"),
+    "platformdirs": (
+        "embedllm.backends.ov_runtime",
+        "embedllm.backends.probe_memory",
+        "embedllm.export_cache",
+        "embedllm.tuning_record",
+    ),
     "psutil": ("embedllm.free_memory", "embedllm.bench.machine", "embedllm.bench.memory"),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.javascript",),
@@ -348,6 +354,7 @@ def level(module: str) -> int:
             "stored_kv",
             "prefix_cache",
             "cache_folder",
+            "export_cache",
         ),
         (
             "export.decoder",
