@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its plain metadata, and where each tensor lies.
+"""Reads the header of a GGUF file: its metadata, and where each tensor lies.
 
 Numbers are little-endian; a string is its length (u64) and UTF-8. Header: "GGUF", version (u32), counts of tensors and
 of metadata (u64 each); then metadata (key, type, value), then for each tensor its name, dimensions, type and offset.
@@ -8,20 +8,26 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import reprlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from embedllm.errors import ExportError
 
 F32 = 0  # the type of a tensor of float32
-_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_MAGIC, _VERSIONS, _BIG_ENDIAN = b"GGUF", (2, 3), (2 << 24, 3 << 24)
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _LIST = 8, 9  # types of metadata
-_LONGEST_TEXT, _MOST_DIMENSIONS, _DEEPEST = 1 << 20, 4, 4
+_LONGEST_TEXT, _MOST_DIMENSIONS, _DEEPEST = 1 << 26, 4, 4  # a whole tokenizer.json can be one text
+_LARGEST_HEADER = 1 << 27  # bytes; the largest vocabularies take a quarter of it, and what is read is kept in memory
+_LARGEST_ALIGNMENT = 1 << 20
+_LEAST = 8  # bytes of a value that is no number: the length of a string
 _ALIGNMENT = 32  # bytes, unless the metadata says otherwise
 
 
@@ -40,7 +46,7 @@ class GgufFile:
 
     path: Path
     bytes: int  # of the whole file
-    metadata: dict[str, object]  # numbers and strings; of lists only that there is one (None)
+    metadata: dict[str, object]  # numbers, strings, and lists: NumPy arrays of numbers, Python's of all else
     tensors: dict[str, GgufTensor]
 
 
@@ -65,6 +71,11 @@ class _Reader:
             raise ExportError(f"'{self._path}' is no GGUF file: it begins with {start!r}; expected {_MAGIC!r}.")
         with self._named("its version"):
             version = self._number("<I")
+        if version in _BIG_ENDIAN:
+            raise ExportError(
+                f"'{self._path}' is big-endian GGUF, for other processors; expected little-endian. Download that "
+                "one, or convert it with gguf-convert-endian of the Python package gguf."
+            )
         if version not in _VERSIONS:
             raise ExportError(f"'{self._path}' is GGUF of version {version}; expected 2 or 3, little-endian.")
         with self._named("its counts"):
@@ -72,12 +83,12 @@ class _Reader:
         metadata: dict[str, object] = {}
         for _ in range(entries):
             with self._named("its metadata"):
-                name = self._text()
+                name = self._fresh(metadata)
                 metadata[name] = self._value(self._number("<I"))
         found: dict[str, GgufTensor] = {}
         for _ in range(tensors):
             with self._named("its list of tensors"):
-                name = self._text()
+                name = self._fresh(found)
                 found[name] = self._tensor()
         with self._named("its alignment"):
             data = _aligned(self._file.tell(), metadata.get("general.alignment", _ALIGNMENT))
@@ -91,9 +102,19 @@ class _Reader:
         except (ValueError, struct.error) as error:  # UnicodeDecodeError is one
             raise ExportError(f"'{self._path}' is damaged or cut off in {what} ({error}). Make it again.") from error
 
+    def _fresh(self, known: Mapping[str, object]) -> str:
+        """The next name, which has not been there."""
+        name = self._text()
+        if name in known:
+            raise ValueError(f"{reprlib.repr(name)} is there twice")
+        return name
+
     def _check(self, count: int) -> None:
-        if count > self._size - self._file.tell():
-            raise ValueError(f"{count} bytes more are needed, the file has {self._size}")
+        place = self._file.tell()
+        if count > self._size - place:
+            raise ValueError(f"{count} bytes more are needed at byte {place}, the file has {self._size}")
+        if place + count > _LARGEST_HEADER:
+            raise ValueError(f"a header of more than {_LARGEST_HEADER} bytes")
 
     def _read(self, count: int) -> bytes:
         self._check(count)
@@ -117,15 +138,12 @@ class _Reader:
             raise ValueError(f"a value of type {kind}")
         inner, count = self._number("<I"), self._number("<Q")
         if inner in _NUMBERS:
-            self._skip(count * struct.calcsize(_NUMBERS[inner]))
-            return None
-        for _ in range(count):  # each reads something, so that a wrong count ends with the file
-            self._value(inner, depth + 1)
-        return None
+            return self._numbers(_NUMBERS[inner], count)
+        self._check(count * _LEAST)
+        return [self._value(inner, depth + 1) for _ in range(count)]
 
-    def _skip(self, count: int) -> None:
-        self._check(count)
-        self._file.seek(count, 1)
+    def _numbers(self, kind: str, count: int) -> np.ndarray:
+        return np.frombuffer(self._read(count * struct.calcsize(kind)), np.dtype(kind))
 
     def _tensor(self) -> GgufTensor:
         dimensions = self._number("<I")
@@ -138,6 +156,6 @@ class _Reader:
 
 
 def _aligned(place: int, alignment: object) -> int:
-    if not isinstance(alignment, int) or not 0 < alignment <= _LONGEST_TEXT:
+    if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT:
         raise ValueError(f"{alignment!r}")
     return -(-place // alignment) * alignment
