@@ -32,7 +32,7 @@ def graph(folder: str, *, flavour: str, sample: Path | None, as_json: bool) -> N
     Flavours with a quantized KV (int8-kv, int4-kv) are not part of an export: they run the model once.
     """
     from embedllm.export.flavours import write_flavour
-    from embedllm.opening import package_folder
+    from embedllm.finding import package_folder
 
     place = package_folder(folder)
     if place != Path(folder):

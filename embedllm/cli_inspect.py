@@ -54,7 +54,7 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
 
 
 def open_folder(folder: str) -> Package:
-    from embedllm.opening import package_folder
+    from embedllm.finding import package_folder
     from embedllm.package import open_package
 
     return open_package(package_folder(folder), whole=False)

@@ -18,6 +18,7 @@ import click
 
 import embedllm
 from embedllm.cli_formats import format_options, response_format
+from embedllm.cli_progress import fetching
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.options import ReplyOptions, Speculate
 from embedllm.sampling import Sampling
@@ -39,6 +40,7 @@ class Settings:
     """What was said about the model and its replies."""
 
     model: str
+    revision: str | None
     device: str | None
     threads: int
     exact: bool
@@ -80,10 +82,14 @@ class Settings:
         adapters = None if self.adapter is None else {_name(self.adapter): self.adapter}
         names = select.names_in(self.device or "")
         device = names if len(names) > 1 else self.device
-        with _saying_after(
-            _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
+        with (
+            _saying_after(
+                _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
+            ),
+            fetching(self.model) as on_progress,
         ):
-            return embedllm.load(self.model, device=device, threads=self.threads, exact=self.exact, kv=self.kv,
+            return embedllm.load(self.model, revision=self.revision, on_progress=on_progress, device=device,
+                                 threads=self.threads, exact=self.exact, kv=self.kv,
                                  openvino=self.openvino, draft=self.draft, adapters=adapters,
                                  cache_dir=self.cache_dir)  # fmt: skip
 
@@ -143,8 +149,9 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
         return command(settings=Settings(**own), **values)  # type: ignore[arg-type]  # by click
 
     options = [
-        click.option("--model", "-m", default="demo", show_default=True, metavar="FOLDER",
-                     help="A folder written by 'embedllm export', or 'demo'."),
+        click.option("--model", "-m", default="demo", show_default=True, metavar="MODEL",
+                     help="A folder written by 'embedllm export', 'demo', or a model of the hub: org/name."),
+        click.option("--revision", metavar="NAME", help="Of a model of the hub: branch, tag or commit."),
         click.option("--device", metavar="NAME", help="From 'embedllm devices', or several by commas, to be tried in "
                      "turn. Else: EMBEDLLM_DEVICE, or the best one."),
         click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",

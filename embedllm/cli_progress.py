@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from embedllm.hub_name import hub_name
+
 if TYPE_CHECKING:
     from embedllm.export import Progress
 
 _STAGES = {  # the others: as they are
     "calibration": "calibrating, layers",
     "copy": "copying",
+    "download": "downloading",
     "draft": "drawing a text",
     "inputs": "measuring inputs, layers",
     "parts": "cutting",
@@ -23,7 +26,7 @@ _STAGES = {  # the others: as they are
     "trace": "tracing with optimum",
     "verify": "comparing with the reference",
 }
-_OF_BYTES = ("weights", "copy", "parts")
+_OF_BYTES = ("weights", "copy", "download", "parts")
 
 
 @contextmanager
@@ -46,6 +49,16 @@ def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
             amount = _amount(progress, time.perf_counter() - began)
             bars.update(task, completed=progress.done, total=progress.total, amount=amount)
 
+        yield on_progress
+
+
+@contextmanager
+def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
+    """Bars for the download and the export of a model of the hub; None for a folder."""
+    if hub_name(model) is None:
+        yield None
+        return
+    with progress_bar(is_shown=True) as on_progress:
         yield on_progress
 
 

@@ -37,7 +37,7 @@ def shard(
     if is_join and size is not None:
         raise click.UsageError("--join and --size: what is joined has no parts. Leave one out.")
     from embedllm.export import parts
-    from embedllm.opening import package_folder
+    from embedllm.finding import package_folder
     from embedllm.package import read_package
 
     place, size = package_folder(folder), size or parts.SIZE

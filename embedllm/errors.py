@@ -7,6 +7,7 @@ EmbedError
     DeviceUnavailable     nothing can run it; .tried says what was tried and why not
   ContextFull             more tokens than the folder holds; .tokens and .limit
   Busy                    too many calls wait already; .running and .waiting
+  HubError                a model of the hub cannot be found, chosen or downloaded
   ExportError
     UnsupportedModel      a .model_type that has no description here
 """
@@ -68,6 +69,10 @@ class Busy(EmbedError):
         super().__init__(message)
         self.running = running
         self.waiting = waiting
+
+
+class HubError(EmbedError):
+    """A model of the Hugging Face hub could not be found, chosen or downloaded; what is whole in the cache stays."""
 
 
 class ExportError(EmbedError):

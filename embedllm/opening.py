@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from embedllm.adapters import Adapters
 from embedllm.backends.base import Device
 from embedllm.chat import ChatTemplate
-from embedllm.errors import PackageError
+from embedllm.finding import find_package
 from embedllm.first_device import open_first
 from embedllm.knobs import Knobs
 from embedllm.model import Model
@@ -28,7 +27,11 @@ from embedllm.vocabulary import check_draft
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from embedllm.web import Progress
+    from embedllm.export import Progress
+    from embedllm.web import Progress as WebProgress
+
+    _InBrowser = Callable[[WebProgress], None] | None
+    OnProgress = Callable[[Progress], None] | Callable[[WebProgress], None]
 
 _KV_TYPES = ("int8", "int4")
 
@@ -50,12 +53,16 @@ def load(
     max_sequences: int | None = None,
     max_waiting: int | None = None,
     tuned: bool = True,
-    on_progress: Callable[[Progress], None] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    on_progress: OnProgress | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
     """Opens a package folder on a device.
 
-    path: a folder written by `embedllm export`, or "demo", the model that ships with this library.
+    path: a folder written by `embedllm export`; "demo", the model that ships with this library; or a model of the
+    Hugging Face hub, as text: "org/name", or "org/name:int4" for one of several there (docs/guide-hub.md).
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
     alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
@@ -80,14 +87,19 @@ def load(
     tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs
     as it was fastest unless `threads` is given. Not for loads with `adapters` or `openvino`. Model.tuned says what was
     used, or why nothing. EMBEDLLM_TUNED=off in the environment has the same effect as False.
-    on_progress, urls: for a browser, where a model is downloaded: see embedllm.web.aload(). Elsewhere nothing is.
-    In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences and max_waiting are
-    refused, nothing is tuned, and the call needs JSPI, which aload() does not (docs/web.md).
-    Raises PackageError, DeviceUnavailable.
+    revision: of a model of the hub: branch, tag or commit. token: for private and gated ones; None: as the hub's client
+    finds it (`hf auth login`, HF_TOKEN). local_files_only: from the caches, without asking the hub.
+    on_progress: called while a model of the hub is downloaded and exported, with embedllm.export.Progress, from any
+    thread; in a browser with embedllm.web.Progress. urls: for a browser: see embedllm.web.aload().
+    In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences, max_waiting,
+    revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which aload() does not
+    (docs/web.md).
+    Raises PackageError, DeviceUnavailable, and for a model of the hub HubError, ExportError.
     """
     if in_browser():
         _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
-                           max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
+                           max_sequences=max_sequences, max_waiting=max_waiting, revision=revision, token=token,
+                           local_files_only=local_files_only)  # fmt: skip
         from embedllm import web
 
         return web.load(
@@ -95,7 +107,7 @@ def load(
             device=device,
             threads=threads,
             chat_template=chat_template,
-            on_progress=on_progress,
+            on_progress=cast("_InBrowser", on_progress),  # which of the two it is the caller knows
             urls=urls,
         )
     from embedllm.backends import registry, select
@@ -105,7 +117,9 @@ def load(
 
     given = Knobs(threads=threads)
     check_places(max_sequences, max_waiting)
-    package = open_package(package_folder(path), whole=False)
+    found_at = find_package(path, revision=revision, token=token, local_files_only=local_files_only,
+                            on_progress=on_progress)  # fmt: skip
+    package = open_package(found_at, whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
@@ -172,20 +186,24 @@ async def aload(
     max_sequences: int | None = None,
     max_waiting: int | None = None,
     tuned: bool = True,
-    on_progress: Callable[[Progress], None] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    on_progress: OnProgress | None = None,
     urls: Mapping[str, str] | None = None,
 ) -> Model:
     """As load(), without blocking the event loop."""
     if in_browser():
         _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
-                           max_sequences=max_sequences, max_waiting=max_waiting)  # fmt: skip
+                           max_sequences=max_sequences, max_waiting=max_waiting, revision=revision, token=token,
+                           local_files_only=local_files_only)  # fmt: skip
         from embedllm import web
 
         return await web.aload(
             os.fspath(path),
             device=device,
             threads=threads,
-            on_progress=on_progress,
+            on_progress=cast("_InBrowser", on_progress),  # which of the two it is the caller knows
             urls=urls,
             chat_template=chat_template,
         )
@@ -195,7 +213,8 @@ async def aload(
         return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
                     openvino=openvino, draft=draft, adapters=adapters, prefix_cache=prefix_cache, cache_dir=cache_dir,
                     cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting,
-                    tuned=tuned)  # fmt: skip
+                    tuned=tuned, revision=revision, token=token, local_files_only=local_files_only,
+                    on_progress=on_progress)  # fmt: skip
 
     loading = asyncio.get_running_loop().run_in_executor(None, loaded)
     try:
@@ -256,17 +275,3 @@ async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
     import asyncio
 
     return await asyncio.to_thread(devices)
-
-
-def package_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
-
-    Raises PackageError when the demo is meant and not installed.
-    """
-    given = Path(path)
-    if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
-        return given
-    folder = Path(__file__).parent / "demo"
-    if not folder.is_dir():
-        raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
-    return folder

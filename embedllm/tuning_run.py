@@ -39,7 +39,8 @@ def tune(
     on_trial: is told what is tried next, in words.
     Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
     """
-    from embedllm.opening import check_kv, in_browser, package_folder
+    from embedllm.finding import package_folder
+    from embedllm.opening import check_kv, in_browser
 
     if in_browser():
         raise ValueError("tune() cannot be called in a browser; leave it out there.")
@@ -82,6 +83,6 @@ def tune(
 def forget_tuning(path: str | os.PathLike[str] = "demo") -> int:
     """Removes what tune() has remembered of a model; the number of records. path: as in load()."""
     from embedllm import tuning_record
-    from embedllm.opening import package_folder
+    from embedllm.finding import package_folder
 
     return tuning_record.forget(open_package(package_folder(path), whole=False))

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from embedllm import opening
+from embedllm import finding, opening
 from embedllm.completion import collect
 from embedllm.decode import Cancel, Chunk
 from embedllm.device_report import machine
@@ -266,9 +266,9 @@ class _LogMessages(logging.Handler):
 
 def _check_files(params: LoadParams) -> None:
     """Raises PackageError for what `load` would stumble over: a slip of the host's costs it no model."""
-    package = open_package(opening.package_folder(params.model), whole=False)
+    package = open_package(finding.package_folder(params.model), whole=False)
     if params.draft is not None:
-        open_package(opening.package_folder(params.draft), whole=False)
+        open_package(finding.package_folder(params.draft), whole=False)
     if params.adapters:
         from embedllm.peft import check_adaptable, read_adapters  # numpy
 

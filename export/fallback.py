@@ -22,7 +22,7 @@ from embedllm.export.decoder import Linear
 from embedllm.export.decoder_json import to_json
 from embedllm.export.dialects import TRACED
 from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
+from embedllm.export.hub import Location, locate
 from embedllm.export.methods import METHODS
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Recipe, blocks
@@ -66,7 +66,7 @@ def offer(model_type: str) -> str:
 
 
 def convert_traced(
-    source: str | Path,
+    source: str | Path | Location,
     out: str | Path,
     recipe: Recipe | None = None,
     *,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ TEXTS = (
     "LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "[Nn]otice*",
 )  # fmt: skip
 SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json")
-_SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS, *SENTENCES]
+SMALL = ["config.json", "README.md", "*.safetensors.index.json", *TEXTS, *SENTENCES]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -34,19 +34,24 @@ class Location:
     name: str  # a repo id, or the name of the folder: a package is handed on, paths of this machine are not
     repository: str = ""  # "" for a folder
     revision: str = ""  # the commit that was fetched
+    fetcher: Callable[[Sequence[str]], object] | None = None  # what fetches files, where another has fetched these
 
     def fetch(self, names: Sequence[str]) -> None:
         """Makes sure that these files are in the folder, as far as the source has them."""
-        if self.repository:
+        if self.fetcher is not None:
+            self.fetcher(names)
+        elif self.repository:
             _download(self.repository, self.revision, names)
 
 
-def locate(source: str | Path, revision: str | None = None) -> Location:
-    """The place of a source.
+def locate(source: str | Path | Location, revision: str | None = None) -> Location:
+    """The place of a source; one that is known already as it is.
 
     revision: a branch, tag or commit of a repository; None takes its main branch.
     Raises ExportError when there is neither such a folder nor such a repository.
     """
+    if isinstance(source, Location):
+        return source
     path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     with suppress(OSError):  # a name that is too long, say, is none of a folder
         if path.is_dir():
@@ -55,7 +60,7 @@ def locate(source: str | Path, revision: str | None = None) -> Location:
             raise ExportError(f"'{path}' is a file; expected a folder with config.json and safetensors, or a repo id.")
     if not _REPOSITORY.fullmatch(str(source)):
         raise ExportError(f"there is no folder '{source}', and it is no repo id like 'Qwen/Qwen3-0.6B'.")
-    folder = _download(str(source), revision, _SMALL)
+    folder = _download(str(source), revision, SMALL)
     return Location(folder, str(source), str(source), folder.name)  # the cache names a snapshot by its commit
 
 

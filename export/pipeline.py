@@ -17,7 +17,7 @@ from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
 from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
+from embedllm.export.hub import Location, locate
 from embedllm.export.imatrix import read_importance
 from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
@@ -38,7 +38,7 @@ EXPORTERS = ("embedllm", "optimum")
 
 
 def convert(
-    source: str | Path,
+    source: str | Path | Location,
     out: str | Path,
     recipe: Recipe | None = None,
     *,
@@ -56,7 +56,7 @@ def convert(
 ) -> Path:
     """Exports a model into a package folder and returns that folder.
 
-    source: a Hugging Face folder (config.json and safetensors) or a repo id of the hub.
+    source: a Hugging Face folder (config.json and safetensors), a repo id of the hub, or what was located already.
     exporter: "optimum" traces a model that is not described here, with optimum and torch installed; such a folder runs
     on the CPU only, and takes none of the choices below but `revision` and `replace` (docs/guide-export.md#optimum).
     revision: branch, tag or commit of a repository.

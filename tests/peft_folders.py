@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from embedllm.export.decoder_tensors import linears
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import open_package
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

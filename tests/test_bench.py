@@ -26,7 +26,7 @@ from embedllm.bench.report import report
 from embedllm.bench.rounds import Plan, measure
 from embedllm.bench.specs import Spec, against_spec, own_spec
 from embedllm.bench.workload import CONCURRENT, REPLY, SHARED, STRUCTURED, Prompts, Workload
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import WEIGHTS, Package
 
 # --- numbers

@@ -20,7 +20,7 @@ from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentSession
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import Package, open_package
 from tests.decoder_cases import CASES, VOCABULARY, plain
 from tests.described import described_package

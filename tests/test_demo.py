@@ -11,7 +11,7 @@ import pytest
 
 import embedllm
 from embedllm.export import Recipe, convert
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "demo_greedy.json").read_text("utf-8"))
 GREEDY = embedllm.Sampling(temperature=0)

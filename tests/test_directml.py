@@ -23,7 +23,7 @@ from embedllm.backends.ort_runtime import ort
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import Graph, Package, open_package
 
 ATOL = 0.02  # of logits up to 4.6, all in float16, over 60 tokens: measured 0.006 to 0.011

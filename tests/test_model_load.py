@@ -14,7 +14,7 @@ import pytest
 
 from embedllm import DeviceUnavailable, Model, PackageError, Sampling, load
 from embedllm.export import Recipe
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 
 GREEDY = Sampling(temperature=0)
 
@@ -65,7 +65,7 @@ def test_another_thing_named_demo_does_not_hide_it(
 
 
 def test_a_demo_that_was_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("embedllm.opening.__file__", str(tmp_path / "opening.py"))
+    monkeypatch.setattr("embedllm.finding.__file__", str(tmp_path / "finding.py"))
     with pytest.raises(PackageError, match="the demo model is not part of this installation"):
         load()
 

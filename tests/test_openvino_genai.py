@@ -15,7 +15,7 @@ import pytest
 import embedllm
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert, hub, openvino_tokenizer, pipeline
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import MANIFEST, open_package
 from tests.test_cli import embed
 from tests.tiny import tiny_checkpoint

@@ -30,7 +30,7 @@ from embedllm.export import Recipe, onnx_graph
 from embedllm.export.dialects import FLOAT32
 from embedllm.export.plan import plan
 from embedllm.export.verify import compare
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import WEIGHTS, Package, open_package
 from embedllm.types import Logits

@@ -14,7 +14,7 @@ import embedllm
 from embedllm.backends import probe
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.export import Recipe
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import open_package
 from tests.web.browser import Browser
 from tests.web.page import Page

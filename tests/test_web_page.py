@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import embedllm
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from tests.test_web_engine import urls
 from tests.test_web_python import template_engine
 from tests.web.browser import Browser

@@ -22,7 +22,7 @@ from embedllm.backends.ort import OrtEngine
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import Package, open_package
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import open_package
 
 OURS, GENAI, OPENVINO_GENAI, LLAMA_CPP, TRANSFORMERS = (

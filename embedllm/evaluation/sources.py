@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from embedllm.errors import DeviceUnavailable, PackageError
+from embedllm.finding import package_folder
 from embedllm.model import Model
-from embedllm.opening import load, package_folder
+from embedllm.opening import load
 from embedllm.package import Package, open_package
 from embedllm.text import ModelCodec, Tokenizer
 from embedllm.vocabulary import difference

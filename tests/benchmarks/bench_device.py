@@ -19,7 +19,7 @@ import numpy as np
 
 from embedllm.backends import registry
 from embedllm.backends.base import Engine
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import open_package
 
 

@@ -24,7 +24,7 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from tests.benchmarks.export_for_transformers_js import export
 from tests.web.browser import Browser
 from tests.web.found import node_modules

@@ -18,7 +18,7 @@ import numpy as np
 from embedllm.backends import registry
 from embedllm.backends.base import Engine, FeedsAll
 from embedllm.errors import EmbedError
-from embedllm.opening import package_folder
+from embedllm.finding import package_folder
 from embedllm.package import Package, open_package
 
 

@@ -1,0 +1,120 @@
+"""A model of the hub as a package folder: downloaded as it is, or exported once into the user's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.errors import DeviceUnavailable, HubError
+from embedllm.export_cache import cached_export, exports_folder, find_export
+from embedllm.hub import Repository, cache_folder, check_space, open_repository
+from embedllm.hub_choice import choose
+from embedllm.hub_name import HubName
+from embedllm.package import MANIFEST, WEIGHTS, Package, read_package
+from embedllm.parts import hosting_copy
+
+if TYPE_CHECKING:
+    from embedllm.export.progress import Progress
+
+    OnProgress = Callable[[Progress], None]
+
+_WEIGHTS = "model.safetensors"  # of a checkpoint in one file
+
+
+def fetch_model(
+    name: HubName,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Path:
+    """The package folder of a model of the hub.
+
+    A repository's package is downloaded with the files that its manifest lists, a checkpoint with its configuration,
+    tokenizer and weights, and exported to 4 bits. Nothing large is downloaded before it is known to be usable here.
+    Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
+    """
+    repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
+    exported = None if name.pattern else find_export(*_kept_as(repository))
+    if exported is not None and repository.cached is not None:
+        return exported  # whatever is left of its checkpoint
+    choice = choose(name, repository.sizes)
+    if choice.kind == "package":
+        return _fetch_package(repository, choice.folder, on_progress)
+    if choice.kind == "checkpoint":
+        folder = exported or _export(repository, on_progress or (lambda _: None))
+        repository.remember("config.json")
+        return folder
+    raise HubError(f"'{name}' is a GGUF ({choice.files[0]}), which is not loaded from the hub yet.")
+
+
+def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress | None) -> Path:
+    """folder: within the repository, with a slash at its end."""
+    manifest = folder + MANIFEST
+    place = repository.fetch([manifest]) / folder
+    package = read_package(place)
+    if package.parts:
+        raise hosting_copy(place, package.parts)
+    for name, entry in package.files.items():
+        found = repository.files.get(folder + name)
+        if found is not None and found.bytes not in (None, entry.bytes):
+            raise HubError(
+                f"'{folder + name}' of '{repository.name}' has {found.bytes} bytes; the manifest beside it says "
+                f"{entry.bytes}. Its owner has to upload the whole folder again."
+            )
+    names = [folder + name for name in package.files]
+    if repository.missing(names):
+        check_memory(package)
+    repository.fetch(names, on_progress)
+    repository.remember(manifest)
+    return place
+
+
+def _export(repository: Repository, on_progress: OnProgress) -> Path:
+    """The export of a checkpoint, made now unless another process was first."""
+
+    def make(out: Path) -> None:
+        from embedllm.export import Recipe, convert
+        from embedllm.export.expected import expected_package
+        from embedllm.export.hub import SMALL, Location
+
+        def fetch(names: Sequence[str]) -> None:
+            needed = [name for name in names if name in repository.files or name != _WEIGHTS]
+            if not repository.cached:
+                check_space(
+                    [(cache_folder(), repository.missing_bytes(needed)), (exports_folder(), size)], repository.name
+                )
+            repository.fetch(needed, on_progress)
+
+        small = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in SMALL)]
+        location = Location(repository.fetch(small), repository.name, revision=repository.commit, fetcher=fetch)
+        expected = expected_package(location, Recipe())
+        size = expected.files[WEIGHTS].bytes
+        check_memory(expected)
+        convert(location, out, on_progress=on_progress)
+
+    return cached_export(*_kept_as(repository), make)
+
+
+def _kept_as(repository: Repository) -> tuple[str, dict[str, str]]:
+    """Name and key of a repository's export in the cache."""
+    key = {"source": "hub", "repository": repository.name, "commit": repository.commit, "recipe": "default"}
+    return repository.name.rpartition("/")[2], key
+
+
+def check_memory(package: Package) -> None:
+    """Raises DeviceUnavailable when no device here has the memory for a model. Of its files only the texts are read."""
+    from embedllm.backends import registry
+    from embedllm.fit import lack
+
+    devices = [device for device in registry.Found(package).everything() if device.available]
+    lacks = [(device.name, found) for device in devices if (found := lack(package, device)) is not None]
+    if devices and len(lacks) == len(devices):
+        raise DeviceUnavailable(
+            f"'{package.name}' was not downloaded, no device here has the memory for it: {lacks[0][1][0]}; "
+            f"{lacks[0][1][1]}.",
+            [(device, *why) for device, why in lacks],
+        )

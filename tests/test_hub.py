@@ -1,0 +1,357 @@
+"""Models of the hub by name: the hub's own client against a server on 127.0.0.1 that breaks, lies or is not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+import embedllm
+from embedllm.errors import DeviceUnavailable, EmbedError, HubError, UnsupportedModel
+from embedllm.export import Progress, convert
+from embedllm.export_cache import exports
+from embedllm.finding import find_package
+from embedllm.package import MANIFEST, WEIGHTS, open_package
+from tests.hub_server import Hub, Repo, read_folder, serving, use
+from tests.test_import import environment
+from tests.tiny import tiny_checkpoint
+
+NAME = "org/tiny"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    with serving() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub without repositories, and caches without models."""
+    fresh = Hub(url=server.url)
+    server.__dict__.update(fresh.__dict__)
+    use(server, tmp_path, monkeypatch)
+    return server
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("source") / "checkpoint", "llama")
+
+
+@pytest.fixture
+def with_checkpoint(hub: Hub, checkpoint: Path) -> Hub:
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit(read_folder(checkpoint))
+    return hub
+
+
+@pytest.fixture
+def with_package(hub: Hub, tiny_package: Callable[..., Path]) -> Hub:
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit(read_folder(tiny_package("llama")))
+    return hub
+
+
+def refusal(name: str = NAME, **options: object) -> str:
+    with pytest.raises(HubError) as caught:
+        find_package(name, **options)  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- what is downloaded
+
+
+def test_a_package_is_downloaded_as_its_manifest_lists_it_and_runs(
+    with_package: Hub, tiny_package: Callable[..., Path]
+) -> None:
+    folder = tiny_package("llama")
+    files = read_folder(folder)
+    with_package.repos[NAME].commit({**files, "other.gguf": b"large", "onnx/model.onnx": b"large", "notes.md": b""})
+    with embedllm.load(folder, device="cpu") as near, embedllm.load(NAME, device="cpu") as model:
+        assert model.generate("hello", max_tokens=4).tokens == near.generate("hello", max_tokens=4).tokens
+    assert read_folder(find_package(NAME)).keys() == files.keys() == {MANIFEST, *open_package(folder).files}
+    assert exports() == []
+
+
+def test_what_is_in_the_cache_is_not_downloaded_again(with_package: Hub) -> None:
+    first = find_package(NAME)
+    with_package.sent.clear()
+    with_package.asked.clear()
+    assert find_package(NAME) == first
+    assert with_package.downloaded() == set()
+    assert with_package.asked == [f"GET /api/models/{NAME}"]
+
+
+def test_a_checkpoint_is_exported_once_from_what_it_takes(
+    with_checkpoint: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    others = {"model.fp16.safetensors": b"x", "pytorch_model.bin": b"x", "tiny-Q4_0.gguf": b"x", "onnx/a.onnx": b"x"}
+    commit = with_checkpoint.repos[NAME].commit({**read_folder(checkpoint), **others})
+    folder = find_package(NAME)
+    assert with_checkpoint.downloaded() == read_folder(checkpoint).keys()
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert (manifest["name"], manifest["source"], manifest["revision"]) == ("tiny", NAME, commit)
+    assert (folder / WEIGHTS).read_bytes() == (convert(checkpoint, tmp_path / "near") / WEIGHTS).read_bytes()
+    assert find_package(NAME) == folder
+    assert [one.folder for one in exports()] == [folder]
+
+
+def test_shards_are_downloaded_as_the_index_names_them(hub: Hub, checkpoint: Path) -> None:
+    files = read_folder(checkpoint)
+    shard = files.pop("model.safetensors")
+    header = json.loads(shard[8 : 8 + int.from_bytes(shard[:8], "little")])
+    names = [name for name in header if name != "__metadata__"]
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    files |= {"model-00001-of-00001.safetensors": shard, "model.safetensors.index.json": json.dumps(index).encode()}
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({**files, "consolidated.safetensors": b"x"})
+    find_package(NAME)
+    assert hub.downloaded() == files.keys()
+
+
+def test_loads_at_once_export_once(with_checkpoint: Hub) -> None:
+    together = threading.Barrier(3)
+
+    def load(_: int) -> Path:
+        together.wait()
+        return find_package(NAME)
+
+    with ThreadPoolExecutor(3) as threads:
+        found = set(threads.map(load, range(3)))
+    assert {one.folder for one in exports()} == found
+    assert len(found) == 1
+    open_package(found.pop()).check()
+
+
+def test_a_model_that_cannot_be_exported_is_refused_before_its_weights_are_downloaded(
+    with_checkpoint: Hub, checkpoint: Path
+) -> None:
+    with_checkpoint.repos[NAME].commit({**read_folder(checkpoint), "config.json": b'{"model_type": "unheard-of"}'})
+    with pytest.raises(UnsupportedModel, match="unheard-of"):
+        find_package(NAME)
+    assert "model.safetensors" not in with_checkpoint.downloaded()
+    assert exports() == []
+
+
+def test_progress_is_told_of_every_byte(with_checkpoint: Hub) -> None:
+    told: list[Progress] = []
+    find_package(NAME, on_progress=told.append)
+    stages = list(dict.fromkeys(report.stage for report in told))
+    assert stages == ["download", "weights", "graphs"]
+    downloads = [report for report in told if report.stage == "download"]
+    size = len(with_checkpoint.repos[NAME].commits.popitem()[1]["model.safetensors"])
+    assert [report.done for report in downloads] == sorted(report.done for report in downloads)
+    assert (downloads[-1].done, downloads[-1].total) == (size, size)
+
+
+# --- revisions and patterns
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(with_package: Hub, tiny_package: Callable[..., Path]) -> None:
+    main, other = find_package(NAME), read_folder(tiny_package("qwen3"))
+    commit = with_package.repos[NAME].commit(other, branch="v2")
+    by_branch = find_package(NAME, revision="v2")
+    assert by_branch == find_package(NAME, revision=commit) != main
+    assert (by_branch / WEIGHTS).read_bytes() == other[WEIGHTS]
+    assert refusal(revision="v3") == f"'{NAME}' has no revision 'v3'; expected a branch, a tag or a commit."
+
+
+def test_a_branch_that_went_on_is_followed(with_checkpoint: Hub, tmp_path: Path) -> None:
+    before = find_package(NAME)
+    with_checkpoint.repos[NAME].commit(read_folder(tiny_checkpoint(tmp_path / "other", "qwen3")))
+    after = find_package(NAME)
+    assert after != before
+    assert {one.folder for one in exports()} == {before, after}
+
+
+def test_a_pattern_names_one_of_several_packages(hub: Hub, tiny_package: Callable[..., Path]) -> None:
+    files = read_folder(tiny_package("llama"))
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({f"{bits}/{name}": data for bits in ("int4", "int8") for name, data in files.items()})
+    assert f"'{NAME}:int4', '{NAME}:int8'" in refusal()
+    folder = find_package(f"{NAME}:int8")
+    assert folder.name == "int8"
+    assert {name.partition("/")[0] for name in hub.downloaded()} == {"int8"}
+    open_package(folder).check()
+
+
+def test_a_package_of_which_files_are_missing_is_refused_before_its_weights_are_downloaded(with_package: Hub) -> None:
+    files = dict(with_package.repos[NAME].commits.popitem()[1])
+    del files["tokenizer.json"]
+    with_package.repos[NAME].commit(files)
+    assert f"'{NAME}' has no file 'tokenizer.json' in commit " in refusal()
+    with_package.repos[NAME].commit({**files, "tokenizer.json": b"{}"})
+    assert "has 2 bytes; the manifest beside it says" in refusal()
+    assert with_package.downloaded() == {MANIFEST}
+
+
+# --- paths
+
+
+def test_a_folder_that_is_there_goes_before_the_hub(
+    hub: Hub, tiny_package: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_package("llama"), tmp_path / NAME)
+    monkeypatch.chdir(tmp_path)
+    assert find_package(NAME) == Path(NAME)
+    assert find_package(Path("org/none")) == Path("org/none")  # a Path is no name of the hub
+    assert hub.asked == []
+    with pytest.raises(ValueError, match=r"revision is 'main' and 'org/tiny' no model of the hub"):
+        find_package(NAME, revision="main")
+
+
+def test_what_is_neither_a_folder_nor_a_repository_is_told_as_both(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "tinny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    message = refusal()
+    assert f"neither a folder '{NAME}' here ('org' has: tinny) nor a repository of that name on {hub.url}" in message
+    assert "pass token=" in message
+
+
+# --- rights
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_private_or_gated_repository_takes_a_token_which_no_error_tells(with_package: Hub, is_gated: bool) -> None:
+    repo = with_package.repos[NAME]
+    repo.token, repo.is_gated = "hf_right", is_gated
+    for token in (None, "hf_wrong"):
+        message = refusal(token=token)
+        assert "log in (hf auth login) or pass token=" in message
+        assert ("is gated" in message) == is_gated
+        assert "hf_" not in message
+    open_package(find_package(NAME, token="hf_right")).check()
+
+
+# --- what goes wrong
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke_off(
+    with_package: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # what is written at once
+    with_package.breaks[WEIGHTS] = [5000]
+    folder = find_package(NAME)
+    assert with_package.ranges == [f"{WEIGHTS} 5000"]
+    assert with_package.sent[WEIGHTS] == (folder / WEIGHTS).stat().st_size
+    open_package(folder).check()
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+def test_a_file_with_another_hash_is_refused_and_not_kept(with_package: Hub, name: str) -> None:
+    with_package.wrong.add(name)
+    assert f"'{name}' of '{NAME}' came damaged: its hash is " in refusal()
+    with_package.wrong.clear()
+    with_package.sent.clear()
+    open_package(find_package(NAME)).check()
+    assert with_package.downloaded() == {name}  # the others are there
+
+
+def test_a_checkpoint_with_another_hash_is_not_exported(with_checkpoint: Hub) -> None:
+    with_checkpoint.wrong.add("model.safetensors")
+    assert "came damaged" in refusal()
+    assert exports() == []
+    with_checkpoint.wrong.clear()
+    open_package(find_package(NAME)).check()
+
+
+@pytest.mark.parametrize("kind", ["with_package", "with_checkpoint"])
+def test_too_little_space_is_refused_before_weights_are_downloaded(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub: Hub = request.getfixturevalue(kind)
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=(64 << 20) + 60_000))
+    message = refusal()
+    assert f"'{NAME}' needs " in message
+    assert f"; {(64 << 20) + 60_000:,} are free" in message
+    assert not hub.downloaded() & {WEIGHTS, "model.safetensors"}
+
+
+@pytest.mark.parametrize("kind", ["with_package", "with_checkpoint"])
+def test_too_little_memory_is_refused_before_weights_are_downloaded(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub: Hub = request.getfixturevalue(kind)
+    monkeypatch.setattr("embedllm.fit.free_bytes", lambda: 1000)
+    with pytest.raises(DeviceUnavailable, match="was not downloaded, no device here has the memory") as caught:
+        find_package(NAME)
+    assert "cpu" in {device for device, _, _ in caught.value.tried}
+    assert "0 MiB are free" in str(caught.value)
+    assert not hub.downloaded() & {WEIGHTS, "model.safetensors"}
+
+
+def test_a_client_that_is_not_installed_is_told_with_the_line_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert refusal().endswith("pip install huggingface-hub")
+
+
+# --- offline
+
+
+@pytest.mark.parametrize("kind", ["with_package", "with_checkpoint"])
+@pytest.mark.parametrize("how", ["asked for", "by the environment", "the hub is down", "no connection"])
+def test_without_the_hub_what_is_in_the_caches_is_taken(
+    kind: str, how: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    hub: Hub = request.getfixturevalue(kind)
+    folder = find_package(NAME)
+    hub.asked.clear()
+    caplog.set_level(logging.INFO, "embedllm")
+    if how == "by the environment":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.is_down = how == "the hub is down"
+    if how == "no connection":
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    assert find_package(NAME, local_files_only=how == "asked for") == folder
+    assert bool(hub.asked) == (how == "the hub is down")
+    assert (f"'{NAME}' is taken from the cache" in caplog.text) == (how != "asked for")
+
+
+def test_without_the_hub_and_a_cache_there_is_nothing(with_package: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is not in the cache, and local_files_only asks for no download" in refusal(local_files_only=True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "cannot be downloaded from" in refusal()
+    assert with_package.asked == []
+
+
+def test_without_the_hub_what_is_not_whole_in_the_cache_is_refused(with_package: Hub) -> None:
+    folder = find_package(NAME)
+    (folder / WEIGHTS).unlink()
+    assert f"has no file '{WEIGHTS}'" in (message := refusal(local_files_only=True))
+    assert "the hub was not reached" in message
+
+
+# --- in a process of its own
+
+
+def test_the_command_line_runs_a_model_of_the_hub(with_package: Hub, tmp_path: Path) -> None:
+    home = {**environment(tmp_path), "HF_ENDPOINT": with_package.url, "HF_HOME": str(tmp_path / "home")}
+    home |= {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "EMBEDLLM_DEVICE": "cpu", "ORT_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-m", "embedllm", "run", "--model", NAME, "--raw", "--max-tokens", "2", "--json", "hi"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=home, check=True)
+    assert len(json.loads(done.stdout)["tokens"]) == 2
+    command[command.index(NAME)] = "org/none"
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=home)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("error: there is neither a folder 'org/none' here")
+
+
+def test_every_error_of_the_hub_is_one_of_the_library() -> None:
+    assert issubclass(embedllm.HubError, EmbedError)
