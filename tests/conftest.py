@@ -14,6 +14,13 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests'
 os.environ["EMBEDLLM_TUNED"] = "off"  # nor is what was measured on it
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1 ...: of pytest -n
+if WORKER and hasattr(os, "sched_setaffinity"):
+    # cores of its own: threads of a runtime spin while they wait for one another, which takes a hundred times as long
+    # when those of two processes share the cores
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, CORES[int(WORKER[2:]) % len(CORES) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])])
+
 settings.register_profile("embedllm", deadline=None)  # machines are shared: a slow example is no failure
 settings.load_profile("embedllm")
 
