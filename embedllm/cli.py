@@ -26,6 +26,7 @@ from embedllm.cli_families import families
 from embedllm.cli_fit import fit
 from embedllm.cli_graph import graph
 from embedllm.cli_inspect import inspect
+from embedllm.cli_models import models
 from embedllm.cli_options import common_options, wants_traceback
 from embedllm.cli_run import run
 from embedllm.cli_shard import shard
@@ -84,7 +85,7 @@ def cli() -> None:
 
 
 _COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
-             worker)  # fmt: skip
+             models, worker)  # fmt: skip
 for command in _COMMANDS:
     cli.add_command(command)
 

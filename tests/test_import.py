@@ -408,6 +408,7 @@ def level(module: str) -> int:
             "first_device",
             "finding",
             "hub",
+            "hub_kept",
             "hub_models",
             "hub_progress",
             "opening",
