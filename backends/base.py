@@ -200,6 +200,25 @@ class MovesStored(Protocol):
 
 
 @runtime_checkable
+class Forgets(Protocol):
+    """A session that frees the KV that its layers' windows no longer see.
+
+    It can be rewound only to where all that they saw then is kept, and gives only KV away that is kept in all layers;
+    else ValueError.
+    """
+
+    keeps_all: bool  # True: nothing more is freed
+
+    def whole(self) -> int:
+        """How many tokens at the beginning have all of their KV."""
+        ...
+
+    def back(self, position: int) -> int:
+        """The last position at or before this one that it can be rewound to."""
+        ...
+
+
+@runtime_checkable
 class TakesAdapters(Protocol):
     """A session that computes with a low-rank adapter, where its engine was opened for that."""
 

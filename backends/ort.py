@@ -14,6 +14,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
 from embedllm.backends.hardware import processor
+from embedllm.backends.kv_memory import GIVES_BACK
 from embedllm.backends.memory import HugePages, return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch
 from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
@@ -21,6 +22,7 @@ from embedllm.backends.ort_session import OrtSession, StepsTogether
 from embedllm.backends.stateful import StatefulSession
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
+from embedllm.export.decoder_tensors import kv_windows
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Graph, Package
 
@@ -114,6 +116,13 @@ class OrtEngine:
         self.adapts = adapts
         options = session_options(knobs, exact)
         path = package.folder / graph.file
+        forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
+        self.windows = {
+            f"{number}.{part}": window
+            for number, window in enumerate(kv_windows(package.decoder) if forgets else ())
+            for part in ("key", "value")
+            if window is not None
+        }
         self._pages = HugePages()
         try:
             with self._pages:

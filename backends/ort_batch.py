@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.base import PRIORITY_S, Interrupted
+from embedllm.backends.kv_memory import empty_rows, move_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.adapters import Adapter
     from embedllm.backends.base import Cached
+    from embedllm.backends.kept_rows import KeptRows
 
 MOST = 16  # sequences in one run
 SHORT = 16  # tokens that a member feeds at once without leaving the shared buffers: a guess of what comes next, say
@@ -47,6 +49,7 @@ class Member(Protocol):
     position: int
     capacity: int
     kv: dict[str, NDArray[Cached]]  # by name, [1, kv heads, capacity, D]
+    kept: KeptRows  # of the engine's windows
     logits: NDArray[np.floating]  # [1, 1, V], of the last step
     is_stopping: bool
     priority: int  # lower ones are fed earlier
@@ -362,17 +365,17 @@ class Batch:
         self._run.release()
         self._capacity = capacity
         for name, old in session.kv.items():
-            shared = np.zeros((slots, old.shape[1], capacity, old.shape[3]), old.dtype)
+            shape = (slots, old.shape[1], capacity, old.shape[3])
+            shared = empty_rows(shape, old.dtype, is_windowed=session.kept.is_windowed(name))
             for slot, member in enumerate(self._members):
-                shared[slot, :, : member.position] = member.kv[name][0, :, : member.position]
+                move_rows(name, member, shared[slot : slot + 1])
                 member.hold({name: shared[slot : slot + 1]}, capacity)
             self._kv[name] = shared
 
     def _move(self, session: Member, slot: int) -> None:
         """Copies what a session holds to a slot."""
-        held, kv = session.position, session.kv
         for name, shared in self._kv.items():
-            shared[slot, :, :held] = kv[name][0, :, :held]
+            move_rows(name, session, shared[slot : slot + 1])
         session.hold({name: shared[slot : slot + 1] for name, shared in self._kv.items()}, self._capacity)
 
     def _check_room(self, session: Member, count: int) -> None:
@@ -399,8 +402,9 @@ class Batch:
         held = session.position
         capacity = min(-(-(held + room) // _STEP) * _STEP, self._context)
         for name, shared in list(session.kv.items()) if is_kept else ():
-            own = np.zeros((1, shared.shape[1], capacity, shared.shape[3]), shared.dtype)
-            own[:, :, :held] = shared[:, :, :held]
+            shape = (1, shared.shape[1], capacity, shared.shape[3])
+            own = empty_rows(shape, shared.dtype, is_windowed=session.kept.is_windowed(name))
+            move_rows(name, session, own)
             session.hold({name: own}, capacity)
         slot, last = self._members.index(session), self._members[-1]
         self._missed.pop(session, None)

@@ -19,6 +19,8 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.kept_rows import KeptRows
+from embedllm.backends.kv_memory import empty_rows, forget, move_rows
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_runtime import first_line, ort
 from embedllm.backends.ort_states import States
@@ -59,6 +61,8 @@ class OrtSession:
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self.kv = engine.empty_kv()
+        self.kept = KeptRows(engine.windows)
+        self._was_many = False  # the last feed: a prompt
         self._states = States(self._decoder)
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
@@ -69,6 +73,10 @@ class OrtSession:
 
     def feed(self, tokens: Sequence[int]) -> Row:
         self._check(tokens)
+        if len(tokens) == 1 and self._was_many:
+            self.kept.end_prompt(self.position)
+        self._was_many = len(tokens) > 1
+        self._forget()
         if len(tokens) == 1 and self._batch is not None:
             self._batch.step(self, tokens[0])
         else:
@@ -95,6 +103,7 @@ class OrtSession:
         self._check(tokens)
         if self._only_last:
             return self._feed_each(tokens)
+        self._forget()
         with self._apart(len(tokens)):
             binding = self._prepare(tokens, logits_from=0)
             # without a buffer of ours, which would be checked against the one position that the graph declares
@@ -116,9 +125,29 @@ class OrtSession:
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
+        if (back := self.back(position)) != position:
+            raise ValueError(
+                f"cannot rewind to {position}: what windows saw there is no longer kept. Rewind to {back}, and feed "
+                "the tokens from there on again."
+            )
         self.position = position
+        self.kept.rewind(position)
         if not position:
             self._states.reset()
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.kept.keeps_all
+
+    @keeps_all.setter
+    def keeps_all(self, keeps_all: bool) -> None:
+        self.kept.keeps_all = keeps_all
+
+    def whole(self) -> int:
+        return self.kept.whole(self.position)
+
+    def back(self, position: int) -> int:
+        return self.kept.back(position)
 
     def states(self) -> dict[str, F32]:
         return self._states.copied()
@@ -132,6 +161,11 @@ class OrtSession:
     def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
         for start, stop in spans:
             check_span(start, stop, self.position)
+            if not self.kept.has(start, stop, self.position):
+                raise ValueError(
+                    f"the KV of tokens {start} to {stop} is not kept in layers with windows; there is that of the "
+                    f"first {self.whole()}. Feed the tokens again where they are needed, or set keeps_all before."
+                )
         with self._apart(1):
             pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
             return [
@@ -183,6 +217,12 @@ class OrtSession:
 
     def _apart(self, count: int) -> AbstractContextManager[None]:
         return nullcontext() if self._batch is None else self._batch.apart(self, count)
+
+    def _forget(self) -> None:
+        """Frees what no window sees any more, before a feed: by then its place is settled."""
+        if self.kept.may_forget(self.position):
+            with self._apart(1):  # else its memory may be another's by now
+                forget(self)
 
     def _check(self, tokens: Sequence[int]) -> None:
         if self._binding is None:
@@ -236,8 +276,8 @@ class OrtSession:
     def _grow(self, name: str, capacity: int) -> None:
         old = self.kv[name]
         _, heads, _, size = old.shape
-        new = np.zeros((1, heads, capacity, size), old.dtype)
-        new[:, :, : self.position] = old[:, :, : self.position]
+        new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.kept.is_windowed(name))
+        move_rows(name, self, new)
         self.hold({name: new}, capacity)
 
 

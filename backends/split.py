@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from embedllm.backends.base import Device, Engine, Interruptible, MovesState, Session, TakesAdapters, check_rewind
+from embedllm.backends.base import (
+    Device,
+    Engine,
+    Forgets,
+    Interruptible,
+    MovesState,
+    Session,
+    TakesAdapters,
+    check_rewind,
+)
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
@@ -46,6 +55,9 @@ class SplitSession:
         # of these engines, sessions that move their state: the registry pairs no others
         self._reads = cast("_Movable", engine.reads.open())
         self._makes = cast("_Movable", engine.makes.open(capacity))
+        for session in (self._reads, self._makes):
+            if isinstance(session, Forgets):
+                session.keeps_all = True  # the other one gets all of it
 
     @property
     def capacity(self) -> int:

@@ -164,5 +164,6 @@ class BeamRunner:
         found = self._sequences.take(needed) if first else None
         sequence = found or self._sequences.new(len(self._prompt), is_running=True)
         self._held.callback(self._sequences.give_back, sequence, to_pool=True)
+        sequence.keep_all()  # others get copies
         self._held.enter_context(sequence.interruptible(self._cancel))
         return sequence

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from embedllm.backends.base import Device
+from embedllm.backends.kept_rows import most_rows
 from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mixer, Mlp
-from embedllm.export.decoder_tensors import kv_bytes, linears, mixer_inputs, mlps, outer_matrices, parameters
+from embedllm.export.decoder_tensors import (
+    kv_bytes,
+    kv_windows,
+    linears,
+    mixer_inputs,
+    mlps,
+    outer_matrices,
+    parameters,
+)
 from embedllm.export.recurrent import state_bytes
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
@@ -146,12 +156,26 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(kv_bytes(decoder, tokens, 1) * kv_bits / 8) + state_bytes(decoder),
+        kv_bytes=int(_kv_values(decoder, device, tokens) * kv_bits / 8) + state_bytes(decoder),
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
         is_measured=keeping is not None and kv is None and not isinstance(decoder, Traced),
     )
+
+
+def _kv_values(decoder: Decoder | Traced, device: Device, tokens: int) -> int:
+    """Of a sequence; on the CPU, layers with windows forget (docs/concepts.md#windows)."""
+    values = kv_bytes(decoder, tokens, 1)
+    if device.name != "cpu" or sys.platform != "linux" or isinstance(decoder, Traced):
+        return values
+    if decoder.is_recurrent or decoder.encoder is not None:
+        return values
+    for attention, window in zip(decoder.kv_attentions, kv_windows(decoder), strict=True):
+        if window is not None:
+            gone = tokens - most_rows(window, tokens, KEEPING["cpu", False].chunk)
+            values -= 2 * attention.kv_heads * attention.head_dim * gone
+    return values
 
 
 def _kept(package: Package, keeping: Keeping) -> int:

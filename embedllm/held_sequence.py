@@ -11,6 +11,7 @@ from embedllm.adapters import is_same
 from embedllm.backends.base import (
     FeedsAll,
     FeedsAsync,
+    Forgets,
     Interrupted,
     Interruptible,
     MovesState,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.shift import Shift
+
+
+_AGAIN = 512  # tokens fed at once that were held before
 
 
 def ignore(count: int) -> None:
@@ -52,7 +56,8 @@ class HeldSequence:
     @property
     def plain_tokens(self) -> list[int]:
         """The tokens whose KV is what they alone give, which others may use."""
-        return self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
+        plain = self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
+        return plain[: self.session.whole()] if isinstance(self.session, Forgets) else plain
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         self._make_ready()
@@ -80,14 +85,33 @@ class HeldSequence:
 
         The last one is always fed again, for its logits.
         """
-        held = min(common(self.tokens, prompt), len(prompt) - 1)
+        held = self.back(min(common(self.tokens, prompt), len(prompt) - 1))
         with self.lock:
             self.forget_from(held)
         return held
 
+    def back(self, position: int) -> int:
+        """The last position at or before this one that it can be rewound to without computing anything again."""
+        return self.session.back(position) if isinstance(self.session, Forgets) else position
+
+    def set_keeps_all(self, keeps_all: bool) -> None:
+        """Whether all of its KV is kept from now on, windows or not."""
+        if isinstance(self.session, Forgets):
+            self.session.keeps_all = keeps_all
+
+    def keep_all(self) -> None:
+        """As set_keeps_all, and what is no longer all there is computed again."""
+        if isinstance(self.session, Forgets):
+            with self.lock:
+                self.session.keeps_all = True
+                self.forget_from(self.session.whole())
+
     def forget_from(self, position: int) -> None:
         """Forgets the tokens from a position on; with the lock."""
-        self.session.rewind(position)
+        back = self.back(position)
+        self.session.rewind(back)
+        for start in range(back, position, _AGAIN):
+            self.session.feed(self.tokens[start : min(start + _AGAIN, position)])
         del self.tokens[position:]
         if self._shifted_from is not None and position <= self._shifted_from:
             self._shifted_from = None

@@ -250,6 +250,7 @@ class Runner:
         if request.shift is not None:
             step = min(step, request.shift.step)
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
+            sequence.keep_all()  # it is moved
         held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held, adapter=request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(

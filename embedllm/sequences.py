@@ -49,6 +49,7 @@ class Sequences:
         sequence.is_running = is_running
         if self.prefixes is not None:
             self.prefixes.settle(sequence.session)
+        sequence.set_keeps_all(self._keeps_all)
         with self._lock:
             self._all.add(sequence)
         return sequence
@@ -102,7 +103,7 @@ class Sequences:
         The last token is always fed, for its logits. adapter: that they are computed with.
         """
         own = common(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
-        shared = min(own, len(prompt) - 1)
+        shared = sequence.back(min(own, len(prompt) - 1))
         sources: list[Source] = []
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
         if self.prefixes is not None and fits and isinstance(sequence.session, MovesState):
@@ -127,6 +128,7 @@ class Sequences:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
         prompt, sequence.prompt, sequence.before_feed = sequence.prompt, (), None
         sequence.shift, sequence.note_dropped = None, ignore
+        sequence.set_keeps_all(self._keeps_all)
         adapter = sequence.adapter
         with self._lock:
             sequence.is_running = False
@@ -176,6 +178,11 @@ class Sequences:
             self.prefixes.clear()
         if engine is not None:
             engine.close()
+
+    @property
+    def _keeps_all(self) -> bool:
+        """Whether sequences keep what no window sees any more: blocks on disk have all of it."""
+        return self.prefixes is not None and self.prefixes.folder is not None
 
     def _others(self, sequence: HeldSequence) -> list[HeldSequence]:
         with self._lock:

@@ -240,6 +240,16 @@ def parameters(decoder: Decoder | Traced) -> int:
     return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
 
 
+def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
+    """Of each keys and values that are kept, by their numbers: what those who read them see; None: all."""
+    readers: dict[int, list[int | None]] = {}
+    for index, layer in enumerate(decoder.layers):
+        if isinstance(layer.attention, Attention):
+            readers.setdefault(decoder.kv_number(index), []).append(layer.attention.window)
+    windows = [readers[number] for number in sorted(readers)]
+    return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
+
+
 def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -> int:
     """Memory of the KV cache for that many tokens."""
     if isinstance(decoder, Traced):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embedllm.adapters import Adapter
 from embedllm.backends import ort_batch
 from embedllm.backends.base import Interrupted
+from embedllm.backends.kept_rows import KeptRows
 from embedllm.backends.ort_batch import MOST, Batch, _Step
 from embedllm.errors import DeviceError
 
@@ -40,6 +41,7 @@ class Told:
         self.is_stopping = False
         self.priority = 0
         self.adapter: Adapter | None = None
+        self.kept = KeptRows({})
         self.batch = batch
         self.before: Callable[[], None] = lambda: None  # of a run by itself
 

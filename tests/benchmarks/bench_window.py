@@ -1,0 +1,106 @@
+"""Memory of KV and time of a step of models whose layers have windows, on the CPU. Linux.
+
+    python tests/benchmarks/bench_window.py [--shape gemma|mistral] [--tokens 8192 32768]
+
+Two sessions of a model with random weights read the same tokens, one that keeps all and one that forgets what no window
+sees any more; then they make tokens in turn, and their logits are compared bit by bit. Counted are the pages of their
+buffers that are in memory: /proc/self/pagemap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from embedllm.backends.ort import OrtEngine, devices
+from embedllm.backends.ort_session import OrtSession
+from embedllm.export import Recipe
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.package import open_package
+from tests.described import described_package
+
+_STEPS = 256  # as many as are forgotten at once
+_BASE = {"vocab_size": 4096, "num_key_value_heads": 1, "max_position_embeddings": 65536, "rms_norm_eps": 1e-6,
+         "rope_theta": 10000.0}  # fmt: skip
+# attention as in the models; a smaller vocabulary, and fewer layers
+SHAPES: dict[str, dict[str, object]] = {
+    "gemma": {**_BASE, "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048,
+              "num_hidden_layers": 12, "num_attention_heads": 4, "head_dim": 256, "sliding_window": 512,
+              "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000.0},
+    "mistral": {**_BASE, "model_type": "mistral", "hidden_size": 1024, "intermediate_size": 3584,
+                "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,
+                "sliding_window": 4096},
+}  # fmt: skip
+
+
+def resident_bytes(session: OrtSession) -> int:
+    """Of its KV."""
+    count = 0
+    with open("/proc/self/pagemap", "rb") as pages:  # noqa: PTH123
+        for array in session.kv.values():
+            first = array.ctypes.data // mmap.PAGESIZE
+            last = (array.ctypes.data + array.nbytes - 1) // mmap.PAGESIZE
+            pages.seek(8 * first)
+            entries = np.frombuffer(pages.read(8 * (last - first + 1)), np.uint64)
+            count += int(((entries >> np.uint64(63)) & (entries >> np.uint64(56)) & np.uint64(1)).sum())
+    return count * mmap.PAGESIZE
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="gemma")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
+    options = parser.parse_args(arguments)
+    decoder = replace(describe(Config(SHAPES[options.shape]), None), context=max(options.tokens) + _STEPS)
+    print("| shape | tokens | KV, MiB | forgets, MiB | prompt, s | forgets, s | step, ms | forgets, ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        package = open_package(
+            described_package(Path(folder) / "model", decoder, Recipe(method="nearest"), flavour="generic-float32")
+        )
+        graph = package.graph("generic-float32")
+        assert graph is not None
+        engine = OrtEngine(package, graph, devices()[0])
+        for count in options.tokens:
+            print(f"| {options.shape} | {count:,} | {row(engine, count)} |", flush=True)
+
+
+def row(engine: OrtEngine, count: int) -> str:
+    keeps, forgets = engine.open(), engine.open()
+    keeps.keeps_all = True
+    tokens = np.random.default_rng(0).integers(0, engine.package.decoder.vocabulary, count + _STEPS).tolist()
+    prompt_s = [0.0, 0.0]
+    for start in range(0, count, engine.chunk):
+        for place, session in enumerate((keeps, forgets)):
+            started = time.perf_counter()
+            session.feed(tokens[start : min(start + engine.chunk, count)])
+            prompt_s[place] += time.perf_counter() - started
+    steps_s: list[list[float]] = [[], []]
+    for token in tokens[count:]:
+        logits = []
+        for session, times in zip((keeps, forgets), steps_s, strict=True):
+            started = time.perf_counter()
+            session.feed([token])
+            times.append(time.perf_counter() - started)
+            logits.append(session.logits.copy())
+        np.testing.assert_array_equal(*logits)
+    held = [resident_bytes(session) / 2**20 for session in (keeps, forgets)]
+    for session in (keeps, forgets):
+        session.close()
+    ms = [1000 * float(np.median(times)) for times in steps_s]
+    return f"{held[0]:.0f} | {held[1]:.0f} | {prompt_s[0]:.1f} | {prompt_s[1]:.1f} | {ms[0]:.1f} | {ms[1]:.1f}"
+
+
+if __name__ == "__main__":
+    main()
