@@ -96,8 +96,8 @@ def export(
 ) -> None:
     """Write the model of SOURCE into the folder OUT.
 
-    SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), or a repo id of the hub, which is
-    downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
+    SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), a GGUF file, or a repo id of the hub,
+    which is downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
     """
     mean_bits = None if bits is None or bits in PLAIN_BITS else bits
     if size is not None and bits is not None:

@@ -10,13 +10,14 @@ from embedllm.export.architectures import describe, families
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
 from embedllm.export.fallback import offer
-from embedllm.export.hf import HuggingFaceSource
+from embedllm.export.gguf import GgufSource
 from embedllm.export.methods import METHODS
 from embedllm.export.plan import Recipe
 from embedllm.export.sentence_folder import read_sentence_folder
+from embedllm.export.sources import Checkpoint
 
 
-def describe_checkpoint(reader: HuggingFaceSource, *, context: int | None, task: str | None) -> Decoder:
+def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | None) -> Decoder:
     """The model of a checkpoint.
 
     task: one of encoders.TASKS; None: what the checkpoint is for by the class that config.json names, and by the
@@ -25,6 +26,12 @@ def describe_checkpoint(reader: HuggingFaceSource, *, context: int | None, task:
     if task is not None and task not in encoders.TASKS:
         raise ValueError(f"task is {task!r}; expected None or one of: {', '.join(encoders.TASKS)}.")
     config = reader.config
+    if isinstance(reader, GgufSource):
+        if task not in (None, "chat"):
+            raise ExportError(
+                f"models that are to {task} are not read from GGUF; export the checkpoint that it was made from."
+            )
+        return reader.described(_described(config, context))
     folder = None if task == "chat" else read_sentence_folder(reader.folder)
     wanted = task or encoders.task_of(config, folder)
     if wanted == "chat":

@@ -23,7 +23,7 @@ from embedllm.errors import ExportError
 F32 = 0  # the type of a tensor of float32
 _MAGIC, _VERSIONS, _BIG_ENDIAN = b"GGUF", (2, 3), (2 << 24, 3 << 24)
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _LIST = 8, 9  # types of metadata
+_FLOAT32, _STRING, _LIST = 6, 8, 9  # types of metadata
 _LONGEST_TEXT, _MOST_DIMENSIONS, _DEEPEST = 1 << 26, 4, 4  # a whole tokenizer.json can be one text
 _LARGEST_HEADER = 1 << 27  # bytes; the largest vocabularies take a quarter of it, and what is read is kept in memory
 _LARGEST_ALIGNMENT = 1 << 20
@@ -131,7 +131,8 @@ class _Reader:
 
     def _value(self, kind: int, depth: int = 0) -> object:
         if kind in _NUMBERS:
-            return self._number(_NUMBERS[kind])
+            number = self._number(_NUMBERS[kind])
+            return shortest(number) if kind == _FLOAT32 else number
         if kind == _STRING:
             return self._text()
         if kind != _LIST or depth == _DEEPEST:
@@ -153,6 +154,11 @@ class _Reader:
         if math.prod(shape) > self._size * 8:  # no type takes less than a bit
             raise ValueError(f"a tensor {list(shape)}")
         return GgufTensor(shape=shape, type=self._number("<I"), offset=self._number("<Q"))
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: what config.json has, 1e-06 for 9.99999997e-07."""
+    return float(str(np.float32(value)))
 
 
 def _aligned(place: int, alignment: object) -> int:

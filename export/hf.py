@@ -101,7 +101,7 @@ class HuggingFaceSource:
             if file is None:
                 file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
             file.seek(tensor.offset + start)
-            _read_whole(file, raw, tensor)
+            read_whole(file, raw, tensor.file)
         return raw
 
     def close(self) -> None:
@@ -165,10 +165,11 @@ def _weight_files(folder: Path) -> list[str] | None:
     return sorted(set(weight_map.values()))
 
 
-def _read_whole(file: BinaryIO, into: bytearray, tensor: Tensor) -> None:
+def read_whole(file: BinaryIO, into: bytearray, path: Path) -> None:
+    """Fills `into` from an unbuffered file. Raises ExportError where it ends too early."""
     view = memoryview(into)
     while view:
         count = file.readinto(view)  # type: ignore[attr-defined]  # FileIO has it, BinaryIO does not say so
         if not count:
-            raise ExportError(f"'{tensor.file}' ended while it was read; was it changed during the export?")
+            raise ExportError(f"'{path}' ended while it was read; was it changed during the export?")
         view = view[count:]

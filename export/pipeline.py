@@ -16,8 +16,7 @@ from embedllm.export.fallback import convert_traced
 from embedllm.export.fitting import Fitted, fit
 from embedllm.export.flavours import Model, build, flavours
 from embedllm.export.genai import genai_config
-from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import Location, locate
+from embedllm.export.hub import Location
 from embedllm.export.imatrix import read_importance
 from embedllm.export.importance import ENOUGH
 from embedllm.export.merge import MergedSource
@@ -30,6 +29,7 @@ from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
+from embedllm.export.sources import open_source
 from embedllm.export.stream import check_source, write_weights
 from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.package import ENCODER_FORMAT, MANIFEST, WEIGHTS, sha256
@@ -56,7 +56,8 @@ def convert(
 ) -> Path:
     """Exports a model into a package folder and returns that folder.
 
-    source: a Hugging Face folder (config.json and safetensors), a repo id of the hub, or what was located already.
+    source: a Hugging Face folder (config.json and safetensors), a repo id of the hub, what was located already, or a
+    GGUF file, of one in parts any of them (docs/guide-gguf.md).
     exporter: "optimum" traces a model that is not described here, with optimum and torch installed; such a folder runs
     on the CPU only, and takes none of the choices below but `revision` and `replace` (docs/guide-export.md#optimum).
     revision: branch, tag or commit of a repository.
@@ -88,8 +89,7 @@ def convert(
         raise ValueError(f"shard is {shard} bytes; expected 1 or more.")
     if openvino_tokenizer:
         check_installed()
-    location = locate(source, revision)
-    reader = HuggingFaceSource(location)
+    location, reader = open_source(source, revision)
     try:
         decoder = describe_checkpoint(reader, context=recipe.context, task=task)
         check_encoder(decoder, recipe, given)

@@ -12,11 +12,12 @@ from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
-from embedllm.export.hf import HuggingFaceSource, read_json, reading
+from embedllm.export.hf import read_json, reading
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location
 from embedllm.export.openvino_tokenizer import LINK
 from embedllm.export.plan import Recipe
 from embedllm.export.quantize import Packing
+from embedllm.export.sources import Checkpoint
 from embedllm.export.traced import Traced
 from embedllm.package import FORMAT, Graph, sha256
 
@@ -59,7 +60,7 @@ def manifest_of(
     }
 
 
-def special_tokens(reader: HuggingFaceSource, vocabulary: int) -> dict[str, object]:
+def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:
     """bos and pad (or None) and the list of stop tokens; generation_config.json goes before config.json.
 
     Raises ExportError for a stop token that the model cannot give: it would not stop. A bos or pad token outside of

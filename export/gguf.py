@@ -1,0 +1,137 @@
+"""A model in GGUF as a source: its config, its small files as Hugging Face has them, its tensors by rows."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.gguf_config import config_of
+from embedllm.export.gguf_model import GgufModel, Placed, read_model
+from embedllm.export.gguf_names import Place, places, without_additions
+from embedllm.export.gguf_rope import ROTATIONS
+from embedllm.export.gguf_texts import write_texts
+from embedllm.export.gguf_types import READ, TYPES, floats
+from embedllm.export.hf import read_whole, reading
+from embedllm.export.hub import Location
+
+if TYPE_CHECKING:
+    from embedllm.export.decoder import Decoder
+    from embedllm.types import F32
+
+SUFFIX = ".gguf"
+
+
+class GgufSource:
+    """The tensors of a model, under the names that a checkpoint has for them, read into fresh arrays.
+
+    May be read from several threads. folder: what the file says of tokens and chats, in small files that are gone when
+    this is closed. Raises ExportError, UnsupportedModel.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._model: GgufModel = read_model(path)
+        self.config, self._family = config_of(self._model)
+        self.folders: tuple[str, ...] = ()  # of sentence-transformers: there are none
+        self._places: Mapping[str, Place] = {}
+        self._files: dict[Path, BinaryIO] = {}
+        self._lock = threading.Lock()
+        self._texts = tempfile.TemporaryDirectory(prefix="embedllm-gguf-")
+        self.folder = Path(self._texts.name)
+        try:
+            write_texts(self._model, self.folder)
+        except BaseException:
+            self._texts.cleanup()
+            raise
+
+    @property
+    def location(self) -> Location:
+        return Location(self.folder, self._model.path.name)
+
+    def described(self, decoder: Decoder) -> Decoder:
+        """The decoder as these files hold it; called before the tensors of it are asked for.
+
+        Raises UnsupportedModel where the files hold more than it has.
+        """
+        self._places = places(decoder, self._family, self._model.tensors)
+        unread = self._model.tensors.keys() - {place.tensor for place in self._places.values()} - ROTATIONS
+        if unread:
+            raise UnsupportedModel(
+                f"'{self._model.path}' has a tensor '{min(unread)}' that is of no part of a '{decoder.model_type}' as "
+                "its metadata describes it. Try the checkpoint that the file was made from.",
+                model_type=decoder.model_type,
+            )
+        return without_additions(decoder)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ExportError unless the tensor is here with this shape, in a type that is read.
+
+        All dimensions of the tensor but the last count as one.
+        """
+        place, tensor = self._find(name)
+        rows, width = _size(place, tensor)
+        found = rows - place.start if place.count is None else place.count
+        if place.start + found > rows or shape != ((found,) if width is None else (found, width)):
+            raise ExportError(
+                f"'{tensor.file}': tensor '{place.tensor}' is {list(tensor.shape)}; the file's metadata calls for "
+                f"{list(shape)} ('{name}')."
+            )
+        kind = TYPES[tensor.type].name
+        if kind not in READ:
+            raise ExportError(
+                f"'{tensor.file}': tensor '{place.tensor}' is {kind}, which is not read; known: {', '.join(READ)}. "
+                "Take a file of the model in one of these."
+            )
+
+    def rows(self, name: str, start: int, stop: int) -> F32:
+        """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
+        place, tensor = self._find(name)
+        _, width = _size(place, tensor)
+        if place.rows is None:
+            return self._floats(tensor, width, place.start + start, place.start + stop)
+        wanted = place.rows[start:stop]
+        first = int(wanted.min())
+        return self._floats(tensor, width, first, int(wanted.max()) + 1)[wanted - first]
+
+    def _find(self, name: str) -> tuple[Place, Placed]:
+        place = self._places.get(name)
+        tensor = None if place is None else self._model.tensors.get(place.tensor)
+        if place is None or tensor is None:
+            sought = f"'{name}'" if place is None else f"'{place.tensor}' (for '{name}')"
+            raise ExportError(f"'{self._model.path}' has no tensor {sought}, which its metadata calls for.")
+        return place, tensor
+
+    def _floats(self, tensor: Placed, width: int | None, start: int, stop: int) -> F32:
+        kind = TYPES[tensor.type]
+        row_bytes = kind.bytes if width is None else width // kind.values * kind.bytes
+        raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
+        return floats(kind, raw).reshape((stop - start,) if width is None else (stop - start, width))
+
+    def _read(self, tensor: Placed, start: int, count: int) -> bytearray:
+        """Bytes of a tensor."""
+        raw = bytearray(count)
+        with self._lock, reading(tensor.file):
+            file = self._files.get(tensor.file)
+            if file is None:
+                file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
+            file.seek(tensor.offset + start)
+            read_whole(file, raw, tensor.file)
+        return raw
+
+    def close(self) -> None:
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+        self._texts.cleanup()
+
+
+def _size(place: Place, tensor: Placed) -> tuple[int, int | None]:
+    """Rows, and values of each; None of a vector, each of whose values counts as a row."""
+    if len(tensor.shape) == 1:
+        return (1, tensor.shape[0]) if place.is_row else (tensor.shape[0], None)
+    return math.prod(tensor.shape[:-1]), tensor.shape[-1]

@@ -1,0 +1,212 @@
+"""What a GGUF file's metadata says of a model, as the config.json that export/architectures describes.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what llama.cpp's converters write (conversion/).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.gguf_rope import rope_scaling
+
+if TYPE_CHECKING:
+    from embedllm.export.gguf_model import GgufModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What general.architecture stands for, where that is not a model_type of the same name with the usual keys."""
+
+    model_type: str
+    turned: bool = False  # of q and k, rows that turn together are neighbours; in checkpoints, in halves of a head
+    regrouped: bool = False  # q, k and v are one matrix: all of q, then k, then v; not so for each head
+    keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
+    values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
+    more: Callable[[GgufModel, Mapping[str, object]], Mapping[str, object]] = lambda model, config: {}
+
+
+# Keys behind "ARCHITECTURE.", and what config.json calls them in one family or another
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "rope.freq_base": ("rope_theta", "rotary_emb_base"),
+    "rope.freq_base_swa": ("rope_local_base_freq",),
+    "use_parallel_residual": ("use_parallel_residual",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "residual_scale": ("residual_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+}
+# What every family takes: those of its sizes, those that are read elsewhere, and those of no consequence
+_COMMON = {
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.causal",
+    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "vocab_size", "tensor_data_layout",
+    "use_parallel_residual", "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+    "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
+_PATTERN = "attention.sliding_window_pattern"
+_WINDOW = ("attention.sliding_window", _PATTERN)
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
+_EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
+_SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
+
+
+def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
+    """The config.json that a model's metadata and tensors amount to, and what its family has of its own.
+
+    Raises UnsupportedModel for an architecture, or a key of one, that is not known here; ExportError for what is wrong.
+    """
+    name = model.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ExportError(f"'{model.path}' does not say what model it is ('general.architecture'); expected a name.")
+    family = FAMILIES.get(name)
+    if family is None:
+        near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
+        hint = f" The nearest is '{near[0]}'." if near else ""
+        raise UnsupportedModel(
+            f"'{model.path}' is a model of the architecture '{name}', which is not read from GGUF. "
+            f"Known: {', '.join(FAMILIES)}.{hint} Try the checkpoint that it was made from.",
+            model_type=name,
+        )
+    prefix = f"{name}."
+    own = {key.removeprefix(prefix): _plain(value) for key, value in model.metadata.items() if key.startswith(prefix)}
+    if unknown := [key for key, value in own.items() if value and key not in _COMMON and key not in family.keys]:
+        raise UnsupportedModel(
+            f"'{model.path}' says '{prefix}{unknown[0]}', which is not known here for such models and could change "
+            "what they compute. Try the checkpoint that it was made from.",
+            model_type=name,
+        )
+    config: dict[str, object] = {theirs: value for key, value in own.items() for theirs in _KEYS.get(key, ())}
+    config |= {key: value for key, value in family.values.items() if key not in config}
+    config |= _read_off(model, own, config)
+    config["model_type"] = family.model_type
+    config |= family.more(model, own)
+    return config, family
+
+
+def _plain(value: object) -> object:
+    """A list of numbers that are all alike is that number: some writers give one for each layer."""
+    values = value.tolist() if hasattr(value, "tolist") else value  # type: ignore[union-attr]  # NumPy's array
+    if isinstance(values, list) and values and all(each == values[0] for each in values):
+        return values[0]
+    return values
+
+
+def _read_off(model: GgufModel, own: Mapping[str, object], config: Mapping[str, object]) -> dict[str, object]:
+    """What follows from the tensors, and from keys that need others."""
+    tensors = model.tensors
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
+    hidden, heads = (_count(model, config, key) for key in ("hidden_size", "num_attention_heads"))
+    head_dim = config.get("head_dim", hidden // heads)
+    if own.get("attention.value_length", head_dim) != head_dim or own.get("attention.causal", True) is not True:
+        raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts both ways; "
+                               "such models are not read from GGUF.")  # fmt: skip
+    part = cast("int", own.get("rope.dimension_count", head_dim)) / cast("int", head_dim)
+    is_biased = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
+    window, few = config.get("sliding_window"), own.get(_PATTERN)
+    found: dict[str, object] = {
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "head_dim": head_dim,
+        "partial_rotary_factor": part,
+        "rotary_pct": part,
+        "attention_bias": is_biased,
+        "use_qkv_bias": is_biased,
+        "use_bias": is_biased,
+        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        **rope_scaling(model, own, _count(model, config, "max_position_embeddings")),
+    }
+    if window == 0:
+        found["sliding_window"] = None
+    if isinstance(few, bool):  # alike for every layer
+        few = [few] * _count(model, config, "num_hidden_layers")
+    if isinstance(few, list):
+        found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in few]
+    elif few is not None:
+        found["sliding_window_pattern"] = few
+    return found
+
+
+def _count(model: GgufModel, config: Mapping[str, object], key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise ExportError(f"'{model.path}': {key} is {value!r} by its metadata; expected a whole number >= 1.")
+    return value
+
+
+def _gemma(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
+    """The largest ones divide by another root than that of a head's size, which only the layers' number tells."""
+    hidden, heads = cast("int", own["embedding_length"]), cast("int", own["attention.head_count"])
+    usual = hidden / heads if own["block_count"] in _LARGEST_GEMMAS else cast("float", own.get("attention.key_length"))
+    scale = own.get("attention.scale")
+    return {"query_pre_attn_scalar": usual or hidden / heads} if scale is None else {
+        "query_pre_attn_scalar": cast("float", scale) ** -2}  # fmt: skip
+
+
+_LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
+
+
+def _granite(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
+    hidden, heads = cast("int", own["embedding_length"]), cast("int", own["attention.head_count"])
+    usual = cast("int", own.get("attention.key_length", hidden // heads)) ** -0.5
+    return {
+        "attention_multiplier": own.get("attention.scale") or usual,
+        "logits_scaling": own.get("logit_scale") or 1.0,
+    }
+
+
+def _cohere(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
+    return {"logit_scale": own.get("logit_scale") or 1.0}
+
+
+def _llama(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
+    if own.get("expert_count"):
+        return {"model_type": "mixtral"}
+    return {"model_type": "mistral"} if own.get("attention.sliding_window") else {}
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, *_WINDOW), more=_llama),
+    "qwen2": Family(model_type="qwen2"),
+    "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
+    "qwen3": Family(model_type="qwen3"),
+    "qwen3moe": Family(model_type="qwen3_moe", keys=_EXPERTS, values={"norm_topk_prob": True}),
+    "gemma": Family(model_type="gemma"),
+    "gemma2": Family(model_type="gemma2", keys=(*_WINDOW, *_CAPS), more=_gemma),
+    "gemma3": Family(model_type="gemma3_text", keys=(*_WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma),
+    "phi3": Family(model_type="phi3", keys=_WINDOW, values={"sliding_window": None}),
+    "granite": Family(model_type="granite", turned=True, keys=_SCALES, more=_granite),
+    "olmo2": Family(model_type="olmo2"),
+    "exaone4": Family(model_type="exaone4", keys=_WINDOW, values={"sliding_window": None}),
+    "smollm3": Family(model_type="smollm3", turned=True),
+    "arcee": Family(model_type="arcee", turned=True),
+    "seed_oss": Family(model_type="seed_oss"),
+    "command-r": Family(model_type="cohere", keys=("logit_scale",), more=_cohere),
+    "cohere2": Family(model_type="cohere2", keys=("logit_scale", *_WINDOW), more=_cohere),
+    "glm4": Family(model_type="glm4"),
+    "stablelm": Family(model_type="stablelm"),
+    "starcoder2": Family(model_type="starcoder2", keys=_WINDOW, values={"sliding_window": None}),
+    "gptneox": Family(model_type="gpt_neox", regrouped=True),
+    "nemotron": Family(model_type="nemotron"),
+}

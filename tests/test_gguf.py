@@ -1,0 +1,70 @@
+"""Models in GGUF against the checkpoints they were made from: the same description, values and tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedllm.export.architectures import describe
+from embedllm.export.config import Config
+from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.decoder_tensors import linears, small_matrices, tables, vectors
+from embedllm.export.gguf import GgufSource
+from embedllm.export.gguf_names import without_additions
+from embedllm.export.hf import HuggingFaceSource
+from embedllm.export.hub import Location
+from embedllm.export.origin import check_matrix, check_vector, read_matrix, read_vector
+from tests.families import FAMILIES, make_checkpoint
+from tests.gguf_files import write_gguf
+
+CASES: dict[str, dict[str, object]] = {
+    **{name: {} for name in (
+        "mistral", "mixtral", "qwen3", "qwen3_moe", "gemma", "phi3", "phi3 longrope", "granite", "olmo2", "exaone4",
+        "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
+        "starcoder2", "gpt_neox", "gpt_neox in turn", "nemotron")},
+    "llama": {"head_dim": ...},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3 tied": {"tie_word_embeddings": True},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "gemma2": {"query_pre_attn_scalar": 16},  # of models of fewer layers than the largest: that of a head
+    "gemma3_text": {"query_pre_attn_scalar": 16},
+    "smollm3": {"use_sliding_window": False, "no_rope_layers": [1, 1]},
+}  # fmt: skip
+
+
+def source_of(folder: Path) -> HuggingFaceSource:
+    return HuggingFaceSource(Location(folder, folder.name))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_of_each_architecture_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    case = FAMILIES.get(name) or FAMILIES[name.partition(" ")[0]]
+    make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
+    theirs = source_of(tmp_path)
+    ours = GgufSource(write_gguf(tmp_path / "m.gguf", tmp_path))
+    try:
+        expected = describe(Config(theirs.config))
+        found = ours.described(describe(Config(ours.config)))
+        assert without_names(found) == without_names(without_additions(expected))
+        for linear in (*matrices(found), *tables(found), found.head, *small_matrices(found)):
+            check_matrix(ours, linear)
+            wanted = read_matrix(theirs, linear, 1, linear.rows)
+            assert np.array_equal(read_matrix(ours, linear, 1, linear.rows), wanted), linear.source
+        for vector, other in zip(vectors(found), vectors(expected), strict=True):
+            check_vector(ours, vector)
+            assert np.array_equal(read_vector(ours, vector), read_vector(theirs, other)), vector.source
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def matrices(decoder: Decoder) -> list[Linear]:
+    return [linear for layer in decoder.layers for linear in linears(layer)]
+
+
+def without_names(decoder: Decoder) -> Decoder:
+    return dataclasses.replace(decoder, model_type="")
