@@ -19,10 +19,16 @@ def add_adapters(model: ov.Model, decoder: Decoder) -> None:
     named = {node.get_friendly_name(): node for node in model.get_ops()}
     parameters = []
     for value, parts in products(decoder):
-        product = named.get(f"{value}.product") or named.get(value)  # the first one where a bias is added
-        if product is None or product.get_type_name() != "MatMul":
+        # the first one where a bias or minimums are added; of matrices in products of their own those side by side
+        product = named.get(f"{value}.product") or named.get(value)
+        name = value
+        alone = None if product is None else product.output(0)
+        if product is not None and product.get_type_name() == "Concat":
+            name = f"{value}.0"
+            product = named.get(f"{name}.product") or named.get(name)
+        if product is None or alone is None or product.get_type_name() != "MatMul":
             raise RuntimeError(f"the model has no product '{value}'")  # as OpenVINO's own, for the caller to name
-        x, alone = _unpadded(product.input(0).get_source_output(), f"{value}.padded"), product.output(0)
+        x = _unpadded(product.input(0).get_source_output(), f"{name}.padded")
         readers = alone.get_target_inputs()
         outputs = []
         for part in parts:

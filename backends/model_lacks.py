@@ -26,6 +26,11 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
             "export it with --target npu",
         )
+    if not driver.zero_points and any(isinstance(p, dict) and p.get("scale_bits", 16) != 16 for p in packings):
+        return (
+            f"the weights of '{package.name}' have scales in float32, which the NPU's compiler is not known to take",
+            "export it anew with --bits 4 --target npu",
+        )
     if isinstance(package.architecture, Traced):
         return None  # see traced_lack()
     if not driver.mixtures and package.decoder.is_mixture:

@@ -91,18 +91,19 @@ class ReferenceEngine:
         packing = self._packing.get(linear.name)
         if packing is None:  # of the small matrices, which stay floats
             return self.tensor(f"{linear.name}.weight")[rows]
-        weight, scale, zero = (
+        weight, scale, zero, minimum = (
             self.tensor(f"{linear.name}.{kind}")[rows] if stored else None
             for kind, stored in (
                 ("weight", True),
                 ("scale", packing.quantized),
-                ("zero", packing.quantized and not packing.symmetric),
+                ("zero", packing.quantized and packing.stores_zeros),
+                ("minimum", packing.quantized and packing.minimum),
             )
         )
         assert weight is not None
         if scale is None:
             return weight.astype(np.float32)
-        return dequantize(Packed(weight, scale, zero), packing, linear.columns)
+        return dequantize(Packed(weight, scale, zero, minimum), packing, linear.columns)
 
 
 class ReferenceSession(Layers):

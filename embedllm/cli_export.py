@@ -27,8 +27,8 @@ _NPU_LEAST = 64
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--bits", type=Bits(), metavar="4|8|16|32|MEAN",
-              help="Of the layers' matrices. Default: 4. Others, such as 5.25: a mix of 4 and 8, at most so many a "
-              "weight, 8 where they gain most.")  # fmt: skip
+              help="Of the layers' matrices. Default: 4; of a quantized source, as they are. Others, such as 5.25: a "
+              "mix of 4 and 8, at most so many a weight, 8 where they gain most.")  # fmt: skip
 @click.option("--size", type=ByteSize(), metavar="SIZE",
               help="Such a mix, of so many bytes of weights at most: 26MB, 0.9GB.")  # fmt: skip
 @click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
@@ -121,7 +121,7 @@ def export(
     from embedllm.export import Recipe, convert
 
     recipe = Recipe(
-        bits=4 if bits is None or mean_bits is not None else int(bits),
+        bits=None if bits is None or mean_bits is not None else int(bits),
         size=size,
         mean_bits=mean_bits,
         group=int(group or _TARGETS.get(target or "", _GROUP)),

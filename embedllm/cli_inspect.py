@@ -129,7 +129,8 @@ def _packing(found: Description) -> str:
     for way in found.packing:
         kind = f"{way.bits}-bit floats"
         if way.group is not None:
-            kind = f"{way.bits} bits in groups of {way.group}, {'symmetric' if way.symmetric else 'with zero points'}"
+            zeros = "with minimums" if way.minimum else "symmetric" if way.symmetric else "with zero points"
+            kind = f"{way.bits} bits in groups of {way.group}, {zeros}"
         ways.append(f"{way.matrices} of {kind}")
     return "; ".join(ways)
 

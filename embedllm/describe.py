@@ -61,7 +61,7 @@ class Share:
 
     kind: str
     values: int = 0
-    scales: int = 0
+    scales: int = 0  # and minimums
     zero_points: int = 0
     biases: int = 0
     total: int
@@ -75,6 +75,7 @@ class PackingCount:
     bits: int
     group: int | None  # values that share a scale; None for plain floats
     symmetric: bool | None
+    minimum: bool = False  # minimums in place of zero points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     for name, tensor in header.tensors.items():
         owner, _, part = name.rpartition(".")
         kind = _OWNERS.get(owner) or owners.get(owner, _OTHER)
+        part = "scale" if part == "minimum" else part
         counts[kind, part if part in ("scale", "zero", "bias") else "value"] += tensor.length
     counts[_HEADER, "value"] = file_bytes - counts.total()
     return tuple(
@@ -260,14 +262,15 @@ def _rope(rope: Rope) -> dict[str, object]:
 
 def _packing(quantization: object) -> tuple[PackingCount, ...]:
     entries = quantization.values() if isinstance(quantization, dict) else ()
-    ways: Counter[tuple[int, int | None, bool | None]] = Counter()
+    ways: Counter[tuple[int, int | None, bool | None, bool]] = Counter()
     for entry in entries:
         if isinstance(entry, dict):
             bits = int(entry.get("bits", 0))
-            ways[(bits, entry.get("group"), entry.get("symmetric")) if bits < 16 else (bits, None, None)] += 1
+            way = bits, entry.get("group"), entry.get("symmetric"), bool(entry.get("minimum"))
+            ways[way if bits < 16 else (bits, None, None, False)] += 1
     return tuple(
-        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric)
-        for (bits, group, symmetric), count in ways.most_common()
+        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric, minimum=minimum)
+        for (bits, group, symmetric, minimum), count in ways.most_common()
     )
 
 

@@ -25,7 +25,8 @@ MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
 FORMAT = 1  # of the manifest
 PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
-ENCODER_FORMAT = 3  # of a model that embeds or scores texts, and the largest that is not refused
+ENCODER_FORMAT = 3  # of a model that embeds or scores texts
+CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over), and the largest that is not refused
 _AGAIN = "Copy or export the folder again."
 
 
@@ -191,9 +192,9 @@ def _listed(folder: Path) -> Package:
     manifest = _read_manifest(path)
     with _naming(path):
         version = integer_of(manifest, "format", least=1)
-    if version > ENCODER_FORMAT:
+    if version > CARRIED_FORMAT:
         raise PackageError(
-            f"'{folder}' has format {version}; this version of embedllm reads up to {ENCODER_FORMAT}. "
+            f"'{folder}' has format {version}; this version of embedllm reads up to {CARRIED_FORMAT}. "
             "Upgrade with: pip install -U embedllm"
         )
     with _naming(path):

@@ -5,8 +5,9 @@ As the description, this needs nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from embedllm.export.decoder import (
     Attention,
@@ -88,6 +89,11 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     if layer.detour is not None:
         yield (layer.detour.down,)
         yield (layer.detour.up,)
+
+
+def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterator[tuple[Linear, ...]]:
+    """Neighbouring matrices in parts, each of matrices that are packed alike and can be one tensor of a graph."""
+    yield from (tuple(part) for _, part in groupby(run, lambda linear: packing.get(linear.name)))
 
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:

@@ -58,6 +58,10 @@ _KERNELS: dict[tuple[str, str], Kernel] = {
         versions=frozenset({2, 11, 13, 18, 19, 21}), takes=(_NUMBERS, _INT64, _NUMBERS, _PLACES),
         constant=frozenset({1, 3}), attributes={"mode": None},
     ),  # [K] [S]: where and how much is read on the CPU, when the kernel is made
+    ("", "ReduceSum"): Kernel(
+        versions=frozenset({1, 11, 13}), takes=(_FLOATS, _INT64), constant=frozenset({1}),
+        attributes={"keepdims": None, "noop_with_empty_axes": None},
+    ),  # [K] [S]
     ("", "Relu"): Kernel(versions=frozenset({6, 13, 14}), takes=(_FLOATS,)),  # [K]
     ("", "Reshape"): Kernel(
         versions=frozenset({5, 13, 14, 19, 21}), takes=(_NUMBERS, _INT64), constant=frozenset({1})
@@ -150,6 +154,8 @@ class _Checker:
                 yield from (f"'{node.name}': {lack}" for lack in self.lacks(node, kernel, values))
             source = 0 if kernel is None else kernel.gives
             kind = values.get("to") if source is None else self.types.get(node.input[source])
+            if isinstance(made := values.get("value"), TensorProto):  # of a ConstantOfShape
+                kind = made.data_type
             if isinstance(kind, int):
                 self.types |= dict.fromkeys(node.output, kind)
 

@@ -52,6 +52,7 @@ class _Plan:
     packing: Mapping[str, Packing]
     runs: Sequence[Sequence[Linear]]
     search: bool
+    carried: frozenset[str]
     layout: Layout
 
 
@@ -79,7 +80,7 @@ def convert_traced(
     As convert(), with the methods "search" and "nearest"; the recipe's `rotate`, `size` and `mean_bits` take a
     description of the model, which there is none of. Raises ExportError.
     """
-    out, recipe = named_place(out), recipe or Recipe()
+    out, recipe = named_place(out), (recipe or Recipe()).of_floats
     check_place(out, replace)
     _check_recipe(recipe)
     _check_installed()
@@ -165,10 +166,10 @@ def _feeds_alike(folder: Path, described: Traced) -> bool:
 
 def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     matrices, tables = traced.matrices, {use.linear.name for use in traced.uses if use.looks_up}
-    head_bits = recipe.bits if recipe.head_bits is None else recipe.head_bits
+    head_bits = recipe.body_bits if recipe.head_bits is None else recipe.head_bits
     table_bits = head_bits if recipe.embedding_bits is None else recipe.embedding_bits
     heads = {use.linear.name for use in traced.uses if use.linear.rows == traced.vocabulary and not use.looks_up}
-    bits = {matrix.name: recipe.bits for matrix in matrices}
+    bits = {matrix.name: recipe.body_bits for matrix in matrices}
     bits |= dict.fromkeys(tables, table_bits) | dict.fromkeys(heads, head_bits)
     try:
         packing = {
@@ -180,7 +181,7 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     small = [Entry(tensor.name, "F32", tuple(tensor.dims)) for tensor in traced.rest]
     entries = [small, *(block for run in runs for block in blocks(run, packing[run[0].name]))]
     layout = lay_out([run for run in entries if run], {"format": "embedllm"})
-    return _Plan(packing=packing, runs=runs, search=METHODS[recipe.method].search, layout=layout)
+    return _Plan(packing=packing, runs=runs, search=METHODS[recipe.method].search, carried=frozenset(), layout=layout)
 
 
 def _write_weights(traced: TracedGraph, plan: _Plan, path: Path, on_progress: Callable[[Progress], None]) -> str:

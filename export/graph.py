@@ -92,6 +92,16 @@ class Graph:
         """A vector of zeros in the type of the activations."""
         return self.floats(np.zeros(size, self.activations), f"constant.zeros.{size}")
 
+    def zero_bytes(self, rows: int, columns: int) -> str:
+        """A matrix of zeros, which the runtime makes when it loads."""
+        name = f"constant.bytes.{rows}.{columns}"
+        if not self.has(name):
+            kind = numpy_helper.from_array(np.zeros(1, np.uint8))
+            self._nodes.append(
+                helper.make_node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=kind)
+            )
+        return name
+
     def floats(self, values: NDArray[np.floating], name: str) -> str:
         """Numbers that are stored in the graph itself."""
         self._initializers[name] = numpy_helper.from_array(values, name)

@@ -39,7 +39,7 @@ def budget(narrow: Plan, recipe: Recipe) -> int | None:
         return None
     if recipe.size is not None and recipe.mean_bits is not None:
         raise ExportError("both a size and mean bits are given; they say the same. Leave one out.")
-    if recipe.bits != NARROW:
+    if recipe.body_bits != NARROW:
         raise ExportError(
             f"bits is {recipe.bits}, and a size or mean bits are given, which choose {NARROW} or {WIDE} for each "
             "matrix. Leave one out."

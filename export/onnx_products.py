@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.decoder import Linear
+from embedllm.export.decoder_tensors import packed_alike
 from embedllm.export.dialects import Dialect
 from embedllm.export.graph import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.quantize import Packing
@@ -35,17 +36,19 @@ class Products:
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
         weight = graph.stored([f"{table.name}.weight"], shape=flat, name=f"{table.name}.rows.weight")
-        zero = [] if packing.symmetric else [graph.stored([f"{table.name}.zero"])]
+        zero = [] if packing.symmetric else [self.zeros([table], packing)]
         rows = graph.op(
             "GatherBlockQuantized",
             [weight, tokens, self.scale([table]), *zero],
-            "rows",
+            "rows.raw" if packing.minimum else "rows",
             MICROSOFT,
             bits=packing.bits,
             block_size=packing.group,
             gather_axis=0,
             quantize_axis=1,
         )
+        if packing.minimum:
+            rows = self.raised_rows(table, packing, tokens, rows)
         return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
 
     def unpacked_rows(self, table: Linear, packing: Packing, tokens: str) -> str:
@@ -59,19 +62,37 @@ class Products:
 
         weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
         values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")
+        zero = ""
         if packing.symmetric:
             zero = graph.cast(graph.constant(1 << packing.bits - 1))
-        else:
+        elif packing.stores_zeros:
             width = -(-groups * packing.bits // 8)
             held = width * 8 // packing.bits  # a row ends with a whole byte
             zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, held, 1], "zeros")
             if held > groups:
                 bounds = [graph.constant(value) for value in (0, groups, 2)]
                 zero = graph.op("Slice", [zero, *bounds], "zeros.given")
-        scale = gathered("scale", [groups, 1], name="packed_scale")
-        scale = graph.op("Cast", [scale], "scales", to=FLOAT_TYPES[self.dialect.activations])
-        scaled = graph.op("Mul", [graph.op("Sub", [values, zero], "centred"), scale], "scaled")
+
+        def floats(kind: str) -> str:
+            entry = gathered(kind, [groups, 1], name=f"packed_{kind}")
+            return graph.op("Cast", [entry], f"{kind}s", to=FLOAT_TYPES[self.dialect.activations])
+
+        scale = floats("scale")
+        centred = graph.op("Sub", [values, zero], "centred") if zero else values
+        scaled = graph.op("Mul", [centred, scale], "scaled")
+        if packing.minimum:
+            scaled = graph.op("Add", [scaled, floats("minimum")], "raised")
         return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group)], "rows")
+
+    def raised_rows(self, table: Linear, packing: Packing, tokens: str, rows: str) -> str:
+        """Gathered rows [B, T, stored columns] with the minimums of their groups."""
+        graph, groups = self.graph, packing.groups(table.columns)
+        entry = graph.cast(graph.stored([f"{table.name}.minimum"]))
+        lowest = graph.op("Unsqueeze", [graph.op("Gather", [entry, tokens], "lowest", axis=0), graph.constant(-1)],
+                          "lowest.apart")  # fmt: skip
+        grouped = graph.op("Reshape", [rows, graph.constant(0, 0, groups, packing.group)], "rows.groups")
+        raised = graph.op("Add", [grouped, lowest], "rows.raised")
+        return graph.op("Reshape", [raised, graph.constant(0, 0, groups * packing.group)], "rows")
 
     def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
         """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
@@ -89,21 +110,41 @@ class Products:
         return graph.op("Reshape", [floats, graph.constant(*shape)], name)
 
     def linear(self, x: str, parts: Sequence[Linear], name: str, *, output: str = "") -> str:
-        """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side."""
-        graph, packing = self.graph, self.packing[parts[0].name]
+        """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side.
+
+        x: [B, T, columns]; where no matrix has minimums, any number of dimensions in front of the columns.
+        Those that are packed in different ways are products of their own; the node of the first is called `name`.
+        """
+        graph = self.graph
         name = graph.named(name)
-        result = output or name
+        alike = list(packed_alike(parts, self.packing))
+        if len(alike) > 1 and not self.dialect.float_matrices:
+            names = [name, *(f"{name}.{at}" for at in range(1, len(alike)))]
+            products = [
+                self.product(x, some, each, f"{name}.part.{at}")
+                for at, (some, each) in enumerate(zip(alike, names, strict=True))
+            ]
+            graph.node("Concat", products, [output or name], f"{name}.parts", axis=-1)
+            return output or name
+        return self.product(x, parts, name, output or name)
+
+    def product(self, x: str, parts: Sequence[Linear], name: str, result: str) -> str:
+        """linear() of matrices that are packed alike. name: of the node that reads x; result: the value."""
+        graph, packing = self.graph, self.packing[parts[0].name]
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
         bias = self.biases(parts, name)
         zero_points = 0 if packing.symmetric else groups
         in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
-        product = f"{name}.product" if added else result
+        raised = in_integers and packing.minimum
+        total = f"{name}.product" if added else result  # without a bias that is added
+        product = f"{name}.values" if raised else total
         if self.dialect.float_matrices:
             graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
         elif in_integers:
             weights = graph.stored([f"{part.name}.weight" for part in parts])
-            zero = "" if packing.symmetric else graph.stored([f"{part.name}.zero" for part in parts])
+            zero = "" if packing.symmetric else self.zeros(parts, packing)
+            given = x
             if not self.dialect.ragged_blocks and columns < groups * packing.group:
                 x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
             graph.node(
@@ -118,13 +159,43 @@ class Products:
                 block_size=packing.group,
                 accuracy_level=self.dialect.accuracy_level,
             )
+            if raised:
+                lowest = self.lowest(given, parts, packing, name)
+                graph.node("Add", [product, lowest], [total], f"{name}.raised")
         else:
             floats = self.unpacked(parts, packing, name)
             turned = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
             graph.node("MatMul", [x, turned], [product], name)
         if added:
-            graph.node("Add", [product, bias], [result], f"{name}.bias")
+            graph.node("Add", [total, bias], [result], f"{name}.bias")
         return result
+
+    def lowest(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:
+        """What the minimums of groups add to a product: each times the sum of the inputs of its group.
+
+        Never float zero points: 25 to 50 times slower on the CPU, and other providers do not take them. What has the
+        same input shares the sums.
+        """
+        graph, columns, groups = self.graph, parts[0].columns, packing.groups(parts[0].columns)
+        if columns < groups * packing.group:
+            x = self.filled_up(x, columns, groups * packing.group)
+        sums = f"{x}.sums.{packing.group}"
+        if not graph.has(sums):
+            shape = graph.constant(0, 0, groups, packing.group)
+            graph.node("Reshape", [x, shape], [f"{x}.groups.{packing.group}"], f"{x}.groups.{packing.group}")
+            grouped = [f"{x}.groups.{packing.group}", graph.constant(-1)]
+            graph.node("ReduceSum", grouped, [sums], sums, keepdims=0)
+        stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
+        turned = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
+        return graph.op("MatMul", [sums, turned], f"{name}.lowest")
+
+    def zeros(self, parts: Sequence[Linear], packing: Packing) -> str:
+        """The zero points of neighbouring matrices. Beside minimums they are 0, which is stored nowhere."""
+        graph = self.graph
+        if packing.stores_zeros:
+            return graph.stored([f"{part.name}.zero" for part in parts])
+        width = -(-packing.groups(parts[0].columns) * packing.bits // 8)
+        return graph.zero_bytes(sum(part.rows for part in parts), width)
 
     def biases(self, parts: Sequence[Linear], name: str) -> str:
         """Those of neighbouring matrices side by side, zeros where one has none; empty where none has."""
@@ -155,9 +226,13 @@ class Products:
             names = [f"{part.name}.{kind}" for part in parts]
             return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
 
-        zero = per_group("zero") if not packing.symmetric else graph.cast(graph.constant(128))
-        centred = graph.op("Sub", [weights, zero], f"{name}.centred")
+        centred = weights
+        if not packing.minimum:
+            zero = per_group("zero") if packing.stores_zeros else graph.cast(graph.constant(128))
+            centred = graph.op("Sub", [weights, zero], f"{name}.centred")
         scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
+        if packing.minimum:
+            scaled = graph.op("Add", [scaled, per_group("minimum")], f"{name}.whole")
         floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group)], f"{name}.floats")
         columns = parts[0].columns
         whole = columns == groups * packing.group

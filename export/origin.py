@@ -51,10 +51,11 @@ def read_matrix(source: Source, linear: Linear, start: int, stop: int) -> F32:
     name, origin = f"{linear.source}.weight", linear.origin
     if origin is None:
         return source.rows(name, start, stop)
-    places = _places(origin, start, stop)
+    wanted = places(origin, start, stop)
     if origin.transposed:
-        return np.ascontiguousarray(source.rows(name, 0, linear.columns)[:, places].T)
-    return _gathered(source, name, places)
+        return np.ascontiguousarray(source.rows(name, 0, linear.columns)[:, wanted].T)
+    found, order = stretches(wanted)
+    return np.concatenate([source.rows(name, first, last) for first, last in found])[order]
 
 
 def read_vector(source: Source, vector: Vector) -> F32:
@@ -63,7 +64,7 @@ def read_vector(source: Source, vector: Vector) -> F32:
         return np.full(vector.size, vector.plus, np.float32)
     values = source.rows(vector.source, 0, _values(vector) // vector.width).reshape(-1)
     if vector.origin is not None:
-        values = values[_places(vector.origin, 0, vector.size)]
+        values = values[places(vector.origin, 0, vector.size)]
     return values + np.float32(vector.plus)
 
 
@@ -72,7 +73,7 @@ def _values(vector: Vector) -> int:
     return vector.size if vector.origin is None else vector.origin.rows
 
 
-def _places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
+def places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     """The source's rows behind ours."""
     ours = np.arange(start, stop)
     if origin.pairs:
@@ -94,11 +95,10 @@ def _places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     return origin.start + ours
 
 
-def _gathered(source: Source, name: str, places: NDArray[np.int64]) -> F32:
-    """Rows of a tensor in any order, read as stretches of neighbours."""
-    ordered = np.sort(places)
+def stretches(wanted: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Rows in any order, read as stretches of neighbours, (first, behind the last); and where in those each row is."""
+    ordered = np.sort(wanted)
     breaks = np.flatnonzero(np.diff(ordered) > _SKIPPED + 1) + 1
-    stretches = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
-    rows = np.concatenate([source.rows(name, first, last) for first, last in stretches])
-    read = np.concatenate([np.arange(first, last) for first, last in stretches])
-    return rows[np.searchsorted(read, places)]
+    found = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
+    read = np.concatenate([np.arange(first, last) for first, last in found])
+    return found, np.searchsorted(read, wanted)

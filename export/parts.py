@@ -16,7 +16,7 @@ from embedllm.errors import PackageError
 from embedllm.export.openvino_tokenizer import LINK, link_weights
 from embedllm.export.place import appears_whole, check_place, named_place
 from embedllm.export.progress import Progress, write_json
-from embedllm.package import ENCODER_FORMAT, FORMAT, MANIFEST, PARTS_FORMAT, Package, read_package, sha256
+from embedllm.package import FORMAT, MANIFEST, PARTS_FORMAT, Package, read_package, sha256
 from embedllm.parts import PARTS, Part
 
 SIZE = 2047 << 20  # bytes of a part: just under 2 GiB, which many servers and tools take at most
@@ -160,10 +160,12 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
 def _manifest(package: Package, parts: Plan) -> dict[str, object]:
     """The manifest with these parts, and the number of the format that has any."""
     whole = {key: value for key, value in package.manifest.items() if key != PARTS}
+    number = package.manifest["format"]
+    assert isinstance(number, int), "as it was read"
     if not parts:
-        return {**whole, "format": FORMAT if package.encoder is None else ENCODER_FORMAT}
+        return {**whole, "format": FORMAT if number == PARTS_FORMAT else number}
     listed = {name: [dataclasses.asdict(part) for part in each] for name, each in parts.items()}
-    return {**whole, "format": PARTS_FORMAT, PARTS: listed}
+    return {**whole, "format": max(number, PARTS_FORMAT), PARTS: listed}
 
 
 def _write(folder: Path, parts: Sequence[Part], blocks: Iterator[memoryview]) -> list[Part]:

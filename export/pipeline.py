@@ -10,6 +10,7 @@ from pathlib import Path
 
 from embedllm.errors import ExportError
 from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
+from embedllm.export.carried import carried, check_carried
 from embedllm.export.checkpoint import check_encoder, describe_checkpoint
 from embedllm.export.dialects import FLOAT32
 from embedllm.export.fallback import convert_traced
@@ -26,13 +27,13 @@ from embedllm.export.openvino_tokenizer import check_installed, link_weights, wr
 from embedllm.export.origin import Source
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
-from embedllm.export.plan import Plan, Recipe, plan
+from embedllm.export.plan import Plan, Recipe, matrices, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
 from embedllm.export.sources import open_source
 from embedllm.export.stream import check_source, write_weights
 from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
-from embedllm.package import ENCODER_FORMAT, MANIFEST, WEIGHTS, sha256
+from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 
@@ -95,7 +96,10 @@ def convert(
         check_encoder(decoder, recipe, given)
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
-        decided = plan(decoder, recipe)
+        held = carried(reader, matrices(decoder))
+        recipe = recipe if held else recipe.of_floats
+        check_carried(held, recipe, {"lora": lora, "calibration": calibration, "importance": importance})
+        decided = plan(decoder, recipe, held=held)
         most = budget(decided, recipe)
         check_model(recipe.method, decoder, has_budget=most is not None)
         reads = check_method(recipe.method, {packing.bits for packing in decided.packing.values()},
@@ -183,6 +187,8 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.dialect, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
-    form = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
+    form: dict[str, object] = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
+    if not all(packing.is_plain for packing in decided.packing.values()):
+        form = {"format": CARRIED_FORMAT}
     manifest = manifest_of(partial, job.facts | form, decided.decoder, graphs, decided.packing, hashes)
     write_json(partial / MANIFEST, manifest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LEAST_EXPONENT = -24  # of float16
 _LEAST_STEP, _LOG_127 = np.float32(2.0**-24), np.float32(np.log2(127))
 _SEARCHED = (4,)  # bits; eight lose a two-hundredth of what four do (docs/numerics.md)
+_PLAIN = {"scale_bits": 16, "minimum": False}  # fields of a Packing that manifests of plain folders do not have
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
 
@@ -30,12 +31,33 @@ class Packing:
     bits: int  # 4 and 8: integers in groups along each row; 16 and 32: plain floats
     group: int = 32  # values that share a scale
     symmetric: bool = True  # zero point 2**(bits - 1), not stored; else one zero point a group
+    # of what was quantized elsewhere (docs/format.md#carried-over)
+    scale_bits: int = 16  # of a float: 32 where 16 would lose some of a scale
+    minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8, 16, 32):
             raise ValueError(f"bits is {self.bits}; expected 4, 8, 16 or 32.")
         if self.group not in (16, 32, 64, 128, 256):
             raise ValueError(f"group is {self.group}; expected 16, 32, 64, 128 or 256.")
+        if self.scale_bits not in (16, 32):
+            raise ValueError(f"scale_bits is {self.scale_bits}; expected 16 or 32.")
+        if type(self.minimum) is not bool or (self.minimum and self.symmetric):
+            raise ValueError(f"minimum is {self.minimum!r} and symmetric {self.symmetric!r}; expected one of both.")
+
+    @property
+    def stores_zeros(self) -> bool:
+        return not self.symmetric and not self.minimum
+
+    @property
+    def entry(self) -> dict[str, object]:
+        """What a manifest says of it: fields that only what is carried over has are left out at their defaults."""
+        return {name: value for name, value in asdict(self).items() if _PLAIN.get(name) != value}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every version of this library reads it: docs/format.md."""
+        return all(getattr(self, name) == value for name, value in _PLAIN.items())
 
     @property
     def quantized(self) -> bool:
@@ -52,12 +74,13 @@ class Packed:
 
     weight: [n, groups, group * bits / 8], earlier values in the lower bits.
     scale: [n, groups]. zero: [n, ceil(groups * bits / 8)], packed likewise, each row filled up to a whole byte;
-    None when symmetric.
+    None when symmetric. minimum: [n, groups], of the scale's type, in place of zero points; None without.
     """
 
     weight: U8
-    scale: F16
+    scale: F16 | F32
     zero: U8 | None
+    minimum: F16 | F32 | None = None
 
 
 def packings(manifest: Mapping[str, object]) -> dict[str, Packing]:
@@ -89,15 +112,15 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 
     np.rint(steps, out=steps)
     steps += zeros[:, :, None]
     np.clip(steps, 0, (1 << packing.bits) - 1, out=steps)
-    zero = None if packing.symmetric else _pack(zeros.astype(np.uint8), packing.bits)
-    return Packed(_pack(steps.astype(np.uint8), packing.bits), half, zero)
+    zero = None if packing.symmetric else pack_bits(zeros.astype(np.uint8), packing.bits)
+    return Packed(pack_bits(steps.astype(np.uint8), packing.bits), half, zero)
 
 
 def packed_turned(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
     """Rows whose integers are known. integers: [groups * group, n]. scale, zeros: [groups, n]."""
     values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group)
-    zero = None if zeros is None else _pack(np.ascontiguousarray(zeros.T), packing.bits)
-    return Packed(_pack(values, packing.bits), np.ascontiguousarray(scale.T), zero)
+    zero = None if zeros is None else pack_bits(np.ascontiguousarray(zeros.T), packing.bits)
+    return Packed(pack_bits(values, packing.bits), np.ascontiguousarray(scale.T), zero)
 
 
 def scales(turned: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:
@@ -165,14 +188,16 @@ def inverse(scale: F16) -> F32:
 
 
 def dequantize(packed: Packed, packing: Packing, columns: int) -> F32:
-    """The float weights [n, columns] that packed rows stand for: (q - zero) * scale."""
+    """The float weights [n, columns] that packed rows stand for: (q - zero) * scale, or q * scale + minimum."""
     values = _unpack(packed.weight, packing.bits).astype(np.float32)
     groups = packed.scale.shape[1]
-    zero: F32 | np.float32 = np.float32(1 << (packing.bits - 1))
     if packed.zero is not None:
-        zero = _unpack(packed.zero, packing.bits)[:, :groups, None].astype(np.float32)
-    values -= zero
+        values -= _unpack(packed.zero, packing.bits)[:, :groups, None].astype(np.float32)
+    elif packed.minimum is None:
+        values -= np.float32(1 << (packing.bits - 1))
     values *= packed.scale.astype(np.float32)[:, :, None]
+    if packed.minimum is not None:
+        values += packed.minimum.astype(np.float32)[:, :, None]
     return values.reshape(len(values), -1)[:, :columns]
 
 
@@ -190,7 +215,7 @@ def _tiled(weights: F32, packing: Packing, rows: int) -> F32:
     return np.tile(_grouped(weights[None], packing)[0].T, (1, rows))
 
 
-def _pack(values: U8, bits: int) -> U8:
+def pack_bits(values: U8, bits: int) -> U8:
     """Two 4-bit values a byte along the last axis, the earlier one in the low nibble."""
     if bits == 8:
         return values

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ import numpy as np
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export import rope
+from embedllm.export.carried import PackedSource, read_packed
 from embedllm.export.decoder import Linear
 from embedllm.export.decoder_tensors import rope_name, small_matrices, vectors
 from embedllm.export.origin import Source, check_matrix, check_vector, read_matrix, read_vector
@@ -45,6 +46,8 @@ class Matrices(Protocol):
     def runs(self) -> Sequence[Sequence[Linear]]: ...
     @property
     def search(self) -> bool: ...
+    @property
+    def carried(self) -> Collection[str]: ...
 
 
 def check_source(source: Source, plan: Plan) -> None:
@@ -127,6 +130,9 @@ def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: M
     def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
         try:
+            if linear.name in plan.carried:
+                assert isinstance(source, PackedSource), "the plan has it from there"
+                return linear, read_packed(source, linear, start, stop)
             rows, weighing = read_matrix(source, linear, start, stop), weights.get(linear.name)
             return linear, pack(rows, plan.packing[linear.name], search=plan.search, weights=weighing)
         except ExportError as error:
@@ -136,7 +142,7 @@ def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: M
 
 
 def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Write) -> None:
-    """Weights go out as they come; the scales and zero points of a run follow behind its last weight."""
+    """Weights go out as they come; scales, minimums and zero points of a run follow behind its last weight."""
     tails: list[tuple[str, np.ndarray]] = []
     last = {run[-1].name: run for run in plan.runs}
     left = {linear.name: linear.rows for run in plan.runs for linear in run}
@@ -146,12 +152,14 @@ def write_matrices(plan: Matrices, pieces: Iterable[Piece], write: Write) -> Non
             tails.append((f"{linear.name}.scale", packed.scale))
             if packed.zero is not None:
                 tails.append((f"{linear.name}.zero", packed.zero))
+            if packed.minimum is not None:
+                tails.append((f"{linear.name}.minimum", packed.minimum))
             left[linear.name] -= len(packed.weight)
         else:
             write(f"{linear.name}.weight", packed)
             left[linear.name] -= len(packed)
         if not left[linear.name] and linear.name in last:
-            for kind in (".scale", ".zero"):
+            for kind in (".scale", ".minimum", ".zero"):
                 for name, data in tails:
                     if name.endswith(kind):
                         write(name, data)

@@ -51,7 +51,7 @@ def manifest_of(
         **facts,
         "context": model.context,
         "graphs": [dataclasses.asdict(graph) for graph in graphs],
-        "quantization": {name: dataclasses.asdict(packed) for name, packed in packing.items()},
+        "quantization": {name: packed.entry for name, packed in packing.items()},
         "architecture": to_json(model),
         "files": {
             name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export import Recipe
+from embedllm.export.carried import carried
 from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
 from embedllm.export.decoder_tensors import linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.flavours import Model, build, flavours
-from embedllm.export.plan import Plan, plan
+from embedllm.export.plan import Plan, matrices, plan
 from embedllm.export.progress import write_json
 from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
@@ -32,14 +33,14 @@ class RandomSource:
             about = 1 - vector.plus if vector.name.endswith("norm.weight") else 0
             values = np.float32(about) + random.standard_normal(vector.size).astype(np.float32) / np.float32(10)
             self.tensors[vector.source] = values.reshape(-1, vector.width) if vector.width > 1 else values
-        matrices = [linear for layer in decoder.layers for linear in linears(layer)]
-        matrices += [
+        found = [linear for layer in decoder.layers for linear in linears(layer)]
+        found += [
             *small_matrices(decoder),
             *outer_matrices(decoder),
             *tables(decoder),
             *(() if decoder.tied else (decoder.head,)),
         ]
-        for linear in matrices:
+        for linear in found:
             values = random.standard_normal((linear.rows, linear.columns)).astype(np.float32)
             self.tensors[f"{linear.source}.weight"] = values / np.float32(linear.columns**0.5)
 
@@ -50,10 +51,13 @@ class RandomSource:
         return self.tensors[name][start:stop]
 
 
-def described_package(folder: Path, decoder: Decoder, recipe: Recipe, *, flavour: str, seed: int = 0) -> Path:
-    """Writes a package with one graph; returns the folder."""
+def described_package(
+    folder: Path, decoder: Decoder, recipe: Recipe, *, flavour: str, seed: int = 0, source: RandomSource | None = None
+) -> Path:
+    """Writes a package with one graph; returns the folder. source: None: of that seed."""
     folder.mkdir(parents=True)
-    decided, source = plan(decoder, recipe), RandomSource(decoder, seed)
+    source = source or RandomSource(decoder, seed)
+    decided = plan(decoder, recipe, held=carried(source, matrices(decoder)))
     check_source(source, decided)
     hashes = {WEIGHTS: write_weights(source, decided, folder / WEIGHTS, lambda count: None)}
     graph = next(graph for graph in flavours(decoder) if graph.dialect == flavour)
@@ -74,7 +78,7 @@ def _manifest(
         "recipe": dataclasses.asdict(recipe),
         "context": decided.decoder.context,
         "graphs": graphs,
-        "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
+        "quantization": {name: packing.entry for name, packing in decided.packing.items()},
         "architecture": to_json(decided.decoder),
         "files": {
             name: {"bytes": (folder / name).stat().st_size, "sha256": hashes.get(name) or sha256(folder / name)}

@@ -277,7 +277,7 @@ def test_pieces_make_the_matrix_that_quantizing_it_whole_makes(
     package = open_package(convert(checkpoint, tmp_path / "package", recipe))
     stored = dict(read_tensors(package.weights))
     source = tiny_tensors(tiny_config(), seed=0)
-    packing = Packing(bits=recipe.bits, group=recipe.group, symmetric=recipe.symmetric)
+    packing = Packing(bits=recipe.body_bits, group=recipe.group, symmetric=recipe.symmetric)
     for matrix in matrices_of(package):
         packed = quantize(source[f"{matrix.source}.weight"], packing, search=recipe.method == "search")
         assert np.array_equal(stored[f"{matrix.name}.weight"], packed.weight), matrix.name

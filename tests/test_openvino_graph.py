@@ -205,14 +205,14 @@ def test_beam_idx_says_which_past_a_row_goes_on_with(tiny_package: MakePackage) 
 
 # not bf16, in which the CPU plugin unpacks an odd number of groups of 16 (OpenVINO 2026.4)
 @pytest.mark.parametrize("properties", [EXACT, {"INFERENCE_PRECISION_HINT": "f32"}], ids=["exact", "rounded to int8"])
-@pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.bits < 16])
+@pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.body_bits < 16])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])  # with biases and a head of its own; with neither
 def test_weights_stay_packed(
     family: str, recipe: str, properties: dict[str, object], tiny_package: MakePackage
 ) -> None:
     found = executed(compiled(tiny_package(family, RECIPES[recipe], **ODD), **properties))
-    body = f"u{RECIPES[recipe].bits}"
-    head = f"u{RECIPES[recipe].head_bits or RECIPES[recipe].bits}"
+    body = f"u{RECIPES[recipe].body_bits}"
+    head = f"u{RECIPES[recipe].head_bits or RECIPES[recipe].body_bits}"
     products = Counter({("FullyConnected", body): 5 * LAYERS}) + Counter({("FullyConnected", head): 1})
     assert {key: count for key, count in found.items() if key[0] == "FullyConnected"} == products
     assert found["Gather", head] == 1  # the embedding

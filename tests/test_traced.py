@@ -70,7 +70,7 @@ def test_rounded_weights_are_what_the_graph_computes_with(export: Exports, recip
         found[name] = rounded.T if turned else rounded
     found["head"] = found["table"].T  # one table: the tied head is not stored twice
     right = expected(found, TOKENS)
-    exact = recipe.bits != 8  # whose products round their activations
+    exact = recipe.body_bits != 8  # whose products round their activations
     np.testing.assert_allclose(opened(folder).feed_all(TOKENS), right, atol=1e-3 if exact else 0.3)
 
 
@@ -80,11 +80,11 @@ def stored(folder: Path, name: str, recipe: Recipe) -> np.ndarray:
 
     tensors = load_file(folder / "weights.safetensors")
     weight = tensors[f"{name}.weight"]
-    if recipe.bits >= 16:
+    if recipe.body_bits >= 16:
         return weight.astype(np.float32)
     rows, groups, _ = weight.shape
     scale = tensors[f"{name}.scale"].astype(np.float32)[:, :, None]
-    if recipe.bits == 8:
+    if recipe.body_bits == 8:
         return ((weight.astype(np.float32) - 128) * scale).reshape(rows, -1)
     values = np.stack([weight & 15, weight >> 4], axis=-1).reshape(rows, groups, -1).astype(np.float32)
     zero: np.ndarray | float = 8.0

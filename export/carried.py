@@ -1,0 +1,101 @@
+"""Matrices that a source holds quantized already, and that are stored as they are, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from embedllm.errors import ExportError
+from embedllm.export.decoder import Linear
+from embedllm.export.methods import METHODS
+from embedllm.export.origin import Source, places, stretches
+from embedllm.export.quantize import NOT_FINITE, Packed, Packing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.export.plan import Recipe
+
+
+@runtime_checkable
+class PackedSource(Source, Protocol):
+    """A source that can give rows of some of its matrices in the form in which they are stored."""
+
+    def packing(self, name: str) -> Packing | None:
+        """How a tensor is to be stored so that nothing is lost; None: it holds plain numbers, which may be rounded.
+
+        Of 16 and 32 bits: floats, which are read by rows().
+        """
+        ...
+
+    def packed(self, name: str, start: int, stop: int) -> Packed:
+        """Rows [start, stop) of a tensor that packing() says is quantized, of as many groups as its columns fill."""
+        ...
+
+
+def carried(source: Source, matrices: Collection[Linear]) -> dict[str, Packing]:
+    """How a source holds those matrices that it does not hold as plain numbers, by the matrix's name.
+
+    Empty when it holds none quantized: floats alone are rounded as ever.
+    """
+    if not isinstance(source, PackedSource):
+        return {}
+    found = {
+        linear.name: packing
+        for linear in matrices
+        if not _is_transposed(linear) and (packing := source.packing(f"{linear.source}.weight")) is not None
+    }
+    return found if any(packing.quantized for packing in found.values()) else {}
+
+
+def _is_transposed(linear: Linear) -> bool:
+    """Whether its rows are the source's columns, which groups do not lie along."""
+    return linear.origin is not None and linear.origin.transposed
+
+
+def check_carried(held: Mapping[str, Packing], recipe: Recipe, options: Mapping[str, object]) -> None:
+    """Raises ExportError for what would change or choose the integers that are carried over.
+
+    held: of carried(). options: of convert(), by their names; those that are None or False are not asked for.
+    """
+    if not held or recipe.bits is not None:
+        return
+    asked = [name for name, value in options.items() if value not in (None, False)]
+    if METHODS[recipe.method].reads:
+        asked.append(f"the method '{recipe.method}'")
+    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
+    if asked:
+        raise ExportError(
+            f"the model's weights are quantized already and are stored as they are, which {asked[0]} would change. "
+            "Leave it out, or give the bits that the weights are to be rounded to once more, such as --bits 4."
+        )
+
+
+def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> Packed:
+    """Rows [start, stop) of a matrix, in its own order: no order of rows touches the groups along them.
+
+    Raises ExportError for scales that are no numbers.
+    """
+    name, origin = f"{linear.source}.weight", linear.origin
+    if origin is None:
+        packed = source.packed(name, start, stop)
+    else:
+        found, order = stretches(places(origin, start, stop))
+        packed = _ordered([source.packed(name, first, last) for first, last in found], order)
+    for values in (packed.scale, packed.minimum):
+        if values is not None and not np.isfinite(values).all():
+            raise ExportError(NOT_FINITE)
+    return packed
+
+
+def _ordered(parts: list[Packed], order: NDArray[np.intp]) -> Packed:
+    def joined(kind: str) -> np.ndarray | None:
+        values = [getattr(part, kind) for part in parts]
+        return None if values[0] is None else np.concatenate(values)[order]
+
+    weight, scale = joined("weight"), joined("scale")
+    assert weight is not None, "every part has them"
+    assert scale is not None
+    return Packed(weight, scale, joined("zero"), joined("minimum"))

@@ -1,0 +1,81 @@
+"""One packed matrix in a file of its own, and the floats that each runtime takes it for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+
+from embedllm.backends.ov import EXACT
+from embedllm.backends.ov_runtime import core
+from embedllm.export import onnx_products, openvino_products
+from embedllm.export.decoder import Linear
+from embedllm.export.dialects import FLOAT32, GPU_FLOAT32, Dialect
+from embedllm.export.graph import Graph
+from embedllm.export.openvino_ir import Ir
+from embedllm.export.plan import blocks
+from embedllm.export.quantize import Packed, Packing, dequantize
+from embedllm.export.weights import CONSTANTS, Entry, Writer, lay_out
+from embedllm.package import WEIGHTS
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+_EXACT = dataclasses.replace(FLOAT32, accuracy_level=0)
+
+
+def as_runtimes_see(folder: Path, packed: Packed, packing: Packing, columns: int) -> Iterator[tuple[str, F32]]:
+    """(by whom and how, [rows, columns]): multiplied by the identity without rounding, and all rows looked up."""
+    yield "reference", dequantize(packed, packing, columns)
+    linear = Linear(name="matrix", source="matrix", rows=len(packed.weight), columns=columns)
+    pool = _openvino(Ir(None), linear, packing).pool
+    runs = [[Entry(CONSTANTS, "U8", (len(pool),))], *blocks([linear], packing)]
+    layout = lay_out(runs, {"format": "embedllm"})
+    with Writer(folder / WEIGHTS, layout) as writer:
+        writer.write(CONSTANTS, pool)
+        for kind in ("weight", "scale", "minimum", "zero"):
+            if (values := getattr(packed, kind)) is not None:
+                writer.write(f"matrix.{kind}", np.ascontiguousarray(values))
+        writer.finish()
+    identity, every = np.eye(columns, dtype=np.float32)[None], np.arange(linear.rows)[None]
+    for dialect in (_EXACT, GPU_FLOAT32):
+        path = folder / dialect.file
+        path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, dialect))
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        product, rows = session.run(None, {"x": identity, "tokens": every})
+        yield f"{dialect.name}, product", np.asarray(product)[0].T
+        yield f"{dialect.name}, rows", np.asarray(rows)[0]
+    (folder / "model.xml").write_text(_openvino(Ir(layout), linear, packing).xml("matrix"))
+    model = core().compile_model(core().read_model(folder / "model.xml", folder / WEIGHTS), "CPU", EXACT)
+    found = model.create_infer_request().infer({"x": identity, "tokens": every})
+    product, rows = (found[output] for output in model.outputs)
+    yield "openvino, product", product[0].T
+    yield "openvino, rows", rows[0]
+
+
+def _onnx(graph: Graph, linear: Linear, packing: Packing, dialect: Dialect) -> bytes:
+    products = onnx_products.Products(graph, {linear.name: packing}, dialect)
+    graph.scope = "test"
+    names = products.linear("x", [linear], "product"), products.embedding(linear, "tokens")
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", linear.columns]),
+        helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "wanted"]),
+    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    return graph.model("matrix", inputs, outputs).SerializeToString()
+
+
+def _openvino(ir: Ir, linear: Linear, packing: Packing) -> Ir:
+    products = openvino_products.Products(ir, {linear.name: packing})
+    x = ir.op("Parameter", [], "x", type="f32", tensor="x", shape=f"?,?,{linear.columns}", element_type="f32")
+    tokens = ir.parameter("tokens", "i64", 2)
+    product = products.linear(x, [linear], "product", tensor="product")
+    rows = products.rows(linear, tokens, "rows")
+    ir.split("Result", [product], "product.result", 0)
+    ir.split("Result", [rows], "rows.result", 0)
+    return ir
