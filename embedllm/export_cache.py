@@ -14,9 +14,11 @@ from pathlib import Path
 
 from embedllm.errors import EmbedError, PackageError
 from embedllm.package import MANIFEST, open_package, read_package
+from embedllm.whole_file import replacing
 
 _MADE = "1"  # raised when exports come out differently: those of before are made anew
-_LOCK = ".lock"
+_LOCK = ".lock"  # ends of names beside a folder: of its lock, and of its key
+_RECORD = ".json"
 _log = logging.getLogger("embedllm")
 
 
@@ -25,7 +27,7 @@ class CachedExport:
     """One that is kept."""
 
     folder: Path
-    source: str  # as the manifest says: a repo id, or the name of a file
+    source: str  # a repo id, or the name of a file
     revision: str  # the commit of a repository, or ""
     bytes: int
     used: float  # when it was made or loaded last, seconds since 1970
@@ -78,6 +80,8 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
         out.parent.mkdir(exist_ok=True)  # again: it may have been removed meanwhile
         for left in out.parent.iterdir():  # damaged, or of a process that ended: who writes holds the lock
             shutil.rmtree(left, ignore_errors=True)
+        with replacing(_record_of(out.parent)) as record:
+            record.write(json.dumps(dict(key)).encode())
         make(out)
         return out
     finally:
@@ -88,15 +92,14 @@ def exports() -> list[CachedExport]:
     """All that is kept, the last used first."""
     found: list[CachedExport] = []
     for manifest in exports_folder().glob(f"*/*/{MANIFEST}"):
-        with suppress(PackageError, OSError):  # one that is being removed, or damaged
-            package = read_package(manifest.parent)
-            source, revision = (package.manifest.get(key) for key in ("source", "revision"))
+        with suppress(PackageError, OSError, ValueError):  # one that is being removed, or damaged
+            told = read_package(manifest.parent).manifest | json.loads(_record_of(manifest.parents[1]).read_bytes())
             size = sum(path.stat().st_size for path in manifest.parent.rglob("*") if path.is_file())
             found.append(
                 CachedExport(
                     folder=manifest.parent,
-                    source=source if isinstance(source, str) else package.name,
-                    revision=revision if isinstance(revision, str) else "",
+                    source=str(told.get("repository") or told.get("source")),
+                    revision=str(told.get("commit") or ""),
                     bytes=size,
                     used=manifest.stat().st_mtime,
                 )
@@ -112,11 +115,16 @@ def remove_export(one: CachedExport) -> None:
     with FileLock(_lock_of(place)):
         (one.folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of it is no package
         shutil.rmtree(place)
+        _record_of(place).unlink(missing_ok=True)
 
 
 def _place(name: str, key: Mapping[str, str]) -> Path:
     told = json.dumps({"made": _MADE, "name": name, **key}, sort_keys=True)
     return exports_folder() / hashlib.sha256(told.encode()).hexdigest()[:16] / name
+
+
+def _record_of(place: Path) -> Path:
+    return place.with_name(place.name + _RECORD)
 
 
 def _lock_of(place: Path) -> Path:

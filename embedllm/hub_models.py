@@ -101,7 +101,7 @@ def _export(repository: Repository, on_progress: OnProgress) -> Path:
 
 def _kept_as(repository: Repository) -> tuple[str, dict[str, str]]:
     """Name and key of a repository's export in the cache."""
-    key = {"source": "hub", "repository": repository.name, "commit": repository.commit, "recipe": "default"}
+    key = {"repository": repository.name, "commit": repository.commit, "recipe": "default"}
     return repository.name.rpartition("/")[2], key
 
 

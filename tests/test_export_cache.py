@@ -13,7 +13,7 @@ import pytest
 from embedllm.errors import EmbedError, ExportError
 from embedllm.export_cache import cached_export, exports, exports_folder, find_export, remove_export
 
-KEY = {"source": "org/name", "commit": "1" * 40}
+KEY = {"repository": "org/name", "commit": "1" * 40}
 
 
 @pytest.fixture(autouse=True)
@@ -88,10 +88,11 @@ def test_kept_exports_are_listed_and_removed(maker: Maker) -> None:
     second = cached_export("other", KEY, maker)
     found = {one.folder: one for one in exports()}
     assert found.keys() == {first, second}
+    assert {(one.source, one.revision) for one in exports()} == {("org/name", "1" * 40)}
     assert found[first].bytes == sum(path.stat().st_size for path in maker.package.rglob("*") if path.is_file())
     remove_export(found[first])
     assert [one.folder for one in exports()] == [second]
-    assert not first.parent.exists()
+    assert not list(first.parents[1].glob(f"{first.parent.name}*[!k]"))  # all but the lock
     assert find_export("name", KEY) is None
 
 
