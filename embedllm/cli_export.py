@@ -13,6 +13,7 @@ from embedllm.cli_options import common_options, note
 from embedllm.cli_progress import progress_bar
 from embedllm.cli_shard import said_of_parts
 from embedllm.cli_size import PLAIN_BITS, Bits, ByteSize
+from embedllm.hub_name import hub_name
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
@@ -119,6 +120,8 @@ def export(
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert
+    from embedllm.export.place import check_place, named_place
+    from embedllm.hub_sources import export_source
 
     recipe = Recipe(
         bits=None if bits is None or mean_bits is not None else int(bits),
@@ -136,12 +139,13 @@ def export(
     started = time.perf_counter()
     try:
         with progress_bar(is_shown=not quiet) as on_progress:
+            check_place(named_place(out), replace)  # before anything is downloaded
             convert(
-                source,
+                export_source(source, revision=revision, on_progress=on_progress),
                 out,
                 recipe,
                 exporter=exporter,
-                revision=revision,
+                revision=revision if hub_name(source) is None else None,  # else it was fetched at that
                 task=task,
                 lora=lora,
                 calibration=calibrate,

@@ -78,6 +78,7 @@ class Repository:
         if not wanted and (folder := _cached_folder(self.name, self.commit)) is not None:
             return folder
         check_space([(cache_folder(), size)], self.name)
+        _log.info("downloading %d files of '%s', %s bytes", len(wanted), self.name, f"{size:,}")
         patterns = [glob.escape(name) for name in names]
         with reporting(size, on_progress) as bars, refusing(self.name, self.revision, self.token):
             folder = Path(snapshot_download(self.name, revision=self.commit, allow_patterns=patterns, token=self.token,
@@ -86,14 +87,14 @@ class Repository:
             _check_file(folder / name, self.files[name], self.name)
         return folder
 
-    def remember(self, name: str) -> None:
-        """Notes in the cache that the branch stands for this commit, once all is there: for when there is no network.
-
-        name: a file that was fetched.
-        """
+    def remember(self) -> None:
+        """Notes in the cache which commit the branch stands for, once all is there: for when there is no network."""
         if self.cached is None and getattr(_cached_folder(self.name, self.revision), "name", "") != self.commit:
             from huggingface_hub import hf_hub_download
 
+            here = self.files.keys() - set(self.missing(self.files))
+            # any will do: the smallest, since it is downloaded if the branch has gone on meanwhile
+            name = min(here or self.files, key=lambda name: (self.files[name].bytes or 0, name))
             with refusing(self.name, self.revision, self.token):
                 hf_hub_download(self.name, name, revision=self.revision, token=self.token)
 

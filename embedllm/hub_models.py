@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import DeviceUnavailable, HubError
@@ -12,6 +11,7 @@ from embedllm.export_cache import cached_export, exports_folder, find_export
 from embedllm.hub import Repository, cache_folder, check_space, open_repository
 from embedllm.hub_choice import choose
 from embedllm.hub_name import HubName
+from embedllm.hub_sources import locate
 from embedllm.package import MANIFEST, WEIGHTS, Package, read_package
 from embedllm.parts import hosting_copy
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from embedllm.export.progress import Progress
 
     OnProgress = Callable[[Progress], None]
-
-_WEIGHTS = "model.safetensors"  # of a checkpoint in one file
 
 
 def fetch_model(
@@ -34,7 +32,8 @@ def fetch_model(
     """The package folder of a model of the hub.
 
     A repository's package is downloaded with the files that its manifest lists, a checkpoint with its configuration,
-    tokenizer and weights, and exported to 4 bits. Nothing large is downloaded before it is known to be usable here.
+    tokenizer and weights, a GGUF with all its parts; the latter two are exported to 4 bits. Nothing large is downloaded
+    before it is known to be usable here.
     Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
     """
     repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
@@ -45,10 +44,11 @@ def fetch_model(
     if choice.kind == "package":
         return _fetch_package(repository, choice.folder, on_progress)
     if choice.kind == "checkpoint":
-        folder = exported or _export(repository, on_progress or (lambda _: None))
-        repository.remember("config.json")
-        return folder
-    raise HubError(f"'{name}' is a GGUF ({choice.files[0]}), which is not loaded from the hub yet.")
+        folder = exported or _export_checkpoint(repository, on_progress or (lambda _: None))
+    else:
+        folder = _export_gguf(repository, choice.files, on_progress or (lambda _: None))
+    repository.remember()
+    return folder
 
 
 def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress | None) -> Path:
@@ -69,34 +69,50 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
     if repository.missing(names):
         check_memory(package)
     repository.fetch(names, on_progress)
-    repository.remember(manifest)
+    repository.remember()
     return place
 
 
-def _export(repository: Repository, on_progress: OnProgress) -> Path:
+def _export_checkpoint(repository: Repository, on_progress: OnProgress) -> Path:
     """The export of a checkpoint, made now unless another process was first."""
 
     def make(out: Path) -> None:
         from embedllm.export import Recipe, convert
         from embedllm.export.expected import expected_package
-        from embedllm.export.hub import SMALL, Location
 
-        def fetch(names: Sequence[str]) -> None:
-            needed = [name for name in names if name in repository.files or name != _WEIGHTS]
-            if not repository.cached:
-                check_space(
-                    [(cache_folder(), repository.missing_bytes(needed)), (exports_folder(), size)], repository.name
-                )
-            repository.fetch(needed, on_progress)
+        def look(names: Sequence[str]) -> None:
+            _check_room(repository, names, expected.files[WEIGHTS].bytes)
 
-        small = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in SMALL)]
-        location = Location(repository.fetch(small), repository.name, revision=repository.commit, fetcher=fetch)
+        location = locate(repository, on_progress, look)
         expected = expected_package(location, Recipe())
-        size = expected.files[WEIGHTS].bytes
         check_memory(expected)
         convert(location, out, on_progress=on_progress)
 
     return cached_export(*_kept_as(repository), make)
+
+
+def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnProgress) -> Path:
+    """The same of a GGUF, which says nothing of itself before it is there: of memory the load tells.
+
+    files: all its parts.
+    """
+
+    def make(out: Path) -> None:
+        from embedllm.export import convert
+
+        # packed weights take about as much in a package, and floats less
+        _check_room(repository, files, sum(repository.files[file].bytes or 0 for file in files))
+        convert(repository.fetch(files, on_progress) / files[0], out, on_progress=on_progress)
+
+    _, key = _kept_as(repository)
+    return cached_export(PurePosixPath(files[0]).stem, {**key, "file": files[0]}, make)
+
+
+def _check_room(repository: Repository, names: Sequence[str], exported: int) -> None:
+    """Raises HubError without the space for what is missing and for an export of so many bytes."""
+    if repository.cached is None:
+        needs = [(cache_folder(), repository.missing_bytes(names)), (exports_folder(), exported)]
+        check_space(needs, repository.name)
 
 
 def _kept_as(repository: Repository) -> tuple[str, dict[str, str]]:

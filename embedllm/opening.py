@@ -144,7 +144,8 @@ def load(
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
         drafter = load(drafter, device=search.wish if measured.fastest else device, threads=threads, exact=exact,
-                       openvino=openvino, prefix_cache=0, tuned=False)  # fmt: skip
+                       openvino=openvino, prefix_cache=0, tuned=False, token=token, local_files_only=local_files_only,
+                       on_progress=on_progress)  # fmt: skip
 
     def knobs(device: Device) -> Knobs:
         return given if threads else measured.knobs(device.name)

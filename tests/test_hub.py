@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import constants
 
 import embedllm
+from embedllm.cli import cli
 from embedllm.errors import DeviceUnavailable, EmbedError, HubError, UnsupportedModel
 from embedllm.export import Progress, convert
 from embedllm.export_cache import exports
@@ -155,6 +157,52 @@ def test_progress_is_told_of_every_byte(with_checkpoint: Hub) -> None:
     size = len(with_checkpoint.repos[NAME].commits.popitem()[1]["model.safetensors"])
     assert [report.done for report in downloads] == sorted(report.done for report in downloads)
     assert (downloads[-1].done, downloads[-1].total) == (size, size)
+
+
+def test_a_gguf_is_exported_once_with_all_its_parts(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from tests.gguf_files import write_gguf
+
+    file = write_gguf(tmp_path / "tiny-F32.gguf", checkpoint)
+    hub.repos[NAME] = Repo()
+    commit = hub.repos[NAME].commit({"tiny-F32.gguf": file.read_bytes(), "tiny-Q8_0.gguf": b"x", "README.md": b"x"})
+    assert "'org/tiny:tiny-F32.gguf' (0.00 GB), 'org/tiny:tiny-Q8_0.gguf'" in refusal()
+    folder = find_package(f"{NAME}:*F32.gguf")
+    assert hub.downloaded() == {"tiny-F32.gguf"}
+    assert (folder / WEIGHTS).read_bytes() == (convert(file, tmp_path / "near") / WEIGHTS).read_bytes()
+    assert find_package(f"{NAME}:*F32.gguf") == folder == find_package(f"{NAME}:*F32.gguf", local_files_only=True)
+    assert [(one.folder, one.source, one.revision) for one in exports()] == [(folder, NAME, commit)]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tiny.gguf"])
+def test_the_command_exports_what_was_compared_with_the_hubs_hashes(
+    name: str, hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    files = read_folder(checkpoint)
+    if name == "tiny.gguf":
+        pytest.importorskip("gguf")
+        from tests.gguf_files import write_gguf
+
+        files = {name: write_gguf(tmp_path / name, checkpoint).read_bytes()}
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit(files)
+    out, command = tmp_path / "out", ["export", NAME, str(tmp_path / "out"), "--quiet"]
+    hub.wrong.add(name)
+    failed = CliRunner().invoke(cli, command)
+    assert (failed.exit_code, failed.stdout, out.exists()) == (1, "", False)
+    assert f"'{name}' of '{NAME}' came damaged" in failed.stderr
+    hub.wrong.clear()
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    open_package(out).check()
+    hub.asked.clear()
+    assert "exists already" in CliRunner().invoke(cli, command).stderr
+    assert hub.asked == []
+
+
+def test_the_command_does_not_export_what_is_a_package_already(with_package: Hub, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["export", NAME, str(tmp_path / "out")])
+    assert f"'{NAME}' is exported already; load('{NAME}') and --model {NAME} take it as it is." in done.stderr
+    assert with_package.downloaded() == set()
 
 
 # --- revisions and patterns

@@ -411,6 +411,7 @@ def level(module: str) -> int:
             "hub_kept",
             "hub_models",
             "hub_progress",
+            "hub_sources",
             "opening",
             "tuning",
             "tuning_choice",
