@@ -20,7 +20,7 @@ from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.registry import devices, open_engine
 from embedllm.describe import describe_package
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError
-from embedllm.export import Recipe, convert, pipeline
+from embedllm.export import Recipe, convert, sources
 from embedllm.export.directml_rules import check_directml
 from embedllm.export.flavours import write_flavour
 from embedllm.export.hf import HuggingFaceSource
@@ -143,7 +143,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Exports of held checkpoints: "llama" (untied, biases), "qwen3" (tied), each exact."""
     folder = tmp_path_factory.mktemp("held")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "HuggingFaceSource", HeldSource)
+        patch.setattr(sources, "HuggingFaceSource", HeldSource)
         return {
             family: convert(
                 tiny_checkpoint(folder / family, family, attention_bias=family == "llama"),
@@ -265,7 +265,7 @@ def section(manifest: Mapping[str, object], matrix: str) -> dict[str, object]:
 
 def test_with_bits_the_matrices_are_rounded_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "qwen3")
-    monkeypatch.setattr(pipeline, "HuggingFaceSource", HeldSource)
+    monkeypatch.setattr(sources, "HuggingFaceSource", HeldSource)
     anew = convert(checkpoint, tmp_path / "anew", Recipe(bits=4))
     monkeypatch.undo()
     plain_folder = convert(checkpoint, tmp_path / "plain")
@@ -278,7 +278,7 @@ def test_with_bits_the_matrices_are_rounded_once_more(monkeypatch: pytest.Monkey
 
 def test_one_table_can_be_rounded_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
-    monkeypatch.setattr(pipeline, "HuggingFaceSource", HeldSource)
+    monkeypatch.setattr(sources, "HuggingFaceSource", HeldSource)
     manifest = open_package(convert(checkpoint, tmp_path / "out", Recipe(embedding_bits=8))).manifest
     assert section(manifest, "embedding") == Packing(bits=8).entry
     assert section(manifest, "head") == WAYS["lm_head"].entry
@@ -297,7 +297,7 @@ def test_what_would_change_the_integers_is_refused(
     recipe: Recipe, what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "qwen3")
-    monkeypatch.setattr(pipeline, "HuggingFaceSource", HeldSource)
+    monkeypatch.setattr(sources, "HuggingFaceSource", HeldSource)
     with pytest.raises(ExportError, match=f"quantized already .* which {what} would change.*--bits 4"):
         convert(checkpoint, tmp_path / "out", recipe)
     assert not (tmp_path / "out").exists()
@@ -311,7 +311,7 @@ def test_scales_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch,
                 packed.scale[0, 0] = np.nan
             return packed
 
-    monkeypatch.setattr(pipeline, "HuggingFaceSource", Broken)
+    monkeypatch.setattr(sources, "HuggingFaceSource", Broken)
     with pytest.raises(ExportError, match=r"v_proj\.weight', rows 0 to .*not finite"):
         convert(tiny_checkpoint(tmp_path / "checkpoint", "qwen3"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
