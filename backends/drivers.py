@@ -47,7 +47,7 @@ class Driver:
     mixtures: bool = True  # of experts
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     adapts: bool = False  # its sessions take adapters
-    traced: bool = False  # it runs graphs that another exporter has traced
+    traced: tuple[str, ...] = ()  # dialects of graphs of other exporters that it runs
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     # the same for a model that embeds or scores texts; None: it runs none
     open_encoder: Callable[[Choices], Engine] | None = None
@@ -64,8 +64,8 @@ class Driver:
         self, package: Package, *, exact: bool = False, kv: str | None = None, dialects: Sequence[str] = ()
     ) -> list[Graph]:
         """Those of a folder."""
-        if self.traced and kv is None and (graph := package.graph(TRACED.name)) is not None:
-            return [graph]
+        if kv is None and (found := [graph for graph in package.graphs if graph.dialect in self.traced]):
+            return found
         allowed = self.wanted(exact=exact, kv=kv, dialects=dialects)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
@@ -214,7 +214,7 @@ _DRIVERS = {
         provider=provider,
         adapts=provider.engine == "cpu",
         recurrent=provider.engine == "cpu",
-        traced=provider.engine == "cpu",
+        traced=(TRACED.name,) if provider.engine == "cpu" else (),
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),

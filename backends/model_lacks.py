@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedllm.backends.drivers import Driver
-from embedllm.export.dialects import OPENVINO
+from embedllm.export.dialects import OPENVINO, STATEFUL
 from embedllm.export.traced import Traced
 from embedllm.package import Package
 
@@ -12,8 +12,11 @@ def traced_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[st
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
     if not isinstance(package.architecture, Traced):
         return None
-    if not driver.traced:
-        return f"of '{package.name}' nothing but its graph is known (optimum exported it)", "use the device 'cpu'"
+    if not any(graph.dialect in driver.traced for graph in package.graphs):
+        maker = "optimum" if package.foreign is None else package.foreign.maker
+        stateful = any(graph.dialect == STATEFUL for graph in package.graphs)
+        remedy = f"use the device '{'openvino' if stateful else 'cpu'}'"
+        return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
     return None if kv is None else (f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
 
 

@@ -1,12 +1,15 @@
-"""ONNX Runtime with a graph that another exporter has traced: its KV grows by a copy at every step.
+"""ONNX Runtime with a graph that another exporter has written.
 
-Slower than our own graphs, whose attention appends in place, but any decoder runs so.
+Its KV grows by a copy at every step, which is slower than our own graphs, whose attention appends in place; unless its
+attention does so, too. What it can be fed is found out by feeding it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,16 +27,24 @@ from embedllm.backends.base import (
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort import CHUNK, session_options
 from embedllm.backends.ort_runtime import first_line, ort
+from embedllm.backends.traced_inputs import Inputs
+from embedllm.backends.traced_kv import AppendedKv, CopiedKv
 from embedllm.errors import DeviceError
+from embedllm.export.traced import Names
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
+    from embedllm.export.traced import Traced
     from embedllm.types import F32
 
-_PAST, _PRESENT = "past_key_values.", "present."
+_LESS = "take a model that holds more"
+_SEED = 20261122
+# of the largest logit: a mask that is wrong for pieces moves logits by several tenths, rounding by a thousandth
+_MOST_DIFFERENCE = {False: 0.02, True: 0.2}  # by whether the graph rounds activations by what is fed at once
+_TOKENS = 6  # of the prompt that says how a graph can be fed
 
 
 class TracedEngine:
@@ -48,8 +59,9 @@ class TracedEngine:
         self.device = device
         self.package = package
         self.traced = package.traced
+        self.names = Names() if package.foreign is None else package.foreign.names
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = LARGER_EXPORT if package.foreign is None else _LESS
         path = package.folder / graph.file
         try:
             self._session: ort.InferenceSession | None = ort.InferenceSession(
@@ -60,6 +72,20 @@ class TracedEngine:
             )
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        self.inputs = Inputs(self._session, self.names)
+        if package.foreign is not None:
+            self.traced = self._tried(path)
+
+    def _tried(self, path: Path) -> Traced:
+        """What is known of the graph, and whether a prompt can be fed in pieces. Raises DeviceError where none can."""
+        for traced in (self.traced, replace(self.traced, in_pieces=False)):
+            self.traced = traced
+            if feeds_alike(self, traced):
+                return traced
+        raise DeviceError(
+            f"'{path}' gives other logits for a prompt that is fed at once than token by token, so its replies would "
+            "be wrong. Export its checkpoint with this library: embedllm export SOURCE OUT."
+        )
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -81,12 +107,12 @@ class TracedSession:
     def __init__(self, engine: TracedEngine) -> None:
         self.position = 0
         self.is_stopping = False
+        self._engine = engine
         self._traced = engine.traced
+        self._inputs = engine.inputs
         self._session: ort.InferenceSession | None = engine.session
-        takes = (*engine.session.get_inputs(), *engine.session.get_overridable_initializers())
-        self._inputs = {given.name for given in takes}
-        self._names = [f"{index}.{part}" for index in range(len(engine.traced.kv)) for part in ("key", "value")]
-        self._kv = {f"{_PAST}{name}": _value(self._empty(name)) for name in self._names}
+        shapes = self._inputs.kv(engine.traced.kv)
+        self._kv = AppendedKv(shapes, engine.context) if engine.names.appends else CopiedKv(shapes)
         self._options = ort.RunOptions()
 
     @property
@@ -95,30 +121,27 @@ class TracedSession:
         return self.position
 
     def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._feed(tokens, logits_from=-1)[-1])
+        return Row(self._feed(tokens, each=False)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
-        return self._feed(tokens, logits_from=0)
+        return self._feed(tokens, each=True)
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         if position < self.position:
-            self._kv = {name: _value(_array(value)[:, :, :position]) for name, value in self._kv.items()}
+            self._kv.cut(position)
         self.position = position
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
-        arrays = [_array(self._kv[f"{_PAST}{name}"])[0, :, start:stop].copy() for name in self._names]
+        arrays = [values[0, :, start:stop].copy() for values in self._kv.arrays()]
         return list(zip(arrays[::2], arrays[1::2], strict=True))
 
     def import_state(self, state: KeyValues) -> None:
         self._check_open()
         count = check_state(state, [(heads, size) for heads, size in self._traced.kv])
-        check_room(self.position, count, limit=self._traced.context, remedy=LARGER_EXPORT)
-        given = [values for pair in state for values in pair]
-        for name, values in zip(self._names, given, strict=True):
-            held = _array(self._kv[f"{_PAST}{name}"])
-            self._kv[f"{_PAST}{name}"] = _value(np.concatenate([held, values[None].astype(np.float32)], axis=2))
+        check_room(self.position, count, limit=self._traced.context, remedy=self._engine.remedy)
+        self._kv.append(self.position, [values for pair in state for values in pair])
         self.position += count
 
     def interrupt(self, stop: bool = True) -> None:
@@ -130,56 +153,67 @@ class TracedSession:
         self._kv.clear()
         self.position = 0
 
-    def _feed(self, tokens: Sequence[int], *, logits_from: int) -> F32:
+    def _feed(self, tokens: Sequence[int], *, each: bool) -> F32:
         """The logits behind the last token, or behind each: [1 or T, V]. What fails appends nothing."""
         self._check_open()
-        traced = self._traced
-        check_tokens(tokens, self.position, vocabulary=traced.vocabulary, limit=traced.context, remedy=LARGER_EXPORT)
-        at_once = len(tokens) if traced.in_pieces or not self.position else 1
-        kv, position = self._kv, self.position
+        traced, start = self._traced, self.position
+        check_tokens(tokens, start, vocabulary=traced.vocabulary, limit=traced.context, remedy=self._engine.remedy)
+        at_once = len(tokens) if traced.in_pieces or not start else 1
+        if each and not self._inputs.gives_all:
+            at_once = 1
+        held = self._kv.held()
+        parts: list[F32] = []
         try:
-            parts = [
-                self._run(tokens[start : start + at_once], logits_from) for start in range(0, len(tokens), at_once)
-            ]
+            for at in range(0, len(tokens), at_once):
+                rows = self._run(tokens[at : at + at_once], each=each)
+                if each and len(rows) < min(at_once, len(tokens) - at):  # the graph gives those of the last token only
+                    self._inputs.gives_all = False
+                    self._kv.put_back(held)
+                    self.position = start
+                    return self._feed(tokens, each=True)
+                parts = [*parts, rows] if each else [rows[-1:]]
         except BaseException:
-            self._kv, self.position = kv, position
+            self._kv.put_back(held)
+            self.position = start
             raise
-        return np.concatenate(parts)
+        return np.concatenate(parts).astype(np.float32, copy=False)
 
-    def _run(self, tokens: Sequence[int], logits_from: int) -> F32:
+    def _run(self, tokens: Sequence[int], *, each: bool) -> F32:
         assert self._session is not None  # checked
         end = self.position + len(tokens)
-        feeds = {
-            **self._kv,
-            "input_ids": _value(np.array([tokens], np.int64)),
-            "attention_mask": _value(np.ones((1, end), np.int64)),
-            "position_ids": _value(np.arange(self.position, end)[None]),
-            "logits_from": _value(np.array([logits_from], np.int64)),
-        }
-        wanted = {name: value for name, value in feeds.items() if name in self._inputs}
-        outputs = ["logits", *(f"{_PRESENT}{name}" for name in self._names)]
+        binding = self._session.io_binding()
+        for name, value in self._inputs.feeds(tokens, self.position, each=each):
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_output(self._engine.names.logits)
+        pairs = self._engine.names.pairs(len(self._traced.kv))
+        self._kv.bind(binding, pairs, end)
         try:
-            logits, *kv = self._session.run_with_ort_values(outputs, wanted, self._options)
+            self._session.run_with_iobinding(binding, self._options)
         except Exception as error:
             if self.is_stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
-        self._kv = {f"{_PAST}{name}": value for name, value in zip(self._names, kv, strict=True)}
+        logits, *given = binding.get_outputs()
+        self._kv.take(given)
         self.position = end
-        return _array(logits)[0]
-
-    def _empty(self, name: str) -> F32:
-        heads, size = self._traced.kv[int(name.partition(".")[0])]
-        return np.empty((1, heads, 0, size), np.float32)
+        return logits.numpy()[0]
 
     def _check_open(self) -> None:
         if self._session is None:
             raise ValueError("this session was closed")
 
 
-def _value(array: np.ndarray) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-
-
-def _array(value: ort.OrtValue) -> F32:
-    return value.numpy()
+def feeds_alike(engine: TracedEngine, traced: Traced) -> bool:
+    """Whether the graph says the same of a prompt that is fed at once, and rewound and fed in another way."""
+    count = min(_TOKENS, traced.context)
+    tokens = np.random.default_rng(_SEED).integers(0, traced.vocabulary, count).tolist()
+    session = engine.open()
+    try:
+        whole = session.feed_all(tokens)
+        session.rewind(count // 3)
+        again = session.feed_all(tokens[count // 3 :])
+    finally:
+        session.close()
+    return bool(
+        np.abs(again - whole[count // 3 :]).max() <= _MOST_DIFFERENCE[engine.names.rounds] * np.abs(whole).max()
+    )

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from embedllm.describe import Architecture, Description
+    from embedllm.describe import Architecture, Description, Memory
     from embedllm.package import Package
 
+_MEMORY = "memory of one sequence, MB (without the runtime, its activations, what it repacks at load)"
 _WIDE = 200  # columns when nobody's terminal says how many: a table must not be folded for a pipe
 
 
@@ -38,6 +39,9 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
     from embedllm.package import WEIGHTS
 
     package = open_folder(folder)
+    if package.foreign is not None:
+        _inspect_foreign(package, contexts, check=check, as_json=as_json)
+        return
     faults = package.faults() if check else {}
     if WEIGHTS in faults:
         raise package.refusal(faults)  # all that is described follows from it
@@ -53,6 +57,21 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
         raise ValueError("a graph does not fit the weights file; export the folder again.")
 
 
+def _inspect_foreign(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
+    from embedllm.describe_foreign import describe_foreign, facts
+
+    found = describe_foreign(package, contexts)
+    if check:
+        raise ValueError(f"'{package.folder}' has no manifest with hashes to check; leave out --check.")
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        return
+    console = new_console()
+    console.print(_pairs(facts(found)))
+    console.print(f"\n[bold]{_MEMORY}[/bold]")
+    console.print(_memory(found.memory))
+
+
 def open_folder(folder: str) -> Package:
     from embedllm.finding import package_folder
     from embedllm.package import open_package
@@ -66,7 +85,7 @@ def _show(found: Description, faults: Mapping[str, str] | None) -> None:
     for title, table in (
         ("", _pairs(_facts(found))),
         ("weights file, bytes", _storage(found)),
-        ("memory of one sequence, MB (without the runtime, its activations, what it repacks at load)", _memory(found)),
+        (_MEMORY, _memory(found.memory)),
         ("graphs", _graphs(found)),
         ("files", _files(found, faults)),
         ("differences from the reference, measured at export", _verification(found.verification)),
@@ -149,11 +168,11 @@ def _storage(found: Description) -> Table:
     return new_table(columns, rows, numbers_from=1)
 
 
-def _memory(found: Description) -> Table:
+def _memory(lengths: Iterable[Memory]) -> Table:
     columns = ("context", "KV float32", "with weights file", "KV float16", "with weights file")
     rows = [
         (f"{m.context:,}", *map(_mb, (m.kv_float32_bytes, m.float32_bytes, m.kv_float16_bytes, m.float16_bytes)))
-        for m in found.memory
+        for m in lengths
     ]
     return new_table(columns, rows, numbers_from=0)
 

@@ -14,6 +14,7 @@ from embedllm.describe_graphs import GraphReport, report_graphs
 from embedllm.export.decoder import Decoder, Linear, Moe, Norm, Rope
 from embedllm.export.decoder_tensors import kv_bytes, mlps, parameters
 from embedllm.export.recurrent import state_bytes
+from embedllm.export.traced import Traced
 from embedllm.package import FileEntry, Package
 from embedllm.tensorfile import TensorFile, read_header
 
@@ -182,7 +183,7 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     )
 
 
-def memory(decoder: Decoder, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
+def memory(decoder: Decoder | Traced, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
     """What one sequence needs at several lengths. Raises ValueError for one that the package cannot hold."""
     lengths = sorted(set(contexts)) or [*(c for c in _CONTEXTS if c < decoder.context), decoder.context]
     if not 1 <= lengths[0] <= lengths[-1] <= decoder.context:
@@ -191,7 +192,7 @@ def memory(decoder: Decoder, weights_bytes: int, contexts: Sequence[int] = ()) -
     return tuple(_memory(decoder, weights_bytes, length) for length in lengths)
 
 
-def _memory(decoder: Decoder, weights_bytes: int, context: int) -> Memory:
+def _memory(decoder: Decoder | Traced, weights_bytes: int, context: int) -> Memory:
     float32, float16 = (kv_bytes(decoder, context, size) + state_bytes(decoder) for size in (4, 2))
     return Memory(
         context=context,

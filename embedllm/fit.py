@@ -23,7 +23,7 @@ from embedllm.export.decoder_tensors import (
 from embedllm.export.recurrent import state_bytes
 from embedllm.export.traced import Traced
 from embedllm.free_memory import free_bytes
-from embedllm.package import WEIGHTS, Package
+from embedllm.package import Package
 
 SWITCH = "EMBEDLLM_FIT"  # environment variable: "off" loads what is not expected to fit
 LEAST = 256  # tokens of context that have to fit, or all of a package that holds fewer
@@ -143,7 +143,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     """On one device."""
     decoder = package.architecture
     keeping = KEEPING.get((device.name, exact))
-    weights, kv_bits, scratch = package.files[WEIGHTS].bytes, _kv_bits(package, device, exact=exact), 0
+    weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, device, exact=exact), 0
     if device.name == "reference":
         weights = 4 * parameters(decoder)
     if isinstance(decoder, Traced):

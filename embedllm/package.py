@@ -20,6 +20,7 @@ from embedllm.parts import hosting_copy, read_parts
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder, Encoder
     from embedllm.export.traced import Traced
+    from embedllm.foreign import Foreign
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
@@ -27,6 +28,7 @@ FORMAT = 1  # of the manifest
 PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
 ENCODER_FORMAT = 3  # of a model that embeds or scores texts
 CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over), and the largest that is not refused
+_SHOWN = 8  # names of files in an error
 _AGAIN = "Copy or export the folder again."
 
 
@@ -52,10 +54,12 @@ class Package:
 
     damaged: why graphs cannot be used, by dialect; what every device needs is there.
     parts: of files that lie in parts, by name; only read_package() gives such a folder.
+    foreign: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, object], foreign: Foreign | None = None) -> None:
         self.folder = folder
+        self.foreign = foreign
         self.manifest = manifest
         self.name = text_of(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
@@ -83,6 +87,12 @@ class Package:
 
         if isinstance(self.architecture, Decoder):
             return self.architecture
+        if self.foreign is not None:
+            raise PackageError(
+                f"of '{self.name}' nothing but its graph is known, as {self.foreign.maker} wrote it. It loads and "
+                "generates; for all else export its checkpoint: embedllm export SOURCE OUT "
+                "(docs/guide-foreign-folders.md)."
+            )
         raise PackageError(
             f"of '{self.name}' nothing but its graph is known, since it was exported by optimum "
             f"(model_type '{self.architecture.model_type}'). It loads, on the device 'cpu'; nothing else can be done "
@@ -113,7 +123,17 @@ class Package:
 
     @property
     def weights(self) -> Path:
-        return self.folder / WEIGHTS
+        return self.folder / (WEIGHTS if self.foreign is None else self.foreign.weights)
+
+    @property
+    def stored(self) -> FileEntry:
+        """The weights as they were written; of a folder made by others, its graph with them, and no hash of bytes."""
+        if self.foreign is None:
+            return self.files[WEIGHTS]
+        from embedllm.foreign import stored
+
+        count, told = stored(self.files)
+        return FileEntry(bytes=count, sha256=told)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -157,14 +177,17 @@ class Package:
 
 
 def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Package:
-    """Opens a folder that `embedllm export` wrote.
+    """Opens a folder that `embedllm export` wrote, or one of another exporter, or a graph in such a one, as it is.
 
     whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
     says why, for devices that do not need it and for who writes it anew.
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, a hosting copy in parts, or
     when its manifest names files outside of it.
     """
-    package = _listed(Path(os.path.expanduser(folder)))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if (found := _foreign(path)) is not None:
+        return found
+    package = _listed(path)
     if package.parts:
         raise hosting_copy(package.folder, package.parts)
     faults = _graph_faults(package)
@@ -184,6 +207,17 @@ def read_package(folder: Path) -> Package:
     package = _listed(folder)
     _check_context(package)
     return package
+
+
+def _foreign(path: Path) -> Package | None:
+    """A folder of another exporter, or a graph in one; a manifest of ours goes before all else."""
+    is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
+    if not is_there or any((folder / MANIFEST).is_file() for folder in (path, path.parent)):
+        return None
+    from embedllm.foreign import manifest_of, read_foreign
+
+    reading = read_foreign(path)
+    return None if reading is None else Package(reading.root, manifest_of(reading), reading.foreign)
 
 
 def _listed(folder: Path) -> Package:
@@ -250,13 +284,20 @@ def _not_a_package(folder: Path) -> str:
     if not folder.exists():
         return f"there is no folder '{folder}'. Write one with: embedllm export SOURCE {folder}"
     if folder.is_file():
-        return f"'{folder}' is a file; expected a folder written by: embedllm export SOURCE OUT"
+        return f"'{folder}' is a file; expected a folder written by: embedllm export SOURCE OUT, or its .onnx or .xml"
     if (folder / "config.json").exists():
         return (
             f"'{folder}' is a Hugging Face folder, not an exported one (no {MANIFEST}). "
             f"Export it first: embedllm export {folder} OUT"
         )
-    return f"'{folder}' has no {MANIFEST}; expected a folder written by: embedllm export SOURCE OUT"
+    from embedllm.foreign import LOOKED_FOR
+
+    there = sorted(path.name for path in folder.iterdir())
+    listed = ", ".join([*there[:_SHOWN], *(["..."] if len(there) > _SHOWN else [])]) or "nothing"
+    return (
+        f"'{folder}' has no {MANIFEST}; expected a folder written by: embedllm export SOURCE OUT. Of other exporters, "
+        f"{LOOKED_FOR} were looked for; there is: {listed}."
+    )
 
 
 def _graph_faults(package: Package) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.sampling import Sampling
 
+_GENAI = "genai_config.json"  # onnxruntime-genai has the same names for them, in its section "search"
 _TOP_K = 50  # transformers samples from the best 50 when do_sample is set and nothing else is said
 
 
@@ -25,11 +26,13 @@ def read_defaults(folder: Path) -> Defaults:
 
     Raises PackageError for a damaged file or a value out of its range.
     """
-    path = folder / "generation_config.json"
-    if not path.exists():
+    path = next((path for name in ("generation_config.json", _GENAI) if (path := folder / name).exists()), None)
+    if path is None:
         return Defaults(sampling=Sampling(temperature=0), max_tokens=None)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and path.name == _GENAI:
+            data = data.get("search", {})
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
         data = {key: value for key, value in data.items() if value is not None}

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from embedllm.package import WEIGHTS
 from embedllm.stored_kv import exported
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def model_kind(package: Package, device: Device, settings: str = "") -> dict[str
     """
     graphs = [{**asdict(graph), "sha256": package.files[graph.file].sha256} for graph in package.listed]
     return {
-        "weights": package.files[WEIGHTS].sha256,
+        "weights": package.stored.sha256,
         "graphs": sha256(json.dumps(graphs, sort_keys=True).encode()).hexdigest(),
         "device": device.name,
         "backend": device.backend,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.knobs import USUAL, Knobs
-from embedllm.package import WEIGHTS
 from embedllm.tuning import Measured, Tuning
 from embedllm.whole_file import replacing
 
@@ -170,7 +169,7 @@ def _list(data: object) -> list[object]:
 
 
 def _weights(package: Package) -> str:
-    return package.files[WEIGHTS].sha256[:16]
+    return package.stored.sha256[:16]
 
 
 def _folder() -> Path:

@@ -127,6 +127,7 @@ INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, rec
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, recurrent=False)
 # of a model that is not described, whose graph another exporter has traced: export/traced.py
 TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
+STATEFUL = "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/foreign_openvino.py
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one

@@ -33,16 +33,12 @@ from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tok
 from embedllm.export.traced import Traced
 from embedllm.export.traced_graph import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
 from embedllm.export.weights import Entry, Layout, lay_out
+from embedllm.foreign_texts import CONTEXTS
 from embedllm.package import MANIFEST, WEIGHTS, Graph, open_package
 
 INSTALL = "pip install 'embedllm[optimum]'"
 _DISTRIBUTION = "optimum-onnx"
-_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 _METHODS = ("search", "nearest")
-_TOKENS = 12  # of the prompt that says whether the graph can be fed in pieces
-_SEED = 20261122
-# of the largest logit: a mask that is wrong for pieces moves logits by several tenths, rounding by a thousandth
-_MOST_DIFFERENCE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,26 +138,16 @@ def _write(
 
 
 def _feeds_alike(folder: Path, described: Traced) -> bool:
-    """Whether the graph says the same of a prompt that is fed at once, in two pieces, and rewound and fed again."""
+    """Whether the graph says the same of a prompt that is fed at once, and rewound and fed in another way."""
     from embedllm.backends.ort import devices
-    from embedllm.backends.ort_traced import TracedEngine
+    from embedllm.backends.ort_traced import TracedEngine, feeds_alike
 
     package = open_package(folder)
-    count = min(_TOKENS, described.context)
-    tokens = np.random.default_rng(_SEED).integers(0, described.vocabulary, count).tolist()
     engine = TracedEngine(package, package.graphs[0], devices()[0])
     try:
-        session = engine.open()
-        whole = session.feed_all(tokens)
-        session.rewind(count // 2)
-        again = session.feed_all(tokens[count // 2 :])
-        session.rewind(0)
-        session.feed(tokens[: count // 3 + 1])
-        pieces = session.feed_all(tokens[count // 3 + 1 :])
+        return feeds_alike(engine, described)
     finally:
         engine.close()
-    differences = [np.abs(other - whole[-len(other) :]).max(initial=0) for other in (again, pieces)]
-    return max(differences) <= _MOST_DIFFERENCE * np.abs(whole).max()
 
 
 def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
@@ -235,9 +221,9 @@ def _version() -> str:
 
 
 def _context(config: Mapping[str, object], wanted: int | None) -> int:
-    known = next((value for name in _CONTEXTS if type(value := config.get(name)) is int and value > 0), None)
+    known = next((value for name in CONTEXTS if type(value := config.get(name)) is int and value > 0), None)
     if wanted is None and known is None:
-        raise ExportError(f"config.json does not say how many tokens the model holds ({', '.join(_CONTEXTS)}). "
+        raise ExportError(f"config.json does not say how many tokens the model holds ({', '.join(CONTEXTS)}). "
                           "Say it with --context.")  # fmt: skip
     if wanted is not None and (wanted < 1 or (known is not None and wanted > known)):
         raise ExportError(f"context is {wanted} tokens; expected 1 to {known}, what config.json says.")

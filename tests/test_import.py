@@ -326,6 +326,8 @@ def level(module: str) -> int:
             "errors",
             "adapters",
             "manifest_values",
+            "onnx_outline",
+            "free_memory",
             "parts",
             "openvino_options",
             "untracked",
@@ -371,12 +373,17 @@ def level(module: str) -> int:
             "export.rotation",
             "export.scale_search",
             "export.traced",
+            "foreign",
+            "foreign_genai",
+            "foreign_onnx",
+            "foreign_openvino",
+            "foreign_texts",
             "peft_config",
             "peft",
             "decode",
         ),
         ("loop", "lookup", "speculation", "speculation_costs"),
-        ("backends", "export", "describe", "describe_graphs"),
+        ("backends", "export", "describe", "describe_foreign", "describe_graphs"),
         (
             "admission",
             "place_count",
@@ -404,7 +411,6 @@ def level(module: str) -> int:
             "options",
             "device_list",
             "fit",
-            "free_memory",
             "first_device",
             "finding",
             "hub",
@@ -431,7 +437,7 @@ def level(module: str) -> int:
 
 def test_layers_point_one_way() -> None:
     # what a package describes; loaded when asked
-    data = tuple(f"embedllm.export.{name}" for name in ("decoder", "decoder_json", "traced"))
+    data = (*(f"embedllm.export.{name}" for name in ("decoder", "decoder_json", "traced")), "embedllm.foreign")
     wrong = [
         found
         for found in imports()
@@ -451,7 +457,7 @@ def test_backends_import_little() -> None:
               "export.decoder_tensors", "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
               "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.ort_states",
               "backends.kept_rows", "backends.kv_memory",
-              "backends.providers", "backends.stateful", "export.recurrent",
+              "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",
               "backends.threads", "backends.ort_runtime", "backends.reference_layers",
               "backends.reference_math"}  # fmt: skip
     allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}
@@ -459,10 +465,10 @@ def test_backends_import_little() -> None:
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "ort_traced", "host", "probe",
-                      "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged", "ov_blocks", "ov_cut", "npu",
-                      "cuda", "encoder_engine", "resident", "resident_buffers", "device_session", "directml",
-                      "directml_session", "plugins", "web", "web_row", "webgpu", "webgpu_session", "webgpu_check",
-                      "adapted_openvino")  # fmt: skip
+                      "traced_inputs", "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged", "ov_blocks",
+                      "ov_cut", "npu", "cuda", "encoder_engine", "resident", "resident_buffers", "device_session",
+                      "directml", "directml_session", "plugins", "web", "web_row", "webgpu", "webgpu_session",
+                      "webgpu_check", "adapted_openvino")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

@@ -16,7 +16,7 @@ from embedllm.export.decoder_tensors import kv_bytes, linears, norms
 from embedllm.export.quantize import packings
 from embedllm.export.traced import Traced
 from embedllm.fit import KEEPING, ON_HOST
-from embedllm.package import WEIGHTS, Package
+from embedllm.package import Package
 from embedllm.prefix_options import PREFIX_CACHE
 from embedllm.tensorfile import read_header
 
@@ -95,8 +95,8 @@ def package_facts(package: Package, *, context: int, kv_bytes_per_token: float |
     bits, group = layers_packing(package)
     return Facts(
         model=package.name,
-        weights_sha256=package.files[WEIGHTS].sha256,
-        weights_bytes=package.files[WEIGHTS].bytes,
+        weights_sha256=package.stored.sha256,
+        weights_bytes=package.stored.bytes,
         bits=bits,
         group=group,
         vocabulary=package.architecture.vocabulary,

@@ -17,7 +17,6 @@ from embedllm.evaluation.tasks import Task, read_tasks, run_tasks
 from embedllm.export.decoder_tensors import parameters
 from embedllm.export.progress import Progress
 from embedllm.model import Model
-from embedllm.package import WEIGHTS
 from embedllm.windows import Windows, read_windows
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def _tasks_done(opened: Sequence[Opened], asked: _Asked) -> list[tuple[TaskScore
 
 def _model_score(one: Opened, record: Record | None, base: Record | None, tasks: tuple[TaskScore, ...]) -> ModelScore:
     package, device = one.model.package, one.model.device
-    weights = package.files[WEIGHTS]
+    weights = package.stored
     return ModelScore(
         model=one.name,
         device=device.name,

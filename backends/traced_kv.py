@@ -1,0 +1,116 @@
+"""Keys and values of a sequence in a graph that another exporter has written, [1, heads, T, size] each.
+
+Two ways to keep them: as the graph gives them back, a copy at every step; or, where its attention appends in place, in
+buffers of a growing capacity that are past and present at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from embedllm.backends.ort_runtime import ort
+
+if TYPE_CHECKING:
+    Pairs: TypeAlias = Sequence[tuple[str, str]]  # what the graph calls past and present
+
+_STEP = 256  # tokens; capacities are multiples of it
+_GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
+
+
+class CopiedKv:
+    """As the graph gives them back."""
+
+    def __init__(self, empty: Sequence[np.ndarray]) -> None:
+        self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in empty]
+
+    def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
+        """end: tokens after the step."""
+        for (past, present), value in zip(pairs, self._values, strict=True):
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_output(present)
+
+    def take(self, given: Sequence[ort.OrtValue]) -> None:
+        """What a step gave back."""
+        self._values = list(given)
+
+    def held(self) -> list[ort.OrtValue]:
+        """To be put back when the steps that follow are undone."""
+        return self._values
+
+    def put_back(self, held: list[ort.OrtValue]) -> None:
+        self._values = held
+
+    def cut(self, position: int) -> None:
+        """Forgets what comes after."""
+        self._replace([array[:, :, :position] for array in self.arrays()])
+
+    def append(self, position: int, state: Sequence[np.ndarray]) -> None:
+        """state: [heads, T, size], of the tokens from `position` on."""
+        pairs = zip(self.arrays(), state, strict=True)
+        self._replace([np.concatenate([held, new[None].astype(held.dtype)], axis=2) for held, new in pairs])
+
+    def arrays(self) -> list[np.ndarray]:
+        """Keys and values of at least the tokens that are held."""
+        return [value.numpy() for value in self._values]
+
+    def clear(self) -> None:
+        self._values = []
+
+    def _replace(self, arrays: Sequence[np.ndarray]) -> None:
+        self._values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+
+class AppendedKv:
+    """In buffers that attention appends to: a rewind is a number that nobody here needs to know."""
+
+    def __init__(self, empty: Sequence[np.ndarray], context: int) -> None:
+        self._arrays = list(empty)
+        self._context = context
+        self._capacity = 0
+
+    def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
+        self._reserve(end)
+        for (past, present), array in zip(pairs, self._arrays, strict=True):
+            value = ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_ortvalue_output(present, value)
+
+    def take(self, given: Sequence[ort.OrtValue]) -> None:
+        """Nothing: it is where it belongs."""
+
+    def held(self) -> list[ort.OrtValue]:
+        """Nothing: what comes after a position does not count."""
+        return []
+
+    def put_back(self, held: list[ort.OrtValue]) -> None: ...
+
+    def cut(self, position: int) -> None: ...
+
+    def append(self, position: int, state: Sequence[np.ndarray]) -> None:
+        end = position + state[0].shape[1]
+        self._reserve(end)
+        for array, new in zip(self._arrays, state, strict=True):
+            array[0, :, position:end] = new
+
+    def arrays(self) -> list[np.ndarray]:
+        return self._arrays
+
+    def clear(self) -> None:
+        self._arrays = []
+        self._capacity = 0
+
+    def _reserve(self, tokens: int) -> None:
+        """Makes room for that many; buffers grow one by one, so that only one is there twice."""
+        if tokens <= self._capacity:
+            return
+        wanted = max(tokens, int(self._capacity * _GROWTH))
+        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        for index, old in enumerate(self._arrays):
+            _, heads, held, size = old.shape
+            new = np.zeros((1, heads, capacity, size), old.dtype)
+            new[:, :, :held] = old
+            self._arrays[index] = new
+        self._capacity = capacity

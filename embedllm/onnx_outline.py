@@ -1,0 +1,197 @@
+"""What an ONNX file declares, read without its tensors: inputs, outputs, operators, the files its weights lie in.
+
+A file of gigabytes is mapped, and of a tensor only its head is looked at. Field numbers: onnx.proto (ONNX 1.17).
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from embedllm.errors import PackageError
+
+FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10  # TensorProto.DataType
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_MOST = 2**63  # values of a tensor
+_TO_EXTERNAL = 1  # TensorProto.data_location
+Span: TypeAlias = tuple[int, int]  # of bytes of the file
+_Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a varint, where bytes lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """An input or an output."""
+
+    name: str
+    kind: int  # TensorProto.DataType; 0: no tensor
+    dims: tuple[int | str, ...]  # a name for a size that is not fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A file's graph."""
+
+    inputs: tuple[Declared, ...]  # without those that have a default
+    outputs: tuple[Declared, ...]
+    nodes: tuple[Node, ...]
+    files: tuple[str, ...]  # beside it, that its tensors lie in
+    stored: int  # values of its tensors; packed ones count as the bytes that they lie in
+
+
+def read_outline(path: Path) -> Outline:
+    """Raises PackageError for what is no ONNX file."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).outline()
+    except (OSError, ValueError) as error:  # ValueError: an empty file, or what the reader found
+        raise PackageError(f"'{path}' is no ONNX model that can be read: {error}. Fetch the file again.") from error
+
+
+class _Reader:
+    """Messages of protocol buffers in a mapped file. Raises ValueError for lengths that lead out of their message."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+
+    def outline(self) -> Outline:
+        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == 7]
+        if not graphs:
+            raise ValueError("it has no graph")
+        inputs: list[Declared] = []
+        outputs: list[Declared] = []
+        nodes: list[Node] = []
+        files: dict[str, None] = {}
+        defaults: set[str] = set()
+        stored = 0
+        for number, _, span in self._fields(graphs[-1]):
+            if number == 1:
+                nodes.append(self._node(span))
+            elif number == 5:
+                name, count, file = self._tensor(span)
+                defaults.add(name)
+                stored += count
+                if file is not None:
+                    files[file] = None
+            elif number in (11, 12):
+                (inputs if number == 11 else outputs).append(self._declared(span))
+        return Outline(
+            inputs=tuple(one for one in inputs if one.name not in defaults),
+            outputs=tuple(outputs),
+            nodes=tuple(nodes),
+            files=tuple(files),
+            stored=stored,
+        )
+
+    def _node(self, span: Span) -> Node:
+        inputs, outputs, operator = [], [], ""
+        for number, _, part in self._fields(span):
+            if number == 1:
+                inputs.append(self._text(part))
+            elif number == 2:
+                outputs.append(self._text(part))
+            elif number == 4:
+                operator = self._text(part)
+        return Node(operator=operator, inputs=tuple(inputs), outputs=tuple(outputs))
+
+    def _tensor(self, span: Span) -> tuple[str, int, str | None]:
+        """Name, number of values, and the file that they lie in."""
+        name, count, file, is_outside = "", 1, None, False
+        for number, value, part in self._fields(span):
+            if number == 1:
+                for size in self._sizes(value, part):
+                    count *= size
+                if count > _MOST:
+                    raise ValueError(f"a tensor of more than {_MOST} values")
+            elif number == 8:
+                name = self._text(part)
+            elif number == 13:
+                entry = {key: self._text(at) for key, _, at in self._fields(part)}
+                file = entry.get(2, "") if entry.get(1) == "location" else file
+            elif number == 14:
+                is_outside = value == _TO_EXTERNAL
+        return name, count, file if is_outside else None
+
+    def _sizes(self, value: int, part: Span) -> Iterator[int]:
+        """Of one field of dims: a number, or several packed."""
+        at, end = part
+        if at == end:
+            yield value
+        while at < end:
+            size, at = self._varint(at, end)
+            yield size
+
+    def _declared(self, span: Span) -> Declared:
+        name, kind, dims = "", 0, ()
+        for number, _, part in self._fields(span):
+            if number == 1:
+                name = self._text(part)
+            elif number == 2:
+                for of_type, _, tensor in self._fields(part):
+                    if of_type == 1:
+                        kind, dims = self._type(tensor)
+        return Declared(name=name, kind=kind, dims=dims)
+
+    def _type(self, span: Span) -> tuple[int, tuple[int | str, ...]]:
+        kind, dims = 0, []
+        for number, value, part in self._fields(span):
+            if number == 1:
+                kind = value
+            elif number == 2:
+                dims = [self._dim(dim) for each, _, dim in self._fields(part) if each == 1]
+        return kind, tuple(dims)
+
+    def _dim(self, span: Span) -> int | str:
+        for number, value, part in self._fields(span):
+            if number == 1:
+                return value
+            if number == 2:
+                return self._text(part)
+        return ""
+
+    def _text(self, span: Span) -> str:
+        return self._data[span[0] : span[1]].decode()
+
+    def _fields(self, span: Span) -> _Fields:
+        at, end = span
+        while at < end:
+            key, at = self._varint(at, end)
+            wire, value, part = key & 7, 0, (at, at)
+            if wire == _VARINT:
+                value, at = self._varint(at, end)
+                part = at, at
+            elif wire == _BYTES:
+                length, at = self._varint(at, end)
+                part = at, at + length
+                at += length
+            elif wire in (_FIXED64, _FIXED32):
+                at += 8 if wire == _FIXED64 else 4
+            else:
+                raise ValueError(f"byte {at} begins no field")
+            if at > end:
+                raise ValueError(f"a field ends at byte {at}, its message at {end}")
+            yield key >> 3, value, part
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """The number that begins there, and where it ends."""
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                raise ValueError(f"it ends at byte {end}, in the middle of a number")
+            byte = self._data[at]
+            value, at = value | (byte & 127) << shift, at + 1
+            if byte < 128:
+                return value, at
+        raise ValueError(f"the number before byte {at} does not end")
