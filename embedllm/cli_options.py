@@ -150,7 +150,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
 
     options = [
         click.option("--model", "-m", default="demo", show_default=True, metavar="MODEL",
-                     help="A folder written by 'embedllm export', 'demo', or a model of the hub: org/name."),
+                     help="A folder written by 'embedllm export', 'demo', a GGUF file, or a model of the hub: "
+                     "org/name."),
         click.option("--revision", metavar="NAME", help="Of a model of the hub: branch, tag or commit."),
         click.option("--device", metavar="NAME", help="From 'embedllm devices', or several by commas, to be tried in "
                      "turn. Else: EMBEDLLM_DEVICE, or the best one."),

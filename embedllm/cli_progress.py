@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from embedllm.gguf_export import is_gguf
 from embedllm.hub_name import hub_name
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _STAGES = {  # the others: as they are
     "calibration": "calibrating, layers",
     "copy": "copying",
     "download": "downloading",
+    "hash": "looking whether it is exported",
     "draft": "drawing a text",
     "inputs": "measuring inputs, layers",
     "parts": "cutting",
@@ -26,7 +28,7 @@ _STAGES = {  # the others: as they are
     "trace": "tracing with optimum",
     "verify": "comparing with the reference",
 }
-_OF_BYTES = ("weights", "copy", "download", "parts")
+_OF_BYTES = ("weights", "copy", "download", "hash", "parts")
 
 
 @contextmanager
@@ -54,8 +56,8 @@ def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
 
 @contextmanager
 def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
-    """Bars for the download and the export of a model of the hub; None for a folder."""
-    if hub_name(model) is None:
+    """Bars for the download and the export of a model of the hub, or in GGUF; None for a folder."""
+    if hub_name(model) is None and not is_gguf(model):
         yield None
         return
     with progress_bar(is_shown=True) as on_progress:

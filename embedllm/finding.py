@@ -1,4 +1,4 @@
-"""Which folder is opened: one that is there, the demo model, or one that a model of the hub was fetched into."""
+"""Which folder is opened: one that is there, the demo model, or what a model of the hub or in GGUF has become."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from embedllm.errors import PackageError
+from embedllm.gguf_export import gguf_package, is_gguf
 from embedllm.hub_name import hub_name
 
 if TYPE_CHECKING:
@@ -31,18 +32,21 @@ def find_package(
     if name is None:
         if revision is not None:
             raise ValueError(f"revision is {revision!r} and '{os.fspath(path)}' no model of the hub; leave it out.")
-        return package_folder(path)
+        return package_folder(path, cast("Callable[[Progress], None] | None", on_progress))
     from embedllm.hub_models import fetch_model
 
     told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
     return fetch_model(name, revision=revision, token=token, local_files_only=local_files_only, on_progress=told)
 
 
-def package_folder(path: str | os.PathLike[str]) -> Path:
+def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None) -> Path:
     """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
 
-    Raises PackageError when the demo is meant and not installed.
+    Of a GGUF file it is the export that is kept of it, made now if there is none: on_progress is called meanwhile.
+    Raises PackageError when the demo is meant and not installed; ExportError for a GGUF file.
     """
+    if is_gguf(path):
+        return gguf_package(path, on_progress)
     given = Path(path)
     if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
         return given

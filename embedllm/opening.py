@@ -61,8 +61,9 @@ def load(
 ) -> Model:
     """Opens a package folder on a device.
 
-    path: a folder written by `embedllm export`; "demo", the model that ships with this library; or a model of the
-    Hugging Face hub, as text: "org/name", or "org/name:int4" for one of several there (docs/guide-hub.md).
+    path: a folder written by `embedllm export`; "demo", the model that ships with this library; a GGUF file, which is
+    exported to 4 bits into the user's cache the first time (docs/guide-gguf.md); or a model of the Hugging Face hub, as
+    text: "org/name", or "org/name:int4" for one of several there (docs/guide-hub.md).
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
     alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
@@ -89,12 +90,12 @@ def load(
     used, or why nothing. EMBEDLLM_TUNED=off in the environment has the same effect as False.
     revision: of a model of the hub: branch, tag or commit. token: for private and gated ones; None: as the hub's client
     finds it (`hf auth login`, HF_TOKEN). local_files_only: from the caches, without asking the hub.
-    on_progress: called while a model of the hub is downloaded and exported, with embedllm.export.Progress, from any
+    on_progress: called while a model is downloaded or exported, with embedllm.export.Progress, from any
     thread; in a browser with embedllm.web.Progress. urls: for a browser: see embedllm.web.aload().
     In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences, max_waiting,
     revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which aload() does not
     (docs/web.md).
-    Raises PackageError, DeviceUnavailable, and for a model of the hub HubError, ExportError.
+    Raises PackageError, DeviceUnavailable, for a GGUF file ExportError, and for a model of the hub HubError, too.
     """
     if in_browser():
         _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,

@@ -42,7 +42,7 @@ def read_model(path: Path) -> GgufModel:
     Raises ExportError for a part that is missing, damaged or another model's, for a tensor that is there twice, whose
     type is unknown, or that lies outside of its file or on another one.
     """
-    files = _parts(path)
+    files = part_files(path)
     headers = [read_gguf(file) for file in files]
     first = headers[0].metadata
     if len(files) == 1 and first.get(_COUNT, 1) not in (0, 1):
@@ -63,8 +63,11 @@ def read_model(path: Path) -> GgufModel:
     return GgufModel(path=files[0], files=tuple(files), metadata=first, tensors=tensors)
 
 
-def _parts(path: Path) -> list[Path]:
-    """The files of a model. Names are made of the one that is given: none is taken from within a file."""
+def part_files(path: Path) -> list[Path]:
+    """The files of a model. Names are made of the one that is given: none is taken from within a file.
+
+    Raises ExportError where one is missing.
+    """
     found = _PART.fullmatch(path.name)
     if found is None:
         return [path]

@@ -12,9 +12,10 @@ class Progress:
     """One report."""
 
     # "weights", "graphs", "verify", "inputs", "calibration", "sensitivity"; "trace", optimum's; "draft", a text that
-    # the model draws; "parts" of files that are cut; "copy" of a folder; "download"; of an evaluation "text", "tasks"
+    # the model draws; "parts" of files that are cut; "copy" of a folder; "download"; "hash" of a GGUF file; of an
+    # evaluation "text", "tasks"
     stage: str
-    done: int  # bytes for "weights", "parts", "copy" and "download", steps otherwise
+    done: int  # bytes for "weights", "parts", "copy", "download" and "hash", steps otherwise
     total: int
 
 
