@@ -31,7 +31,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     model = _section(read_json_object(config), "model", config)
     decoder = _section(model, "decoder", config)
     _check_alone(model, decoder, root)
-    path = root / plain_name(_text(decoder, "filename", "model.onnx", config))
+    path = root / _graph(decoder, config)
     if chosen is not None and chosen != path:
         return None
     texts, named = Texts(root), _names(decoder, config)
@@ -50,6 +50,18 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=model.get("eos_token_id")),
         foreign=Foreign(maker=_MAKER, names=names, weights=path.name),
     )
+
+
+def graph_named(config: Path) -> str:
+    """The graph that a configuration names, before it is there. Raises PackageError for a model in several graphs."""
+    model = _section(read_json_object(config), "model", config)
+    decoder = _section(model, "decoder", config)
+    _check_alone(model, decoder, config.parent)
+    return _graph(decoder, config)
+
+
+def _graph(decoder: Mapping[str, JSON], config: Path) -> str:
+    return plain_name(_text(decoder, "filename", "model.onnx", config))
 
 
 def _check_alone(model: Mapping[str, JSON], decoder: Mapping[str, JSON], root: Path) -> None:

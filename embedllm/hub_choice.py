@@ -14,16 +14,13 @@ from embedllm.errors import HubError
 from embedllm.hub_name import HubName
 from embedllm.package import MANIFEST
 
-Kind = Literal["package", "checkpoint", "gguf"]
+Kind = Literal["package", "checkpoint", "gguf", "foreign"]
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # what else is stored as GGUF: encoders of images, importance matrices
-# folders of others, by a file that each has
-_OTHERS = {
-    "genai_config.json": "an onnxruntime-genai folder",
-    "openvino_model.xml": "an OpenVINO model",
-    "*.onnx": "ONNX graphs",
-    "pytorch_model*.bin": "a checkpoint in pickle files",
-}
+GENAI, _OPENVINO = "genai_config.json", "openvino_model.xml"  # by which folders of others are known
+_OPENVINO_WEIGHTS = "openvino_model.bin"
+_GRAPHS = "onnx/"  # a folder of graphs, whose model's texts lie beside it
+_TEXTS = (".json", ".jinja", ".txt", ".model")  # ends of small files: configurations, tokenizers, templates
 _SHOWN = 12  # names in an error
 
 
@@ -33,32 +30,43 @@ class Choice:
 
     kind: Kind
     folder: str = ""  # within the repository, with a slash at its end; "": the repository itself
-    files: tuple[str, ...] = ()  # of a GGUF: all its parts, in order
+    files: tuple[str, ...] = ()  # of a GGUF: all its parts, in order; of a folder of others: what is known to be needed
+    graph: str = ""  # of a folder of others with several
+
+    @property
+    def pattern(self) -> str:
+        """By which a call can name it."""
+        return self.graph or (self.files[0] if self.kind == "gguf" else self.folder.rstrip("/"))
 
 
 def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     """The model that is meant.
 
     files: those of the repository, with their bytes where they are told.
-    A package goes before a checkpoint, and that before a GGUF; in folders only packages are looked for, unless the
-    pattern names others. Raises HubError when there is none or several, with what there is.
+    A package goes before a checkpoint, that before a GGUF, and that before folders of others; a checkpoint is one at
+    the top of a repository. Raises HubError when there is none or several of a kind, with what there is.
     """
     meant = _matching(name, files)
-    packages = [file for file in meant if PurePosixPath(file).name == MANIFEST]
-    if MANIFEST in packages or len(packages) == 1:
-        return Choice("package", _folder_of(MANIFEST if MANIFEST in packages else packages[0]))
-    if packages:
-        folders = [_folder_of(file).rstrip("/") for file in packages]
-        raise HubError(f"'{name}' has {len(packages)} packages; name one: {_names(name, folders)}.")
-    if not name.pattern and "config.json" in files and any(fnmatchcase(file, "*.safetensors") for file in _top(files)):
-        return Choice("checkpoint")
-    models = _models(files, set(meant))
-    if len(models) == 1:
-        return Choice("gguf", files=models[0])
-    if models:
-        sizes = {model[0]: _size(model, files) for model in models}
-        raise HubError(f"'{name}' has {len(models)} GGUF models; name one: {_names(name, list(sizes), sizes)}.")
-    raise HubError(_nothing(name, files))
+    for what, found in (
+        ("packages", _packages(meant)),
+        ("checkpoints", [] if name.pattern else _checkpoints(files)),
+        ("GGUF models", _ggufs(files, set(meant))),
+        ("folders of onnxruntime-genai", _folders(GENAI, meant, files)),
+        ("OpenVINO models", _folders(_OPENVINO, meant, files)),
+        ("ONNX graphs", _graphs(meant, files)),
+    ):
+        if len(found) == 1 or (found and not found[0].folder and found[0].kind == "package"):
+            return found[0]
+        if found:
+            offered = [f"'{name.repository}:{one.pattern}'{_size(one, files)}" for one in found]
+            raise HubError(f"'{name}' has {len(found)} {what}; name one: {_listed(offered)}.")
+    pickled = (
+        " (pickled weights are not read)" if any(fnmatchcase(file, "pytorch_model*.bin") for file in files) else ""
+    )
+    raise HubError(
+        f"'{name}' has no model that can be loaded: expected {MANIFEST}, config.json with safetensors, a GGUF, or a "
+        f"folder of onnxruntime-genai, OpenVINO or ONNX graphs; found {_listed(meant) or 'no files'}{pickled}."
+    )
 
 
 def _matching(name: HubName, files: Iterable[str]) -> list[str]:
@@ -80,8 +88,18 @@ def _matching(name: HubName, files: Iterable[str]) -> list[str]:
     return found
 
 
-def _models(files: Iterable[str], meant: Set[str]) -> list[tuple[str, ...]]:
-    """The GGUF models of which a part is meant, each with all its parts. Raises HubError for one that lacks some."""
+def _packages(meant: Iterable[str]) -> list[Choice]:
+    return [Choice("package", folder) for folder in sorted(_folders_with(MANIFEST, meant))]
+
+
+def _checkpoints(files: Iterable[str]) -> list[Choice]:
+    top = {file for file in files if "/" not in file}
+    has_weights = any(file.endswith(".safetensors") for file in top)
+    return [Choice("checkpoint")] if "config.json" in top and has_weights else []
+
+
+def _ggufs(files: Iterable[str], meant: Set[str]) -> list[Choice]:
+    """Those of which a part is meant, each with all its parts. Raises HubError for one that lacks some."""
     found: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for file in sorted(files):
@@ -95,26 +113,37 @@ def _models(files: Iterable[str], meant: Set[str]) -> list[tuple[str, ...]]:
     for stem, parts in found.items():
         if len(parts) != counts[stem]:
             raise HubError(f"'{stem}' is in {counts[stem]} parts, of which {len(parts)} are there: {_listed(parts)}.")
-    return [tuple(parts) for parts in found.values()]
+    return [Choice("gguf", files=tuple(parts)) for parts in found.values()]
 
 
-def _nothing(name: HubName, files: Mapping[str, int | None]) -> str:
-    here = _matching(name, files)
-    others = [
-        what
-        for pattern, what in _OTHERS.items()
-        if any(fnmatchcase(PurePosixPath(file).name, pattern) for file in here)
-    ]
-    found = f"{' and '.join(others)}, which are not loaded from the hub" if others else _listed(here) or "no files"
-    return (
-        f"'{name}' has no model that can be loaded: expected {MANIFEST}, or config.json with safetensors, or a GGUF; "
-        f"found {found}."
-    )
+def _folders(marker: str, meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
+    """Folders of others, each with its texts and, where that has one name, its graph."""
+    found = []
+    for folder in sorted(_folders_with(marker, meant)):
+        graph = {folder + _OPENVINO, folder + _OPENVINO_WEIGHTS} if marker == _OPENVINO else set()
+        needed = {*_inside(folder, files, *_TEXTS), *(graph & {*files})}
+        found.append(Choice("foreign", folder, tuple(sorted(needed))))
+    return found
 
 
-def _names(name: HubName, patterns: Sequence[str], sizes: Mapping[str, str] | None = None) -> str:
-    """How each is written in a call."""
-    return _listed([f"'{name.repository}:{pattern}'{(sizes or {}).get(pattern, '')}" for pattern in patterns])
+def _graphs(meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
+    """ONNX graphs, each with its texts, which lie in its folder, or beside that; not what it keeps in other files."""
+    found = []
+    for graph in sorted(meant):
+        if graph.endswith(".onnx"):
+            folder = _folder_of(graph)
+            place = folder.removesuffix(_GRAPHS)
+            found.append(Choice("foreign", place, (*_inside(place, files, *_TEXTS), graph), graph))
+    return found
+
+
+def _inside(folder: str, files: Iterable[str], *ends: str) -> list[str]:
+    """Files of a folder itself, with such ends of their names."""
+    return sorted(file for file in files if _folder_of(file) == folder and file.endswith(ends))
+
+
+def _folders_with(name: str, files: Iterable[str]) -> set[str]:
+    return {_folder_of(file) for file in files if PurePosixPath(file).name == name}
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -122,13 +151,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _size(model: Iterable[str], files: Mapping[str, int | None]) -> str:
-    sizes = [files[file] for file in model]
+def _size(choice: Choice, files: Mapping[str, int | None]) -> str:
+    """Of what takes the space, where it is told; of a graph with the files that have its name in theirs."""
+    names = (
+        choice.files
+        if choice.kind == "gguf"
+        else [file for file in files if file.startswith(choice.graph or choice.folder)]
+    )
+    sizes = [files[file] for file in names]
     return "" if None in sizes else f" ({sum(size or 0 for size in sizes) / 1e9:,.2f} GB)"
-
-
-def _top(files: Iterable[str]) -> list[str]:
-    return [file for file in files if "/" not in file]
 
 
 def _folder_of(file: str) -> str:

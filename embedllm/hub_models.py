@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from embedllm.errors import DeviceUnavailable, HubError
 from embedllm.export_cache import cached_export, exports_folder, find_export
 from embedllm.hub import Repository, cache_folder, check_space, open_repository
-from embedllm.hub_choice import choose
+from embedllm.hub_choice import GENAI, Choice, choose
 from embedllm.hub_name import HubName
 from embedllm.hub_sources import locate
+from embedllm.manifest_values import plain_name
 from embedllm.package import MANIFEST, WEIGHTS, Package, read_package
 from embedllm.parts import hosting_copy
 
@@ -31,9 +32,9 @@ def fetch_model(
 ) -> Path:
     """The package folder of a model of the hub.
 
-    A repository's package is downloaded with the files that its manifest lists, a checkpoint with its configuration,
-    tokenizer and weights, a GGUF with all its parts; the latter two are exported to 4 bits. Nothing large is downloaded
-    before it is known to be usable here.
+    A repository's package is downloaded with the files that its manifest lists, a folder of another exporter with its
+    texts and graph; a checkpoint with its configuration, tokenizer and weights, a GGUF with all its parts, and these
+    two are exported to 4 bits. Nothing large is downloaded before it is known to be usable here.
     Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
     """
     repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
@@ -43,6 +44,8 @@ def fetch_model(
     choice = choose(name, repository.sizes)
     if choice.kind == "package":
         return _fetch_package(repository, choice.folder, on_progress)
+    if choice.kind == "foreign":
+        return _fetch_foreign(repository, choice, on_progress)
     if choice.kind == "checkpoint":
         folder = exported or _export_checkpoint(repository, on_progress or (lambda _: None))
     else:
@@ -71,6 +74,25 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
     repository.fetch(names, on_progress)
     repository.remember()
     return place
+
+
+def _fetch_foreign(repository: Repository, choice: Choice, on_progress: OnProgress | None) -> Path:
+    """A folder of others, or a graph where it has several, with the files that the graph names."""
+    from embedllm.foreign_genai import graph_named
+    from embedllm.onnx_outline import read_outline
+
+    needed, graph = list(choice.files), choice.graph
+    place = repository.fetch(needed, on_progress)
+    if (config := choice.folder + GENAI) in needed and not graph:
+        graph = choice.folder + graph_named(place / config)
+    if graph:
+        needed.append(graph)
+        place = repository.fetch(needed, on_progress)
+        folder = PurePosixPath(graph).parent
+        needed += [str(folder / plain_name(name)) for name in read_outline(place / graph).files]
+    repository.fetch(needed, on_progress)
+    repository.remember()
+    return place / (choice.graph or choice.folder)
 
 
 def _export_checkpoint(repository: Repository, on_progress: OnProgress) -> Path:

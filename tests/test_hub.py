@@ -19,11 +19,12 @@ from huggingface_hub import constants
 
 import embedllm
 from embedllm.cli import cli
-from embedllm.errors import DeviceUnavailable, EmbedError, HubError, UnsupportedModel
+from embedllm.errors import DeviceUnavailable, EmbedError, HubError, PackageError, UnsupportedModel
 from embedllm.export import Progress, convert
 from embedllm.export_cache import exports
 from embedllm.finding import find_package
 from embedllm.package import MANIFEST, WEIGHTS, open_package
+from tests.foreign_folders import stripped, transformers_js
 from tests.hub_server import Hub, Repo, read_folder, serving, use
 from tests.test_import import environment
 from tests.tiny import tiny_checkpoint
@@ -205,6 +206,47 @@ def test_the_command_does_not_export_what_is_a_package_already(with_package: Hub
     assert with_package.downloaded() == set()
 
 
+def test_a_graph_of_others_is_downloaded_with_its_texts_and_the_file_of_its_weights(hub: Hub, tmp_path: Path) -> None:
+    folder = transformers_js(tmp_path / "js", "model.onnx", "model_q4.onnx", beside=True)
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({**read_folder(folder), "onnx/model_q4f16.onnx_data": b"x", "README.md": b"x"})
+    assert f"'{NAME}:onnx/model.onnx'" in refusal()
+    with embedllm.load(folder, device="cpu") as near, embedllm.load(f"{NAME}:*_q4.onnx", device="cpu") as model:
+        assert model.generate([5, 6], max_tokens=4).tokens == near.generate([5, 6], max_tokens=4).tokens
+    found = find_package(f"{NAME}:*_q4.onnx")
+    assert found == find_package(f"{NAME}:*_q4.onnx", local_files_only=True)
+    texts = {path.name for path in folder.iterdir() if path.is_file()}
+    assert read_folder(found.parents[1]).keys() == {*texts, "onnx/model_q4.onnx", "onnx/model.onnx_data"}
+
+
+def test_a_folder_of_onnxruntime_genai_is_downloaded_and_runs(
+    hub: Hub, tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    files = read_folder(stripped(tiny_package("llama"), tmp_path / "genai"))
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({f"cpu/{name}": data for name, data in files.items()} | {"cpu/model.safetensors": b"x"})
+    with embedllm.load(tiny_package("llama"), device="cpu") as near, embedllm.load(NAME, device="cpu") as model:
+        assert model.generate([5, 6], max_tokens=4).tokens == near.generate([5, 6], max_tokens=4).tokens
+    assert not hub.downloaded() & {"cpu/model.safetensors", "cpu/model.fp32.onnx"}
+
+
+def test_a_folder_that_is_not_run_is_refused_before_its_graphs_are_downloaded(hub: Hub) -> None:
+    config = json.dumps({"model": {"decoder": {"filename": "a.onnx", "pipeline": []}}}).encode()
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({"genai_config.json": config, "a.onnx": b"x", "b.onnx": b"x"})
+    with pytest.raises(PackageError, match="a model in several graphs"):
+        find_package(NAME)
+    assert hub.downloaded() == {"genai_config.json"}
+
+
+def test_an_openvino_model_is_downloaded_without_its_tokenizer(hub: Hub) -> None:
+    wanted = {"config.json": b"{}", "tokenizer.json": b"{}", "openvino_model.xml": b"<net/>", "openvino_model.bin": b""}
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({**wanted, "openvino_tokenizer.xml": b"x", "openvino_tokenizer.bin": b"x"})
+    assert read_folder(find_package(NAME)) == wanted
+    assert CliRunner().invoke(cli, ["export", NAME, "out"]).stderr.startswith(f"error: '{NAME}' is exported already")
+
+
 # --- revisions and patterns
 
 
@@ -229,7 +271,7 @@ def test_a_pattern_names_one_of_several_packages(hub: Hub, tiny_package: Callabl
     files = read_folder(tiny_package("llama"))
     hub.repos[NAME] = Repo()
     hub.repos[NAME].commit({f"{bits}/{name}": data for bits in ("int4", "int8") for name, data in files.items()})
-    assert f"'{NAME}:int4', '{NAME}:int8'" in refusal()
+    assert f"has 2 packages; name one: '{NAME}:int4' (0.00 GB), '{NAME}:int8' (0.00 GB)." in refusal()
     folder = find_package(f"{NAME}:int8")
     assert folder.name == "int8"
     assert {name.partition("/")[0] for name in hub.downloaded()} == {"int8"}

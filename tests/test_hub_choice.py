@@ -13,6 +13,10 @@ from embedllm.hub_name import HubName, hub_name
 PARTS = tuple(f"q8/m-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3))
 GGUFS = dict.fromkeys(("m-Q4_0.gguf", "m-Q4_K_M.gguf", *PARTS), 2_000_000_000)
 CHECKPOINT = dict.fromkeys(("config.json", "model.safetensors", "tokenizer.json"), 10)
+GENAI = dict.fromkeys(("cpu/genai_config.json", "cpu/model.onnx", "cpu/model.onnx.data", "cpu/tokenizer.json"), 1)
+OPENVINO = dict.fromkeys(("config.json", "openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.bin"), 1)
+ONNX = dict.fromkeys(("config.json", "onnx/model.onnx", "onnx/model_q4.onnx", "onnx/model_q4.onnx_data"), 500_000_000)
+PAIR = {"a/embedllm.json": 1, "b/embedllm.json": 1, "ab/weights": 10**9}
 PACKAGE = dict.fromkeys(("embedllm.json", "weights.safetensors", "tokenizer.json"), 10)
 
 
@@ -63,6 +67,15 @@ def test_a_path_that_is_there_is_no_name_of_the_hub(tmp_path: Path, monkeypatch:
         (GGUFS, PARTS[0], Choice("gguf", files=PARTS)),
         (GGUFS | {"x-00001-of-00002.gguf": 1}, "*Q4_0*", Choice("gguf", files=("m-Q4_0.gguf",))),
         (GGUFS, "q8", Choice("gguf", files=PARTS)),
+        (GENAI, "", Choice("foreign", "cpu/", ("cpu/genai_config.json", "cpu/tokenizer.json"))),
+        (
+            GENAI | {"gpu/genai_config.json": 1},
+            "cpu",
+            Choice("foreign", "cpu/", ("cpu/genai_config.json", "cpu/tokenizer.json")),
+        ),
+        (OPENVINO, "", Choice("foreign", "", ("config.json", "openvino_model.bin", "openvino_model.xml"))),
+        (ONNX, "*_q4.onnx", Choice("foreign", "", ("config.json", "onnx/model_q4.onnx"), "onnx/model_q4.onnx")),
+        (CHECKPOINT | ONNX | OPENVINO, "", Choice("checkpoint")),
         (dict.fromkeys(("mmproj-m.gguf", "imatrix.gguf", "m.gguf"), 1), "", Choice("gguf", files=("m.gguf",))),
     ],
 )
@@ -79,9 +92,10 @@ def test_one_model_is_chosen(files: dict[str, int | None], pattern: str, chosen:
         (GGUFS, "*Q5_K_M.gguf", "no file of 'org/name' matches '*Q5_K_M.gguf'. Near it are: m-Q4_K_M.gguf"),
         ({"zzz.txt": 1}, "*.gguf", "matches '*.gguf'. It has: zzz.txt."),
         (dict.fromkeys(PARTS[:2], 1), "", "is in 3 parts, of which 2 are there"),
-        ({"a/embedllm.json": 1, "b/embedllm.json": 1}, "", "has 2 packages; name one: 'org/name:a', 'org/name:b'."),
-        ({"genai_config.json": 1, "m.onnx": 1}, "", "found an onnxruntime-genai folder and ONNX graphs, which are not"),
-        ({"config.json": 1, "pytorch_model.bin": 1}, "", "found a checkpoint in pickle files"),
+        (PAIR, "", "has 2 packages; name one: 'org/name:a' (0.00 GB), 'org/name:b' (0.00 GB)."),
+        (ONNX, "", "has 2 ONNX graphs; name one: 'org/name:onnx/model.onnx' (0.50 GB), 'org/name:onnx/model_q4.onnx' "),
+        (GENAI | {"gpu/genai_config.json": 1}, "", "has 2 folders of onnxruntime-genai; name one: 'org/name:cpu' "),
+        ({"config.json": 1, "pytorch_model.bin": 1}, "", "pytorch_model.bin (pickled weights are not read)."),
         ({"config.json": 1, "unet/model.safetensors": 1}, "", "found config.json, unet/model.safetensors."),
         ({}, "", "found no files."),
         (CHECKPOINT, "*.safetensors", "found model.safetensors."),
