@@ -24,6 +24,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.kept_rows import KeptRows
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort_batch import MOST, Batch, Member
 from embedllm.backends.ov_blocks import BLOCK, Blocks, layout_of
@@ -142,6 +143,7 @@ class PagedSession:
         self.priority = 0
         self.adapter: Adapter | None = None  # an engine for adapters is OvEngine
         self.kv: dict[str, NDArray[Cached]] = {}  # nothing is moved to step together
+        self.kept = KeptRows({})  # nor does anything forget what windows do not see
         self.logits = np.empty((1, 1, engine.package.decoder.vocabulary), np.float32)
         self._engine = engine
         self._decoder = engine.package.decoder

@@ -32,7 +32,7 @@ def test_another_decoder_is_an_error(decoder: dict[str, object] | None) -> None:
 
 
 def test_the_bytes_of_the_demo_models_tokens_are_those_of_its_decoder() -> None:
-    from embedllm.opening import package_folder
+    from embedllm.finding import package_folder
 
     tokenizer = Tokenizer.open(package_folder("demo"))
     found = tokenizer.token_bytes()
