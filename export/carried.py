@@ -83,14 +83,16 @@ def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> 
         packed = source.packed(name, start, stop)
     else:
         found, order = stretches(places(origin, start, stop))
-        packed = _ordered([source.packed(name, first, last) for first, last in found], order)
+        packed = ordered([source.packed(name, first, last) for first, last in found], order)
     for values in (packed.scale, packed.minimum):
         if values is not None and not np.isfinite(values).all():
             raise ExportError(NOT_FINITE)
     return packed
 
 
-def _ordered(parts: list[Packed], order: NDArray[np.intp]) -> Packed:
+def ordered(parts: list[Packed], order: NDArray[np.intp]) -> Packed:
+    """Rows of several pieces one after the other, in an order of their own."""
+
     def joined(kind: str) -> np.ndarray | None:
         values = [getattr(part, kind) for part in parts]
         return None if values[0] is None else np.concatenate(values)[order]

@@ -9,18 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+import numpy as np
+
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.carried import ordered
 from embedllm.export.gguf_config import config_of
 from embedllm.export.gguf_model import GgufModel, Placed, read_model
 from embedllm.export.gguf_names import Place, places, without_additions
 from embedllm.export.gguf_rope import ROTATIONS
 from embedllm.export.gguf_texts import write_texts
-from embedllm.export.gguf_types import READ, TYPES, floats
+from embedllm.export.gguf_types import READ, TYPES, floats, packed, packing_of
 from embedllm.export.hf import read_whole, reading
 from embedllm.export.hub import Location
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
+    from embedllm.export.quantize import Packed, Packing
     from embedllm.types import F32
 
 SUFFIX = ".gguf"
@@ -97,6 +101,21 @@ class GgufSource:
         first = int(wanted.min())
         return self._floats(tensor, width, first, int(wanted.max()) + 1)[wanted - first]
 
+    def packing(self, name: str) -> Packing | None:
+        """How a tensor is stored so that nothing is lost; None for what is not read, which check() refuses."""
+        place = self._places.get(name)
+        tensor = None if place is None else self._model.tensors.get(place.tensor)
+        return None if tensor is None else packing_of(TYPES[tensor.type])
+
+    def packed(self, name: str, start: int, stop: int) -> Packed:
+        """Rows [start, stop) of a quantized tensor, as they are stored."""
+        place, tensor = self._find(name)
+        _, width = _size(place, tensor)
+        wanted = np.arange(place.start + start, place.start + stop) if place.rows is None else place.rows[start:stop]
+        first, last = int(wanted.min()), int(wanted.max()) + 1
+        rows = packed(TYPES[tensor.type], self._raw(tensor, width, first, last), last - first)
+        return rows if place.rows is None else ordered([rows], wanted - first)
+
     def _find(self, name: str) -> tuple[Place, Placed]:
         place = self._places.get(name)
         tensor = None if place is None else self._model.tensors.get(place.tensor)
@@ -106,10 +125,13 @@ class GgufSource:
         return place, tensor
 
     def _floats(self, tensor: Placed, width: int | None, start: int, stop: int) -> F32:
+        raw = self._raw(tensor, width, start, stop)
+        return floats(TYPES[tensor.type], raw).reshape((stop - start,) if width is None else (stop - start, width))
+
+    def _raw(self, tensor: Placed, width: int | None, start: int, stop: int) -> bytearray:
         kind = TYPES[tensor.type]
         row_bytes = kind.bytes if width is None else width // kind.values * kind.bytes
-        raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
-        return floats(kind, raw).reshape((stop - start,) if width is None else (stop - start, width))
+        return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
 
     def _read(self, tensor: Placed, start: int, count: int) -> bytearray:
         """Bytes of a tensor."""

@@ -1,4 +1,4 @@
-"""The types of a GGUF file's tensors: how many bytes hold how many values, and those that are read as floats here.
+"""The types of a GGUF file's tensors: how many bytes hold how many values, and what is made of them.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and ggml-common.h (the blocks); sizes as the Python
 package gguf 0.19 has them.
@@ -6,16 +6,19 @@ package gguf 0.19 has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embedllm.export.ggml_grids import ALL_FORMS
+from embedllm.export.ggml_types import block_floats, packed_rows
+from embedllm.export.quantize import Packed, Packing
 from embedllm.tensor_floats import to_float32
 
 if TYPE_CHECKING:
-    from embedllm.types import F32
+    from embedllm.types import F32, U8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +45,27 @@ TYPES: Mapping[int, GgmlType] = {
 }  # fmt: skip
 
 
-def _q4_0(blocks: np.ndarray) -> F32:
-    codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)  # values 0 to 15, then 16 to 31
-    return (codes.astype(np.float32) - np.float32(8)) * _scale(blocks)
+_FLOATS = {"F32": Packing(bits=32), "F16": Packing(bits=16), "BF16": Packing(bits=16)}
+READ = (*_FLOATS, *ALL_FORMS)  # the names of those that are read
 
 
-def _q8_0(blocks: np.ndarray) -> F32:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _scale(blocks)
+def packing_of(kind: GgmlType) -> Packing | None:
+    """How a type in READ is stored as it is; None for others. BF16 as float16: whole but for weights below 8e-6."""
+    form = ALL_FORMS.get(kind.name)
+    return _FLOATS.get(kind.name) if form is None else form.packing
 
 
-def _scale(blocks: np.ndarray) -> F32:
-    return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
-
-
-_BLOCKS: Mapping[str, Callable[[np.ndarray], F32]] = {"Q4_0": _q4_0, "Q8_0": _q8_0}
-_FLOATS = ("F32", "F16", "BF16")
-READ = (*_FLOATS, *_BLOCKS)  # the names of those that floats() knows
+def packed(kind: GgmlType, raw: bytearray, rows: int) -> Packed:
+    """Whole rows of a quantized type in READ."""
+    return packed_rows(ALL_FORMS[kind.name], _blocks(kind, raw), rows)
 
 
 def floats(kind: GgmlType, raw: bytearray) -> F32:
     """The values that whole blocks of a type in READ stand for, flat."""
     if kind.name in _FLOATS:
         return to_float32(raw, kind.name)
-    with np.errstate(invalid="ignore"):  # weights that are no numbers are found where they are stored
-        return _BLOCKS[kind.name](np.frombuffer(raw, np.uint8).reshape(-1, kind.bytes)).reshape(-1)
+    return block_floats(ALL_FORMS[kind.name], _blocks(kind, raw)).reshape(-1)
+
+
+def _blocks(kind: GgmlType, raw: bytearray) -> U8:
+    return np.frombuffer(raw, np.uint8).reshape(-1, kind.bytes)

@@ -11,12 +11,17 @@ import gguf
 import numpy as np
 import pytest
 
+from embedllm.backends import ort
+from embedllm.backends.ort import OrtEngine
+from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, LongRopeScaling
+from embedllm.export.ggml_grids import ALL_FORMS
 from embedllm.export.gguf import GgufSource
+from embedllm.package import open_package
 from tests import gguf_bytes
 from tests.gguf_files import Change, Tensors, write_gguf
 from tests.tiny import TEMPLATE, tiny_checkpoint
@@ -72,6 +77,25 @@ def test_quantized_values_are_those_of_the_gguf_package(kind: str, llama: Path, 
         assert np.array_equal(source.rows("model.layers.1.mlp.down_proj.weight", 5, 7), expected[5:7])
     finally:
         source.close()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
+def test_what_is_quantized_is_carried_over(kind: str, llama: Path, tmp_path: Path) -> None:
+    """Rows of q and k, too, which llama.cpp's converter puts in another order."""
+    file = write_gguf(tmp_path / "m.gguf", llama, kind=kind)
+    carried = open_package(convert(file, tmp_path / "carried", Recipe(exact=True)))
+    floats = open_package(convert(file, tmp_path / "floats", Recipe(bits=32)))
+    quantization = carried.manifest["quantization"]
+    assert isinstance(quantization, dict)
+    assert quantization["layers.0.attention.q"] == ALL_FORMS[kind].packing.entry
+    assert carried.weights.stat().st_size < 0.6 * floats.weights.stat().st_size
+    tokens = list(range(20, 60))
+    expected = ReferenceEngine(floats).open().feed_all(tokens)
+    np.testing.assert_array_equal(ReferenceEngine(carried).open().feed_all(tokens), expected)
+    graph = carried.graph("generic-float32")
+    assert graph is not None
+    found = OrtEngine(carried, graph, ort.devices()[0]).open().feed_all(tokens)
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)  # as in test_carried.py
 
 
 def described(source: GgufSource) -> Decoder:
@@ -143,6 +167,7 @@ def test_an_architecture_that_is_not_known_is_refused(name: str, message: str, t
 
 
 def test_a_type_that_is_not_read_is_named(llama: Path, tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "m.gguf", llama, kind="Q4_1")
-    with pytest.raises(ExportError, match="is Q4_1, which is not read; known: F32, F16, BF16, Q4_0, Q8_0"):
+    whole = {"blk.1.ffn_up.weight": np.ones((96, 64), np.int8)}
+    file = write_gguf(tmp_path / "m.gguf", llama, change=lambda tensors: {**tensors, **whole})
+    with pytest.raises(ExportError, match="is I8, which is not read; known: F32, F16, BF16, Q4_0, Q4_1"):
         convert(file, tmp_path / "out")

@@ -24,6 +24,7 @@ FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # impo
 HOMES = {
     "click": ("embedllm.cli",),
     "filelock": ("embedllm.export_cache",),
+    "gguf": ("embedllm.export.ggml_grids",),  # read by few files; its error says how to install it
     "google": ("embedllm.describe_graphs",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.export.hub", "embedllm.hub"),
     "jinja2": ("embedllm.sandbox",),
