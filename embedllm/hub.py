@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import HubError
 from embedllm.hub_refusal import refusing
+from embedllm.hub_unchecked import Unchecked
 from embedllm.package import sha256
 
 if TYPE_CHECKING:
@@ -75,16 +76,21 @@ class Repository:
         from embedllm.hub_progress import reporting
 
         wanted, size = self.missing(names), self.missing_bytes(names)
-        if not wanted and (folder := _cached_folder(self.name, self.commit)) is not None:
+        unchecked = Unchecked(self.name, self.commit)
+        doubtful = unchecked.names & {*names}
+        if not wanted and not doubtful and (folder := _cached_folder(self.name, self.commit)) is not None:
             return folder
         check_space([(cache_folder(), size)], self.name)
-        _log.info("downloading %d files of '%s', %s bytes", len(wanted), self.name, f"{size:,}")
+        if wanted:
+            _log.info("downloading %d files of '%s', %s bytes", len(wanted), self.name, f"{size:,}")
+            unchecked.begin(wanted)
         patterns = [glob.escape(name) for name in names]
         with reporting(size, on_progress) as bars, refusing(self.name, self.revision, self.token):
             folder = Path(snapshot_download(self.name, revision=self.commit, allow_patterns=patterns, token=self.token,
                                             tqdm_class=bars))  # fmt: skip
-        for name in wanted:
+        for name in sorted({*wanted, *doubtful}):
             _check_file(folder / name, self.files[name], self.name)
+        unchecked.end({*wanted, *doubtful})
         return folder
 
     def remember(self) -> None:

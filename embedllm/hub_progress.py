@@ -15,18 +15,26 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reporting(total: int, on_progress: Callable[[Progress], None] | None) -> Iterator[type[tqdm]]:
-    """What snapshot_download() takes for its bars: prints nothing, reports bytes of `total`, in the end all."""
+    """What snapshot_download() takes for its bars: prints nothing, reports bytes of `total`, in the end all.
+
+    What on_progress raises ends the download, and is raised as it is.
+    """
     from huggingface_hub.utils import tqdm
 
     from embedllm.export.progress import Progress
 
     done, lock = 0, Lock()  # files are downloaded by several threads
+    raised: list[BaseException] = []
 
     def report(count: float) -> None:
         nonlocal done
         if on_progress is not None and total and count > done:
             done = min(int(count), total)
-            on_progress(Progress("download", done, total))
+            try:
+                on_progress(Progress("download", done, total))
+            except BaseException as error:
+                raised.append(error)
+                raise
 
     class Bar(tqdm):
         """One of files, or of bytes: of these the client has up to two, what was sent and what is on disk."""
@@ -41,5 +49,10 @@ def reporting(total: int, on_progress: Callable[[Progress], None] | None) -> Ite
                 if self._counts_bytes:
                     report(self.n)
 
-    yield Bar
+    try:
+        yield Bar
+    except Exception:
+        if raised:
+            raise raised[0] from None
+        raise
     report(total)

@@ -352,6 +352,36 @@ def test_a_file_with_another_hash_is_refused_and_not_kept(with_package: Hub, nam
     assert with_package.downloaded() == {name}  # the others are there
 
 
+def test_what_a_process_that_ended_had_not_checked_yet_is_checked_by_the_next(
+    with_package: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(path: Path, *_: object) -> None:
+        if path.name == WEIGHTS:
+            raise KeyboardInterrupt
+
+    with_package.wrong.add(WEIGHTS)
+    with monkeypatch.context() as ending:
+        ending.setattr("embedllm.hub._check_file", end)
+        with pytest.raises(KeyboardInterrupt):
+            find_package(NAME)
+    with_package.wrong.clear()
+    assert f"'{WEIGHTS}' of '{NAME}' came damaged" in refusal()
+    open_package(find_package(NAME)).check()
+    assert list((tmp_path / "cache" / "unchecked").iterdir()) == []
+
+
+def test_what_a_function_for_progress_raises_ends_the_download(with_package: Hub) -> None:
+    class Enough(Exception):
+        pass
+
+    def stop(report: Progress) -> None:
+        raise Enough(report.stage)
+
+    with pytest.raises(Enough, match="download"):
+        find_package(NAME, on_progress=stop)
+    open_package(find_package(NAME)).check()
+
+
 def test_a_checkpoint_with_another_hash_is_not_exported(with_checkpoint: Hub) -> None:
     with_checkpoint.wrong.add("model.safetensors")
     assert "came damaged" in refusal()

@@ -36,6 +36,7 @@ HOMES = {
         "embedllm.backends.ov_runtime",
         "embedllm.backends.probe_memory",
         "embedllm.export_cache",
+        "embedllm.hub_unchecked",
         "embedllm.tuning_record",
     ),
     "psutil": ("embedllm.free_memory", "embedllm.bench.machine", "embedllm.bench.memory"),
@@ -365,6 +366,7 @@ def level(module: str) -> int:
             "hub_name",
             "hub_choice",
             "hub_refusal",
+            "hub_unchecked",
         ),
         (
             "export.decoder",
