@@ -32,7 +32,7 @@ within 0.05, on an H200 ([cuda.md](cuda.md#families)).
 What families have beyond a plain Llama, and what that costs:
 
 - Windows are followed on every device. On `cpu` under Linux their layers also free the KV that no token sees any more
-  ([concepts](concepts.md#windows)); elsewhere that of all tokens is kept, and a window saves time, not memory.
+  ([concepts](concepts.md#windows)); elsewhere that of all tokens is kept.
 - An expert of a mixture computes only the tokens that chose it, by standard operators: no provider's own mixture
   operator is used. QMoE of ONNX Runtime 1.31 wants the weights of all experts in one tensor, and on the CPU float32
   scales for float32 activations; in a folder the float16 scales of each expert lie behind its weights, so that it would

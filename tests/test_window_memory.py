@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from embedllm.backends.ort import OrtEngine
 from embedllm.backends.ort_batch import _Step
 from embedllm.backends.ort_session import OrtSession
 from embedllm.export import Recipe
+from embedllm.export.dialects import INT4_KV, INT8_KV, Dialect
+from embedllm.export.flavours import write_flavour
 from embedllm.fit import fit
 from embedllm.held_sequence import HeldSequence
 from embedllm.package import open_package
@@ -251,3 +254,21 @@ def test_what_is_needed_counts_what_layers_keep(folder: Path) -> None:
     assert counted[1] - counted[0] == 2048 * 2 * full.kv_heads * full.head_dim * 4
     others = [fit(package, device("reference"), context=tokens).kv_bytes for tokens in (2048, 4096)]
     assert others[1] == 2 * others[0] > 2 * counted[0]
+
+
+@pytest.mark.parametrize("dialect", [INT8_KV, INT4_KV])
+def test_quantized_kv_is_freed_alike(tiny_package: Callable[..., Path], tmp_path: Path, dialect: Dialect) -> None:
+    plain = tiny_package("mistral", None, sliding_window=WINDOW, max_position_embeddings=1500)
+    folder = Path(shutil.copytree(plain, tmp_path / "package"))
+    write_flavour(folder, dialect.name, tokens=TOKENS[:100])
+    package = open_package(folder)
+    graph = package.graph(dialect.name)
+    assert graph is not None
+    both = [OrtEngine(package, graph, device("cpu")).open() for _ in range(2)]
+    both[1].keeps_all = True
+    for start in range(0, 1400, 200):
+        same(both, TOKENS[start : start + 200])
+    for token in TOKENS[1400:1404]:
+        same(both, [token])
+    forgotten, kept = (resident_rows(session.kv["1.key"]) for session in both)
+    assert forgotten < kept
