@@ -113,6 +113,7 @@ def check_change(adapter: Adapter | None, position: int, *, can: bool) -> None:
 
 
 LARGER_EXPORT = "export with a larger --context"  # the remedy where the package is the limit
+LARGER_MODEL = "take a model that holds more"  # the same where another exporter wrote it
 
 
 class Session(Protocol):

@@ -11,7 +11,7 @@ from embedllm.backends.base import Device, Engine
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
 from embedllm.errors import DeviceError
-from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO, TRACED
+from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
 from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
@@ -149,7 +149,7 @@ def _open_ov(choices: Choices) -> Engine:
     from embedllm.backends.ov_runtime import target_of
 
     graph, target, options = _graph(choices), target_of(choices.device.name), _with_kv(choices)
-    if target == "CPU" and not choices.adapts:
+    if target == "CPU" and not choices.adapts and graph.dialect != STATEFUL:
         chosen = properties(target, options or OpenVINOOptions(), choices.knobs.threads, choices.exact)
         try:
             return PagedEngine(choices.package, graph, choices.device, chosen, joins=not choices.exact)
@@ -229,6 +229,7 @@ _DRIVERS = {
         kv={"int8": _OV},
         adapts=True,
         recurrent=True,
+        traced=(STATEFUL,),
         open_encoder=partial(_open_encoder, "openvino"),
         tested="Linux x86-64, in every change",
     ),
@@ -236,6 +237,7 @@ _DRIVERS = {
         open=_open_ov,
         dialects=_OV,
         exact=_OV,
+        traced=(STATEFUL,),
         probed=True,
         open_encoder=partial(_open_encoder, "openvino"),
         tested=UNTESTED,

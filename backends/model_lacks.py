@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedllm.backends.drivers import Driver
-from embedllm.export.dialects import OPENVINO, STATEFUL
+from embedllm.export.dialects import OPENVINO
 from embedllm.export.traced import Traced
 from embedllm.package import Package
 
@@ -14,8 +14,7 @@ def traced_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[st
         return None
     if not any(graph.dialect in driver.traced for graph in package.graphs):
         maker = "optimum" if package.foreign is None else package.foreign.maker
-        stateful = any(graph.dialect == STATEFUL for graph in package.graphs)
-        remedy = f"use the device '{'openvino' if stateful else 'cpu'}'"
+        remedy = f"use the device '{'cpu' if package.foreign is None else package.foreign.devices[-1]}'"
         return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
     return None if kv is None else (f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
 

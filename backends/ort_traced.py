@@ -16,6 +16,7 @@ import numpy as np
 
 from embedllm.backends.base import (
     LARGER_EXPORT,
+    LARGER_MODEL,
     Device,
     Interrupted,
     check_rewind,
@@ -24,6 +25,7 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
+from embedllm.backends.feeding import CANNOT_BE_FED, difference
 from embedllm.backends.memory import return_freed_memory
 from embedllm.backends.ort import CHUNK, session_options
 from embedllm.backends.ort_runtime import first_line, ort
@@ -40,11 +42,8 @@ if TYPE_CHECKING:
     from embedllm.export.traced import Traced
     from embedllm.types import F32
 
-_LESS = "take a model that holds more"
-_SEED = 20261122
 # of the largest logit: a mask that is wrong for pieces moves logits by several tenths, rounding by a thousandth
-_MOST_DIFFERENCE = {False: 0.02, True: 0.2}  # by whether the graph rounds activations by what is fed at once
-_TOKENS = 6  # of the prompt that says how a graph can be fed
+MOST_DIFFERENCE = {False: 0.02, True: 0.2}  # by whether the graph rounds activations by what is fed at once
 
 
 class TracedEngine:
@@ -61,7 +60,7 @@ class TracedEngine:
         self.traced = package.traced
         self.names = Names() if package.foreign is None else package.foreign.names
         self.context = package.context
-        self.remedy = LARGER_EXPORT if package.foreign is None else _LESS
+        self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
         path = package.folder / graph.file
         try:
             self._session: ort.InferenceSession | None = ort.InferenceSession(
@@ -80,12 +79,9 @@ class TracedEngine:
         """What is known of the graph, and whether a prompt can be fed in pieces. Raises DeviceError where none can."""
         for traced in (self.traced, replace(self.traced, in_pieces=False)):
             self.traced = traced
-            if feeds_alike(self, traced):
+            if difference(self, traced) <= MOST_DIFFERENCE[self.names.rounds]:
                 return traced
-        raise DeviceError(
-            f"'{path}' gives other logits for a prompt that is fed at once than token by token, so its replies would "
-            "be wrong. Export its checkpoint with this library: embedllm export SOURCE OUT."
-        )
+        raise DeviceError(f"'{path}' {CANNOT_BE_FED}")
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -201,19 +197,3 @@ class TracedSession:
     def _check_open(self) -> None:
         if self._session is None:
             raise ValueError("this session was closed")
-
-
-def feeds_alike(engine: TracedEngine, traced: Traced) -> bool:
-    """Whether the graph says the same of a prompt that is fed at once, and rewound and fed in another way."""
-    count = min(_TOKENS, traced.context)
-    tokens = np.random.default_rng(_SEED).integers(0, traced.vocabulary, count).tolist()
-    session = engine.open()
-    try:
-        whole = session.feed_all(tokens)
-        session.rewind(count // 3)
-        again = session.feed_all(tokens[count // 3 :])
-    finally:
-        session.close()
-    return bool(
-        np.abs(again - whole[count // 3 :]).max() <= _MOST_DIFFERENCE[engine.names.rounds] * np.abs(whole).max()
-    )

@@ -13,6 +13,7 @@ import numpy as np
 from embedllm.backends.adapted_openvino import add_adapters, set_adapter
 from embedllm.backends.base import (
     LARGER_EXPORT,
+    LARGER_MODEL,
     Device,
     Interrupted,
     check_change,
@@ -22,12 +23,15 @@ from embedllm.backends.base import (
     check_state,
     check_tokens,
 )
-from embedllm.backends.ov_cut import cut
+from embedllm.backends.feeding import CANNOT_BE_FED, difference
+from embedllm.backends.ov_cut import cut, cut_before_head
 from embedllm.backends.ov_runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
 from embedllm.backends.stateful import StatefulSession
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import DeviceError
+from embedllm.export.decoder_tensors import kv_shapes
 from embedllm.export.recurrent import state_shapes, variable_name
+from embedllm.export.traced import Traced
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
@@ -47,6 +51,8 @@ CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
 # but unpacks the weights at every step where their scales are float16 (OpenVINO 2026.4)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
 _TO_END = int(np.iinfo(np.int64).max)
+# of the largest logit, between ways to feed: a product of bfloat16 or 8 bits rounds by a hundredth of it
+_MOST_DIFFERENCE = 0.1
 _VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
@@ -70,7 +76,7 @@ def compile_folder(
         if adapts:
             add_adapters(model, package.decoder)
         if cut_logits:
-            _cut_logits(model, package.decoder)
+            _cut_logits(model, package.architecture)
         return core().compile_model(model, target, properties)
 
 
@@ -98,7 +104,7 @@ class OvEngine:
         self.device = device
         self.package = package
         self.context = package.context
-        self.remedy = LARGER_EXPORT
+        self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
         self.adapts = adapts
         # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/test_ov.py)
         self.lock = threading.Lock()
@@ -107,6 +113,9 @@ class OvEngine:
         self._compiled: ov.CompiledModel | None = compile_folder(
             package, graph, target, chosen, cut_logits=True, adapts=adapts
         )
+        self._takes = {name for given in self._compiled.inputs for name in given.names}
+        if package.foreign is not None and difference(self, package.traced) > _MOST_DIFFERENCE:
+            raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
 
     @property
     def compiled(self) -> ov.CompiledModel:
@@ -123,7 +132,11 @@ class OvEngine:
 
     def open(self, capacity: int = 0) -> OvSession:
         session = OvSession(self)
-        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
+        return StatefulSession(self, session) if state_shapes(self.package.architecture) else session  # type: ignore[return-value]  # a Session, too
+
+    def inputs(self, tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
+        """Of a step; a model of another exporter may take fewer."""
+        return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
 
     def settle(self, cancelled: tuple[int, int]) -> None:
         """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.
@@ -136,7 +149,7 @@ class OvEngine:
             return
         for count in (n for n in range(1, 8) if n not in (*cancelled, *self.last)):
             try:
-                self.request().infer(_inputs([0] * count, 0, -1))
+                self.request().infer(self.inputs([0] * count, 0, -1))
             except RuntimeError:
                 continue  # a size that part of the graph still has
             self.last = (count, count)
@@ -153,7 +166,8 @@ class OvSession:
         self.position = 0
         self._engine = engine
         self._context = engine.context
-        self._decoder = engine.package.decoder
+        self._model = engine.package.architecture
+        self._kv = kv_shapes(self._model)
         self._adapter: Adapter | None = None
         self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
         with as_device_error("cannot make a session"):
@@ -169,7 +183,7 @@ class OvSession:
         return self.position
 
     def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._run(tokens, logits_from=-1)[0, 0])
+        return Row(self._run(tokens, logits_from=-1)[0, -1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._run(tokens, logits_from=0)[0].copy()
@@ -187,7 +201,7 @@ class OvSession:
         check_change(adapter, self.position, can=self._engine.adapts)
         if self._engine.adapts and self._request is not None:
             with self._engine.lock, as_device_error("cannot take an adapter"):
-                set_adapter(self._request, self._decoder, adapter)
+                set_adapter(self._request, self._engine.package.decoder, adapter)
             self._adapter = adapter  # its arrays are set, not copied
 
     def interrupt(self, stop: bool = True) -> None:
@@ -215,7 +229,7 @@ class OvSession:
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
         if not self.position:  # the state of a new request has no shape yet
-            shapes = [(a.kv_heads, 0, a.head_dim) for a in self._decoder.kv_attentions]
+            shapes = [(heads, 0, size) for heads, size in self._kv]
             return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
         with self._engine.lock, as_device_error("cannot give the KV away"):
             return [
@@ -225,8 +239,8 @@ class OvSession:
     def import_state(self, state: KeyValues) -> None:
         if self._request is None:
             raise ValueError("this session was closed")
-        count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
-        check_room(self.position, count, limit=self._context, remedy=LARGER_EXPORT)
+        count = check_state(state, self._kv)
+        check_room(self.position, count, limit=self._context, remedy=self._engine.remedy)
         kept = self.position
         self._held = -1  # until all is written: a failure in between must not pass for a whole state
         with self._engine.lock, as_device_error("cannot take a KV"):
@@ -240,7 +254,7 @@ class OvSession:
         if self._request is None:
             raise ValueError("this session was closed")
         check_tokens(
-            tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._context, remedy=LARGER_EXPORT
+            tokens, self.position, vocabulary=self._model.vocabulary, limit=self._context, remedy=self._engine.remedy
         )
         with self._engine.lock:
             if self._stopping:
@@ -255,7 +269,7 @@ class OvSession:
         self._was_cancelled = False
         self._is_running = True
         try:
-            request.start_async(_inputs(tokens, self.position, logits_from))
+            request.start_async(self._engine.inputs(tokens, self.position, logits_from))
             if self._stopping:  # asked for before there was anything to cancel
                 self._was_cancelled = True
                 request.cancel()
@@ -291,11 +305,11 @@ class OvSession:
         for variable in request.query_state():
             if match := _VARIABLE.match(variable.name):
                 found[int(match[1]), match[2]] = variable
-        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._decoder.kv_attentions))]
+        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._kv))]
 
     def _by_name(self, request: ov.InferRequest) -> dict[str, VariableState]:
         """The states of layers without attention, by their names in export/recurrent.py."""
-        names = {variable_name(name): name for name in state_shapes(self._decoder)}
+        names = {variable_name(name): name for name in state_shapes(self._model)}
         return {names[found.name]: found for found in request.query_state() if found.name in names}
 
 
@@ -340,9 +354,16 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
     return chosen
 
 
-def _cut_logits(model: ov.Model, decoder: Decoder) -> None:
+def _cut_logits(model: ov.Model, decoder: Decoder | Traced) -> None:
     """Adds the input `logits_from`: only the logits of the positions from there on are computed."""
     start = op.parameter([1], ov.Type.i64, name="logits_from")
     start.output(0).set_names({"logits_from"})
     bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
-    cut(model, decoder, start, lambda value: op.slice(value, start, *bounds))
+
+    def taken(value: ov.Output) -> ov.Node:
+        return op.slice(value, start, *bounds)
+
+    if isinstance(decoder, Traced):
+        cut_before_head(model, start, taken)
+    else:
+        cut(model, decoder, start, taken)

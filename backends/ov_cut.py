@@ -11,6 +11,9 @@ from embedllm.backends.ov_runtime import ov
 from embedllm.export.decoder import Decoder
 from embedllm.export.dialects import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_SUM, OPENVINO_TOLD
 
+_POINTWISE = ("Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh")  # what may follow the last product
+_AXES = 3
+
 
 def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
     """Adds an input, and lets only what `taken` takes of a value through where the last layer is done with others.
@@ -29,6 +32,19 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
         places += _layer(named, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
     for place in places:
         place.replace_source_output(taken(place.get_source_output()).output(0))
+    model.add_parameters([wanted])
+    model.validate_nodes_and_infer_types()
+
+
+def cut_before_head(model: ov.Model, wanted: ov.op.Parameter, taken: Callable[[ov.Output], ov.Node]) -> None:
+    """As cut(), of a model of another exporter; nothing where its logits are not a product of [B, T, hidden] values."""
+    node = model.output("logits").get_node().input_value(0).get_node()
+    while node.get_type_name() in _POINTWISE:
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul" or len(node.input_value(0).get_partial_shape()) != _AXES:
+        return
+    place = node.input(0)
+    place.replace_source_output(taken(place.get_source_output()).output(0))
     model.add_parameters([wanted])
     model.validate_nodes_and_infer_types()
 

@@ -30,6 +30,7 @@ class Foreign:
 
     maker: str  # what writes such folders
     names: Names  # of an ONNX graph
+    devices: tuple[str, ...]  # that run it, best first: what "auto" means for it
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen
 

@@ -9,7 +9,7 @@ from embedllm.errors import PackageError
 from embedllm.export.dialects import TRACED
 from embedllm.export.traced import Names
 from embedllm.foreign import Foreign, Reading
-from embedllm.foreign_onnx import describe, found_names, weights_of
+from embedllm.foreign_onnx import DEVICES, describe, found_names, weights_of
 from embedllm.foreign_texts import Texts, whole
 from embedllm.manifest_values import plain_name
 from embedllm.onnx_outline import read_outline
@@ -48,7 +48,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         activations=activations,
         described=described,
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=model.get("eos_token_id")),
-        foreign=Foreign(maker=_MAKER, names=names, weights=path.name),
+        foreign=Foreign(maker=_MAKER, names=names, devices=DEVICES, weights=path.name),
     )
 
 

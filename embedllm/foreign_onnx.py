@@ -16,6 +16,7 @@ from embedllm.free_memory import free_bytes
 from embedllm.manifest_values import plain_name
 from embedllm.onnx_outline import FLOAT, FLOAT16, INT32, INT64, Declared, Outline, read_outline
 
+DEVICES = ("cpu",)
 _FOLDERS = ("onnx", ".")
 _BASES = ("model", "decoder_model_merged")  # of whole decoders with past keys and values
 # what a name ends with, the fastest on a processor first; float16 is computed there as float32
@@ -50,6 +51,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         foreign=Foreign(
             maker="transformers.js or optimum",
             names=names,
+            devices=DEVICES,
             weights=path.relative_to(root).as_posix(),
             passed_over=tuple(one.relative_to(root).as_posix() for one in found if one != path),
         ),

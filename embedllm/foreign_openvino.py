@@ -15,6 +15,7 @@ from embedllm.export.traced import Names, Traced
 from embedllm.foreign import Foreign, Reading
 from embedllm.foreign_texts import Texts
 
+_DEVICES = ("openvino-gpu", "openvino")
 GRAPH = "openvino_model.xml"
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
 _NEEDED = {"input_ids", "attention_mask", "beam_idx"}
@@ -57,7 +58,10 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         ),
         stop_tokens=texts.stop_tokens(vocabulary),
         foreign=Foreign(
-            maker="optimum-intel", names=Names(), weights=path.with_suffix(".bin").relative_to(root).as_posix()
+            maker="optimum-intel",
+            names=Names(),
+            devices=_DEVICES,
+            weights=path.with_suffix(".bin").relative_to(root).as_posix(),
         ),
     )
 

@@ -122,6 +122,8 @@ def load(
                             on_progress=on_progress)  # fmt: skip
     package = open_package(found_at, whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
+    if wish == select.AUTO and package.foreign is not None:
+        wish = package.foreign.devices
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     check_kv(kv, exact=exact, openvino=openvino)

@@ -256,6 +256,13 @@ def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
     return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
 
 
+def kv_shapes(decoder: Decoder | Traced) -> list[tuple[int, int]]:
+    """By layer that keeps keys and values: KV heads, and the size of each."""
+    if isinstance(decoder, Traced):
+        return [(heads, size) for heads, size in decoder.kv]
+    return [(attention.kv_heads, attention.head_dim) for attention in decoder.kv_attentions]
+
+
 def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -> int:
     """Memory of the KV cache for that many tokens."""
     if isinstance(decoder, Traced):

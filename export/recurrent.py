@@ -23,8 +23,10 @@ def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
     return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.value_heads, mixer.key_dim, mixer.value_dim)}
 
 
-def state_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+def state_shapes(decoder: Decoder | Traced) -> dict[str, tuple[int, ...]]:
     """Of all layers, by "KIND.LAYER"."""
+    if isinstance(decoder, Traced):
+        return {}
     return {
         f"{kind}.{index}": shape
         for index, layer in enumerate(decoder.layers)

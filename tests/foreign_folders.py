@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from embedllm.package import MANIFEST
+from embedllm.package import MANIFEST, WEIGHTS, open_package
 from tests.traced_models import CONTEXT, HEADS, SIZE, VOCABULARY, write_checkpoint, write_graph
 
 KINDS = {np.int32: TensorProto.INT32, np.float16: TensorProto.FLOAT16}
@@ -183,4 +183,22 @@ def genai(folder: Path, **model: object) -> Path:
     config = {"model": {**described, "decoder": decoder, **model},
               "search": {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}}  # fmt: skip
     (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def optimum_intel(package: Path, folder: Path, **config: object) -> Path:
+    """A package of ours as optimum-intel would have it: the stateful model alone, beside its weights."""
+    folder.mkdir()
+    ours = open_package(package)
+    shutil.copy(package / "openvino_model.xml", folder)
+    shutil.copy(package / WEIGHTS, folder / "openvino_model.bin")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(package / name, folder)
+    values = {
+        "vocab_size": ours.decoder.vocabulary,
+        "max_position_embeddings": ours.context,
+        "eos_token_id": 2,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(values))
     return folder
