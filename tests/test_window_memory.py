@@ -20,6 +20,7 @@ from embedllm.backends.base import Session
 from embedllm.backends.ort import OrtEngine
 from embedllm.backends.ort_batch import _Step
 from embedllm.backends.ort_session import OrtSession
+from embedllm.backends.split import SplitEngine
 from embedllm.export import Recipe
 from embedllm.export.dialects import INT4_KV, INT8_KV, Dialect
 from embedllm.export.flavours import write_flavour
@@ -254,6 +255,19 @@ def test_what_is_needed_counts_what_layers_keep(folder: Path) -> None:
     assert counted[1] - counted[0] == 2048 * 2 * full.kv_heads * full.head_dim * 4
     others = [fit(package, device("reference"), context=tokens).kv_bytes for tokens in (2048, 4096)]
     assert others[1] == 2 * others[0] > 2 * counted[0]
+
+
+def test_a_pair_of_engines_keeps_all_as_each_gets_it_from_the_other(folder: Path) -> None:
+    pair_of_engines = SplitEngine(ort_engine(folder), ort_engine(folder), device("cpu")).open()
+    alone = ort_engine(folder).open()
+    alone.keeps_all = True
+    for session in (pair_of_engines, alone):
+        feed_prompt(session, 900)
+        for token in TOKENS[900:1000]:
+            session.feed([token])
+        session.rewind(700)
+    rows = [np.array(session.feed(TOKENS[700:750]).values(range(VOCABULARY))) for session in (pair_of_engines, alone)]
+    np.testing.assert_array_equal(rows[0], rows[1])
 
 
 @pytest.mark.parametrize("dialect", [INT8_KV, INT4_KV])
