@@ -73,10 +73,11 @@ def _inspect_foreign(package: Package, contexts: Sequence[int], *, check: bool, 
 
 
 def open_folder(folder: str) -> Package:
-    from embedllm.finding import package_folder
+    """For commands that only look at a model: one of the hub has to be in the cache."""
+    from embedllm.finding import find_package
     from embedllm.package import open_package
 
-    return open_package(package_folder(folder), whole=False)
+    return open_package(find_package(folder, local_files_only=True), whole=False)
 
 
 def _show(found: Description, faults: Mapping[str, str] | None) -> None:

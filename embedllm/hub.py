@@ -133,7 +133,10 @@ def open_repository(
             _log.info("'%s' is taken from the cache: %s", name, error)
     elif (cached := _cached_folder(name, revision)) is None:
         at = f" at '{revision}'" if revision else ""
-        raise HubError(f"'{name}'{at} is not in the cache, and local_files_only asks for no download. Leave that out.")
+        raise HubError(
+            f"there is no folder '{name}' here, the hub's model of that name{at} is not in the cache, and nothing is "
+            "downloaded here. Load it once, without local_files_only."
+        )
     here = (path for path in cached.rglob("*") if path.is_file())
     found = {path.relative_to(cached).as_posix(): HubFile(path.stat().st_size) for path in here}
     return Repository(name=name, revision=revision, commit=cached.name, files=found, cached=cached, token=token)

@@ -32,7 +32,8 @@ def _said(error: Exception, name: str, revision: str | None, token: str | bool |
             "private: then log in (hf auth login) or pass token=."
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"'{name}' has no revision '{revision}'; expected a branch, a tag or a commit."
+        at = revision or "main"
+        return f"'{name}' has no revision '{at}'; expected a branch, a tag or a commit."
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(token, str) and token:
         reason = reason.replace(token, "***")

@@ -445,7 +445,10 @@ def test_without_the_hub_what_is_in_the_caches_is_taken(
 
 
 def test_without_the_hub_and_a_cache_there_is_nothing(with_package: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is not in the cache, and local_files_only asks for no download" in refusal(local_files_only=True)
+    said = (
+        f"there is no folder '{NAME}' here, the hub's model of that name at 'v1' is not in the cache, and nothing is "
+    )
+    assert refusal(local_files_only=True, revision="v1").startswith(said)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "cannot be downloaded from" in refusal()
     assert with_package.asked == []
@@ -471,6 +474,17 @@ def test_the_command_line_runs_a_model_of_the_hub(with_package: Hub, tmp_path: P
     failed = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=home)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: there is neither a folder 'org/none' here")
+
+
+@pytest.mark.parametrize("command", ["inspect", "fit"])
+def test_commands_that_only_look_take_what_is_in_the_cache(command: str, with_package: Hub) -> None:
+    failed = CliRunner().invoke(cli, [command, NAME])
+    assert (failed.exit_code, with_package.asked) == (1, [])
+    assert "is not in the cache, and nothing is downloaded here. Load it once" in failed.stderr
+    find_package(NAME)
+    with_package.asked.clear()
+    assert CliRunner().invoke(cli, [command, NAME, "--json"]).exit_code == 0
+    assert with_package.asked == []
 
 
 def test_every_error_of_the_hub_is_one_of_the_library() -> None:
