@@ -35,8 +35,12 @@ class Config:
         theirs = {self._names.get(key, key): value for key, value in values.items()}
         return Config({**self._data, **theirs}, self._where, self._names)
 
+    def value(self, key: str) -> object:
+        """Of any type; None where there is none."""
+        return self._data.get(self._names.get(key, key))
+
     def has(self, key: str) -> bool:
-        return self._data.get(self._names.get(key, key)) is not None
+        return self.value(key) is not None
 
     def integer(self, key: str, default: object = _MISSING, *, least: int = 1) -> int:
         value = self._get(key, default)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.config import Config
 from embedllm.export.gguf_rope import rope_scaling
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Family:
     regrouped: bool = False  # q, k and v are one matrix: all of q, then k, then v; not so for each head
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
-    more: Callable[[GgufModel, Mapping[str, object]], Mapping[str, object]] = lambda model, config: {}
+    more: Callable[[Config], Mapping[str, object]] = lambda own: {}  # of the architecture's keys
 
 
 # Keys behind "ARCHITECTURE.", and what config.json calls them in one family or another
@@ -87,19 +88,43 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
             model_type=name,
         )
     prefix = f"{name}."
-    own = {key.removeprefix(prefix): _plain(value) for key, value in model.metadata.items() if key.startswith(prefix)}
-    if unknown := [key for key, value in own.items() if value and key not in _COMMON and key not in family.keys]:
+    said = {key.removeprefix(prefix): _plain(value) for key, value in model.metadata.items() if key.startswith(prefix)}
+    if unknown := [key for key, value in said.items() if value and key not in _COMMON and key not in family.keys]:
         raise UnsupportedModel(
             f"'{model.path}' says '{prefix}{unknown[0]}', which is not known here for such models and could change "
             "what they compute. Try the checkpoint that it was made from.",
             model_type=name,
         )
-    config: dict[str, object] = {theirs: value for key, value in own.items() for theirs in _KEYS.get(key, ())}
+    own = Config(said, f"'{model.path}', {prefix}*")
+    config: dict[str, object] = {theirs: value for key, value in said.items() for theirs in _KEYS.get(key, ())}
     config |= {key: value for key, value in family.values.items() if key not in config}
-    config |= _read_off(model, own, config)
+    config |= _read_off(model, own, _sizes(model, own))
     config["model_type"] = family.model_type
-    config |= family.more(model, own)
+    config |= family.more(own)
     return config, family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """What others are reckoned from, and loops are counted by: never more than the file has tensors for."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    layers: int
+
+
+def _sizes(model: GgufModel, own: Config) -> _Sizes:
+    hidden, heads, layers = (own.integer(key) for key in ("embedding_length", "attention.head_count", "block_count"))
+    blocks = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
+    if layers > len(blocks):
+        raise ExportError(f"'{model.path}' has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
+    experts = own.integer("expert_count", 0, least=0)
+    stacks = [tensor.shape[0] for name, tensor in model.tensors.items() if name.endswith("_exps.weight")]
+    if experts > max(stacks, default=len(model.tensors)):
+        raise ExportError(f"'{model.path}' has fewer experts than {experts}, which its metadata calls for.")
+    return _Sizes(hidden=hidden, heads=heads, layers=layers,
+                  head_dim=own.integer("attention.key_length", max(1, hidden // heads)))  # fmt: skip
 
 
 def _plain(value: object) -> object:
@@ -110,20 +135,18 @@ def _plain(value: object) -> object:
     return values
 
 
-def _read_off(model: GgufModel, own: Mapping[str, object], config: Mapping[str, object]) -> dict[str, object]:
+def _read_off(model: GgufModel, own: Config, sizes: _Sizes) -> dict[str, object]:
     """What follows from the tensors, and from keys that need others."""
     tensors = model.tensors
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
-    hidden, heads = (_count(model, config, key) for key in ("hidden_size", "num_attention_heads"))
-    head_dim = config.get("head_dim", hidden // heads)
-    if own.get("attention.value_length", head_dim) != head_dim or own.get("attention.causal", True) is not True:
+    head_dim = sizes.head_dim
+    if own.integer("attention.value_length", head_dim) != head_dim or not own.flag("attention.causal", True):
         raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts both ways; "
                                "such models are not read from GGUF.")  # fmt: skip
-    part = cast("int", own.get("rope.dimension_count", head_dim)) / cast("int", head_dim)
+    part = own.integer("rope.dimension_count", head_dim) / head_dim
     is_biased = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
-    window, few = config.get("sliding_window"), own.get(_PATTERN)
     found: dict[str, object] = {
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -135,55 +158,50 @@ def _read_off(model: GgufModel, own: Mapping[str, object], config: Mapping[str, 
         "use_bias": is_biased,
         "attention_out_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        **rope_scaling(model, own, _count(model, config, "max_position_embeddings")),
+        **rope_scaling(model, own, own.integer("context_length")),
     }
-    if window == 0:
+    if own.has(_WINDOW[0]) and own.integer(_WINDOW[0], least=0) == 0:
         found["sliding_window"] = None
-    if isinstance(few, bool):  # alike for every layer
-        few = [few] * _count(model, config, "num_hidden_layers")
-    if isinstance(few, list):
-        found["layer_types"] = ["sliding_attention" if each else "full_attention" for each in few]
-    elif few is not None:
-        found["sliding_window_pattern"] = few
-    return found
+    return found | _pattern(own, sizes.layers)
 
 
-def _count(model: GgufModel, config: Mapping[str, object], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise ExportError(f"'{model.path}': {key} is {value!r} by its metadata; expected a whole number >= 1.")
-    return value
+def _pattern(own: Config, layers: int) -> dict[str, object]:
+    """Which layers have a window: each says it, or all but each so-manieth have one."""
+    value = own.value(_PATTERN)
+    if isinstance(value, bool):  # alike for every layer
+        value = [value] * layers
+    if isinstance(value, list):
+        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value]}
+    return {} if value is None else {"sliding_window_pattern": value}
 
 
-def _gemma(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
+def _gemma(own: Config) -> Mapping[str, object]:
     """The largest ones divide by another root than that of a head's size, which only the layers' number tells."""
-    hidden, heads = cast("int", own["embedding_length"]), cast("int", own["attention.head_count"])
-    usual = hidden / heads if own["block_count"] in _LARGEST_GEMMAS else cast("float", own.get("attention.key_length"))
-    scale = own.get("attention.scale")
-    return {"query_pre_attn_scalar": usual or hidden / heads} if scale is None else {
-        "query_pre_attn_scalar": cast("float", scale) ** -2}  # fmt: skip
+    each = own.integer("embedding_length") / own.integer("attention.head_count")
+    if own.has("attention.scale"):
+        return {"query_pre_attn_scalar": own.number("attention.scale", above=0) ** -2}
+    is_largest = own.integer("block_count") in _LARGEST_GEMMAS
+    return {"query_pre_attn_scalar": each if is_largest else own.number("attention.key_length", each, above=0)}
 
 
 _LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
 
 
-def _granite(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
-    hidden, heads = cast("int", own["embedding_length"]), cast("int", own["attention.head_count"])
-    usual = cast("int", own.get("attention.key_length", hidden // heads)) ** -0.5
-    return {
-        "attention_multiplier": own.get("attention.scale") or usual,
-        "logits_scaling": own.get("logit_scale") or 1.0,
-    }
+def _granite(own: Config) -> Mapping[str, object]:
+    each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
+    usual = own.integer("attention.key_length", each) ** -0.5
+    scale = own.number("attention.scale", usual) or usual
+    return {"attention_multiplier": scale, "logits_scaling": own.number("logit_scale", 1.0) or 1.0}
 
 
-def _cohere(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
-    return {"logit_scale": own.get("logit_scale") or 1.0}
+def _cohere(own: Config) -> Mapping[str, object]:
+    return {"logit_scale": own.number("logit_scale", 1.0) or 1.0}
 
 
-def _llama(model: GgufModel, own: Mapping[str, object]) -> Mapping[str, object]:
-    if own.get("expert_count"):
+def _llama(own: Config) -> Mapping[str, object]:
+    if own.integer("expert_count", 0, least=0):
         return {"model_type": "mixtral"}
-    return {"model_type": "mistral"} if own.get("attention.sliding_window") else {}
+    return {"model_type": "mistral"} if own.integer("attention.sliding_window", 0, least=0) else {}
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -58,7 +58,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
             raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
         for part, where in _norms(layer, block, tensors):
             found |= _norm(part, where)
-        found |= _attention(attention, block, family)
+        found |= _attention(attention, block, family, tensors)
         found |= _mlp(layer.mlp, block, tensors)
     return found
 
@@ -75,17 +75,26 @@ def _norm(norm: Norm | None, name: str) -> dict[str, Place]:
     return found | {norm.bias: Place(tensor=f"{name}.bias")} if norm.bias else found
 
 
-def _attention(attention: Attention, block: str, family: Family) -> dict[str, Place]:
+def _attention(attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
     found = _norm(attention.q_norm, f"{block}.attn_q_norm") | _norm(attention.k_norm, f"{block}.attn_k_norm")
     found |= _matrix(attention.o, f"{block}.attn_output")
     if attention.sinks:
         found[attention.sinks] = Place(tensor=f"{block}.attn_sinks.weight")
     if attention.q.source == attention.k.source:
-        return found | _matrix(attention.q, f"{block}.attn_qkv", rows=_grouped(attention) if family.regrouped else None)
+        name = f"{block}.attn_qkv"
+        moved = family.regrouped and _has(tensors, name, 3 * attention.q.rows)
+        return found | _matrix(attention.q, name, rows=_grouped(attention) if moved else None)
     for part, linear in (("q", attention.q), ("k", attention.k), ("v", attention.v)):
-        turned = _turned(linear, attention.head_dim) if family.turned and part != "v" else None
-        found |= _matrix(linear, f"{block}.attn_{part}", rows=turned)
+        name = f"{block}.attn_{part}"
+        moved = family.turned and part != "v" and _has(tensors, name, linear.rows)
+        found |= _matrix(linear, name, rows=_turned(linear, attention.head_dim) if moved else None)
     return found
+
+
+def _has(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:
+    """Whether a matrix has so many rows: one that has others is refused later, and no list is made of them."""
+    tensor = tensors.get(f"{name}.weight")
+    return tensor is not None and tensor.shape[0] == rows
 
 
 def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[tuple[Norm | None, str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.config import Config
 from embedllm.export.gguf_file import shortest
 from embedllm.export.gguf_types import TYPES, floats
 from embedllm.export.hf import reading
@@ -21,36 +21,37 @@ _MOST_FACTORS = 1 << 16
 _TRAINED = "original_max_position_embeddings"
 
 
-def rope_scaling(model: GgufModel, own: Mapping[str, object], context: int) -> dict[str, object]:
+def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, object]:
     """'rope_scaling' and what it needs. own: the metadata of the model's architecture, without its prefix.
 
     Factors that are a tensor, as llama.cpp makes them of Llama 3's scaling, are LongRoPE's: alike for every length.
     """
-    kind = own.get("rope.scaling.type", "linear" if "rope.scaling.factor" in own or "rope.scale_linear" in own else "")
-    factor = own.get("rope.scaling.factor") or own.get("rope.scale_linear")
-    trained = own.get("rope.scaling.original_context_length", context)
+    factor = own.number("rope.scaling.factor", own.number("rope.scale_linear", 0.0))
+    kind = own.text("rope.scaling.type", "linear" if factor else "none")
+    trained = own.integer("rope.scaling.original_context_length", context)
+    attention = own.number_or_none("rope.scaling.attn_factor", None)
     if _FACTORS in model.tensors:
         factors = _values(model, _FACTORS)
         return _long(factors, factors, context, 1.0)
     if _LONG in model.tensors and _SHORT in model.tensors:
-        return _long(_values(model, _SHORT), _values(model, _LONG), trained, own.get("rope.scaling.attn_factor"))
-    if kind in ("", "none") or (kind == "longrope" and _LONG not in model.tensors) or not factor:
+        return _long(_values(model, _SHORT), _values(model, _LONG), trained, attention)
+    if not factor or kind in ("none", "longrope"):
         return {} if trained == context else {_TRAINED: trained}
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind == "yarn" and own.get("rope.scaling.attn_factor", 1.0) == 1.0:
+    if kind == "yarn" and attention in (None, 1.0):
         found: dict[str, object] = {"rope_type": "yarn", "factor": factor, _TRAINED: trained}
         for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-            if (value := own.get(f"rope.scaling.{theirs}")) is not None:
-                found[ours] = value
+            if own.has(f"rope.scaling.{theirs}"):
+                found[ours] = own.number(f"rope.scaling.{theirs}", above=0)
         return {"rope_scaling": found}
     raise UnsupportedModel(
-        f"'{model.path}' scales its rotation by '{kind}' with factor {factor} and attention factor "
-        f"{own.get('rope.scaling.attn_factor')}; known are linear, yarn without such a factor, and tensors of factors."
+        f"'{model.path}' scales its rotation by '{kind}' with factor {factor:g} and attention factor {attention}; "
+        "known are linear, yarn without such a factor, and tensors of factors."
     )
 
 
-def _long(short: list[float], long: list[float], trained: object, attention_factor: object) -> dict[str, object]:
+def _long(short: list[float], long: list[float], trained: int, attention_factor: float | None) -> dict[str, object]:
     section: dict[str, object] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     if attention_factor is not None:
         section["attention_factor"] = attention_factor

@@ -54,6 +54,8 @@ def read_vocabulary(metadata: Mapping[str, object], place: str) -> Vocabulary:
         )
     count = len(tokens)
     types, scores = (_numbers(own.pop(key, None), key, count, place) for key in ("token_type", "scores"))
+    if types is not None and not all(type(each) is int for each in types):
+        raise ExportError(f"'{place}': '{_PREFIX}token_type' is a list of fractions; expected whole numbers.")
     merges = own.pop("merges", None)
     if merges is not None and (not isinstance(merges, list) or not all(isinstance(each, str) for each in merges)):
         raise ExportError(f"'{place}': '{_PREFIX}merges' is no list of texts; expected one pair of tokens each.")

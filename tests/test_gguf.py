@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embedllm.backends.reference import ReferenceEngine
+from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, Linear
@@ -17,6 +20,7 @@ from embedllm.export.gguf_names import without_additions
 from embedllm.export.hf import HuggingFaceSource
 from embedllm.export.hub import Location
 from embedllm.export.origin import check_matrix, check_vector, read_matrix, read_vector
+from embedllm.package import open_package
 from tests.families import FAMILIES, make_checkpoint
 from tests.gguf_files import write_gguf
 
@@ -68,3 +72,22 @@ def matrices(decoder: Decoder) -> list[Linear]:
 
 def without_names(decoder: Decoder) -> Decoder:
     return dataclasses.replace(decoder, model_type="")
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_logits_of_an_exported_file_follow_transformers(name: str, tmp_path: Path) -> None:
+    """Of rows that were turned, of norms that hold their one, and of regrouped q, k and v."""
+    import torch
+
+    case = FAMILIES[name]
+    model = make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
+    file = write_gguf(tmp_path / "m.gguf", tmp_path)
+    folder = convert(file, tmp_path / "out", Recipe(bits=32, head_bits=32, embedding_bits=32))
+    tokens = [5, 301, 17, 44, 9, 300, 21, 250, 3, 77, 12, 150]
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0].numpy()
+    engine = ReferenceEngine(open_package(folder))
+    with contextlib.closing(engine):
+        ours = engine.open().feed_all(tokens)
+    assert np.abs(ours - theirs).max() <= 1e-3 * theirs.std()

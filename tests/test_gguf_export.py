@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import shutil
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from embedllm.backends import ort
 from embedllm.backends.ort import OrtEngine
@@ -21,9 +26,12 @@ from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, LongRopeScaling
 from embedllm.export.ggml_grids import ALL_FORMS
 from embedllm.export.gguf import GgufSource
+from embedllm.export.gguf_model import read_model
+from embedllm.export.plan import plan
+from embedllm.export.stream import check_source
 from embedllm.package import open_package
 from tests import gguf_bytes
-from tests.gguf_files import Change, Tensors, write_gguf
+from tests.gguf_files import Change, Tensors, loaded, write_gguf
 from tests.tiny import TEMPLATE, tiny_checkpoint
 
 WHOLE = Recipe(bits=32, head_bits=32, embedding_bits=32)
@@ -46,6 +54,21 @@ def test_an_export_is_that_of_the_checkpoint(recipe: Recipe, llama: Path, tmp_pa
     assert (ours / "weights.safetensors").read_bytes() == (theirs / "weights.safetensors").read_bytes()
     for graph in theirs.glob("*.onnx"):
         assert (ours / graph.name).read_bytes() == graph.read_bytes()
+
+
+def test_an_export_of_blocks_is_that_of_the_floats_that_they_stand_for(llama: Path, tmp_path: Path) -> None:
+    """Turned rows among them: the checkpoint has what the GGUF package reads from its own blocks."""
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    rounded = {
+        name: gguf.dequantize(gguf.quantize(values, q8), q8) if values.ndim > 1 else values
+        for name, values in loaded(llama / "model.safetensors").items()
+    }
+    same = tmp_path / "same"
+    shutil.copytree(llama, same)
+    save_file(rounded, same / "model.safetensors")
+    ours = convert(write_gguf(tmp_path / "m.gguf", llama, kind="Q8_0"), tmp_path / "ours", WHOLE)
+    theirs = convert(same, tmp_path / "theirs", WHOLE)
+    assert (ours / "weights.safetensors").read_bytes() == (theirs / "weights.safetensors").read_bytes()
 
 
 def test_templates_licence_and_stop_tokens_come_along(llama: Path, tmp_path: Path) -> None:
@@ -116,10 +139,10 @@ def without(name: str) -> Change:
 
 
 @pytest.mark.parametrize(("more", "change", "message"), [
-    ({"llama.block_count": None}, None, "num_hidden_layers|has no 'num_hidden_layers'"),
-    ({"llama.block_count": 3}, None, r"has no tensor 'blk\.2\."),
+    ({"llama.block_count": None}, None, "has no 'block_count'"),
+    ({"llama.block_count": 3}, None, "has tensors of 2 layers; its metadata calls for 3"),
     ({"llama.embedding_length": 32}, None, r"tensor '.*' is .*; the file's metadata calls for"),
-    ({"llama.attention.head_count": 0}, None, "num_attention_heads is 0"),
+    ({"llama.attention.head_count": 0}, None, "'attention.head_count' is 0; expected a whole number >= 1"),
     ({}, without("token_embd.weight"), "has no tensor 'token_embd.weight'; expected a whole model"),
     ({}, without("blk.1.ffn_up.weight"), r"has no tensor 'blk\.1\.ffn_up\.weight' \(for 'model\.layers\.1\.mlp\.up"),
     ({}, lambda tensors: {**tensors, "rope_freqs.weight": -FACTORS}, "values that are not above 0"),
@@ -171,3 +194,40 @@ def test_a_type_that_is_not_read_is_named(llama: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", llama, change=lambda tensors: {**tensors, **whole})
     with pytest.raises(ExportError, match="is I8, which is not read; known: F32, F16, BF16, Q4_0, Q4_1"):
         convert(file, tmp_path / "out")
+
+
+NUMBERS = (0, 1, 2, 7, 48, 1 << 16, (1 << 32) - 1)
+
+
+def damaged(rng: random.Random, keys: list[str]) -> dict[str, Any]:
+    """Metadata of which one or two values are others, of the right kind or another."""
+
+    def value() -> object:
+        return rng.choice([None, rng.choice(NUMBERS), rng.choice([0.0, -1.5, 1e38, math.inf, math.nan]), "text", True,
+                           [1, 2], [0.5] * 307, ["a"] * 307])  # fmt: skip
+
+    return {key: value() for key in rng.sample(keys, rng.randint(1, 2))}
+
+
+def test_metadata_of_any_values_is_refused_or_read_in_little_memory(llama: Path, tmp_path: Path) -> None:
+    rng, refused = random.Random(0), 0
+    file = write_gguf(tmp_path / "whole.gguf", llama)
+    keys = [key for key in read_model(file).metadata if not key.startswith(("GGUF.", "general.arch"))]
+    keys += ["llama.expert_count", "llama.attention.sliding_window", "llama.attention.sliding_window_pattern",
+             "llama.rope.scaling.factor", "llama.rope.scaling.type", "llama.rope.scaling.attn_factor"]  # fmt: skip
+    for _ in range(100):
+        file = write_gguf(tmp_path / "m.gguf", llama, more=damaged(rng, keys))
+        tracemalloc.start()
+        try:
+            source = GgufSource(file)
+            try:
+                check_source(source, plan(source.described(described(source)), Recipe()))
+            finally:
+                source.close()
+        except ExportError:
+            refused += 1
+        finally:
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert most < 20_000_000, "a file of 300 kB"
+    assert 30 < refused < 100
