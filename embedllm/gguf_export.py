@@ -31,8 +31,8 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> Path:
     """The package folder of a model in GGUF, whose parts lie beside each other.
 
-    The first time all of it is read to be hashed, and exported to 4 bits unless it is kept under that hash; later its
-    size and times tell that it is the same. Raises ExportError, UnsupportedModel, EmbedError.
+    The first time all of it is read to be hashed, and exported by the default options unless it is kept under that
+    hash; later its size and times tell that it is the same. Raises ExportError, UnsupportedModel, EmbedError.
     """
     from embedllm.export.gguf_model import part_files
     from embedllm.export_cache import cached_export, exports_folder
