@@ -62,13 +62,17 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
     """
     if (found := find_export(name, key)) is not None:
         return found
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     out = _place(name, key)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(_lock_of(out.parent))
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            _log.info("'%s' is exported by another load; waiting for that", name)
+            lock.acquire()
     except OSError as error:
         raise EmbedError(
             f"cannot keep an export in '{out.parent}': {error.strerror or error}. Make that folder writable, or export "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -59,6 +60,29 @@ def test_of_several_that_ask_at_once_one_makes_it(maker: Maker) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = set(threads.map(ask, range(4)))
     assert found == set(maker.made)
+    assert len(maker.made) == 1
+
+
+def test_who_waits_for_another_says_so(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "embedllm")
+    making, told = Event(), Event()
+    monitor = logging.Handler()
+    monitor.emit = lambda record: told.set()  # type: ignore[method-assign]
+
+    def make(out: Path) -> None:
+        making.set()
+        assert told.wait(60)
+        maker(out)
+
+    logging.getLogger("embedllm").addHandler(monitor)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(cached_export, "name", KEY, make)
+            assert making.wait(60)
+            assert cached_export("name", KEY, maker) == first.result()
+    finally:
+        logging.getLogger("embedllm").removeHandler(monitor)
+    assert "'name' is exported by another load; waiting for that" in caplog.text
     assert len(maker.made) == 1
 
 
