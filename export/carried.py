@@ -58,9 +58,10 @@ def _is_transposed(linear: Linear) -> bool:
 def check_carried(held: Mapping[str, Packing], recipe: Recipe, options: Mapping[str, object]) -> None:
     """Raises ExportError for what would change or choose the integers that are carried over.
 
-    held: of carried(). options: of convert(), by their names; those that are None or False are not asked for.
+    held: of carried(), empty where all is rounded.
+    options: of convert(), by their names; those that are None or False are not asked for.
     """
-    if not held or recipe.bits is not None:
+    if not held:
         return
     asked = [name for name, value in options.items() if value not in (None, False)]
     if METHODS[recipe.method].reads:

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, BinaryIO
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.expert_tensors import find_experts
 from embedllm.export.hub import Location
+from embedllm.export.packed_checkpoints import PackedMatrix, find_packed
+from embedllm.export.packed_schemes import scheme_of, without_scheme
 from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import BYTES, Tensor, read_header
 
 if TYPE_CHECKING:
+    from embedllm.export.quantize import Packed, Packing
     from embedllm.types import F32
 
+_KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns
 _OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
 
 
@@ -31,11 +35,15 @@ class HuggingFaceSource:
 
     def __init__(self, location: Location) -> None:
         self.folder = location.folder
-        self.config = read_json(self.folder / "config.json", "a model's configuration")
+        config = read_json(self.folder / "config.json", "a model's configuration")
+        self._scheme = scheme_of(config)
+        self.config = config if self._scheme is None else without_scheme(config)
         self.folders: tuple[str, ...] = ()  # of more tensors, in a model.safetensors of their own
         self._location = location
         self._files: dict[Path, BinaryIO] = {}
         self._lock = threading.Lock()
+        self._packings: dict[str, Packing] = {}
+        self._kept: dict[tuple[Path, int], bytearray] = {}  # whole tensors that pieces of several rows are read from
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
@@ -71,6 +79,10 @@ class HuggingFaceSource:
         if experts is not None:
             experts.check(name, shape)
             return
+        packed = self._packed(name)
+        if packed is not None:
+            packed.check(shape)
+            return
         tensor = self._tensor(name)
         if tensor is None:
             raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
@@ -85,6 +97,9 @@ class HuggingFaceSource:
         experts = find_experts(self._tensors, name)
         if experts is not None:
             return experts.rows(self._read, start, stop)
+        packed = self._packed(name)
+        if packed is not None:
+            return packed.rows(self._read_kept, start, stop)
         tensor = self._tensor(name)
         assert tensor is not None, name  # as `check` found
         row_shape = tensor.shape[-1:] if len(tensor.shape) > 1 else ()
@@ -92,6 +107,44 @@ class HuggingFaceSource:
         row_bytes = row_values * BYTES[tensor.dtype]
         raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
         return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+
+    def packing(self, name: str) -> Packing | None:
+        """How a tensor is stored so that nothing is lost; None for floats. Raises ExportError where it cannot be."""
+        found = self._packed(name)
+        return None if found is None else self._packing(found)
+
+    def packed(self, name: str, start: int, stop: int) -> Packed:
+        """Rows [start, stop) of a quantized tensor, as they are stored."""
+        found = self._packed(name)
+        assert found is not None, name  # as `packing` found
+        return found.packed(self._read_kept, self._packing(found), start, stop)
+
+    def _packed(self, name: str) -> PackedMatrix | None:
+        return find_packed(self._scheme, self._tensors, name)
+
+    def _packing(self, matrix: PackedMatrix) -> Packing:
+        """What it takes a look at all zero points to know."""
+        with self._lock:
+            known = self._packings.get(matrix.name)
+        if known is None:
+            matrix.check(matrix.shape)
+            known = self._packings[matrix.name] = matrix.packing(self._read_kept)
+        return known
+
+    def _read_kept(self, tensor: Tensor, start: int, count: int) -> bytearray:
+        """As _read(); of a tensor that is read whole, the last few are kept: its rows are asked for in pieces."""
+        if start or count != tensor.length:
+            return self._read(tensor, start, count)
+        place = tensor.file, tensor.offset
+        with self._lock:
+            raw = self._kept.get(place)
+        if raw is None:
+            raw = self._read(tensor, start, count)
+            with self._lock:
+                self._kept[place] = raw
+                while len(self._kept) > _KEPT:
+                    del self._kept[next(iter(self._kept))]
+        return raw
 
     def _read(self, tensor: Tensor, start: int, count: int) -> bytearray:
         """Bytes of a tensor."""

@@ -96,7 +96,7 @@ def convert(
         check_encoder(decoder, recipe, given)
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
-        held = carried(reader, matrices(decoder))
+        held = carried(reader, matrices(decoder)) if recipe.bits is None else {}
         recipe = recipe if held else recipe.of_floats
         check_carried(held, recipe, {"lora": lora, "calibration": calibration, "importance": importance})
         decided = plan(decoder, recipe, held=held)

@@ -46,7 +46,8 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     if config.has("quantization_config") and not _is_mxfp4(config):
         raise UnsupportedModel(
             "this checkpoint is already quantized ('quantization_config' in config.json); "
-            "expected float weights (bf16, f16 or f32), or MXFP4. Export from the original checkpoint.",
+            "expected float weights (bf16, f16 or f32), MXFP4, GPTQ, AWQ, compressed-tensors (pack-quantized) or MLX. "
+            "Export from the original checkpoint.",
             model_type=model_type,
         )
     module = importlib.import_module(f"{__name__}.{model_type}")

@@ -1,0 +1,83 @@
+"""What config.json says of matrices that are integers already: GPTQ, AWQ, compressed-tensors, MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from embedllm.errors import ExportError
+
+GROUPS = (16, 32, 64, 128, 256)  # sizes that matrices are stored in
+WHOLE = 128  # a scale for a whole row is one for each group of so many
+_KEYS = ("quantization_config", "quantization")  # of config.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How the integers of a checkpoint are packed, of which a matrix may be left out."""
+
+    kind: str  # "gptq", "awq", "compressed" or "mlx"
+    bits: int
+    group: int  # -1: a scale for a whole row
+    less: int = 0  # by how much zero points are stored too small
+
+    @property
+    def words(self) -> str:
+        """What the tensor of integers is called."""
+        return {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "mlx": "weight"}[self.kind]
+
+
+def scheme_of(config: Mapping[str, object]) -> Scheme | None:
+    """What config.json says of the matrices; None where it says nothing, or what is not read here.
+
+    Raises ExportError for a form of a known scheme that is not read.
+    """
+    said = next((section for key in _KEYS if isinstance(section := config.get(key), Mapping)), None)
+    if said is None:
+        return None
+    method, bits, group = said.get("quant_method"), said.get("bits"), said.get("group_size")
+    if method == "gptq":
+        form = said.get("checkpoint_format", "gptq")
+        _expect("checkpoint_format", form, ("gptq", "gptq_v2"))
+        return _scheme("gptq", bits, group, (2, 4, 8), less=int(form == "gptq"))
+    if method == "awq":
+        _expect("version", str(said.get("version", "gemm")).lower(), ("gemm",))
+        return _scheme("awq", bits, group, (4,))
+    if method == "compressed-tensors" and said.get("format") == "pack-quantized":
+        groups = said.get("config_groups")
+        weights = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
+        if len(weights) != 1 or not isinstance(weights[0], Mapping):
+            raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
+        _expect("actorder", weights[0].get("actorder"), (None, "static", "weight"))
+        group = -1 if weights[0].get("strategy") == "channel" else weights[0].get("group_size")
+        return _scheme("compressed", weights[0].get("num_bits"), group, (4, 8))
+    if method is None and "group_size" in said:
+        _expect("mode", said.get("mode", "affine"), ("affine",))
+        if own := [name for name, each in said.items() if isinstance(each, Mapping)]:
+            raise ExportError(f"config.json quantizes '{own[0]}' in a way of its own; expected all matrices alike.")
+        return _scheme("mlx", bits, group, (2, 4, 8))
+    return None
+
+
+def without_scheme(config: Mapping[str, object]) -> dict[str, object]:
+    """What config.json says besides."""
+    return {key: value for key, value in config.items() if key not in _KEYS}
+
+
+def _scheme(kind: str, bits: object, group: object, known: tuple[int, ...], less: int = 0) -> Scheme:
+    _expect("bits", bits, known)
+    if type(bits) is not int or type(group) is not int or not (group == -1 or group in GROUPS or _repeats(group)):
+        raise ExportError(f"the model's weights are in groups of {group!r}; expected 16, 32, 64, or a multiple of 128.")
+    return Scheme(kind=kind, bits=bits, group=group, less=less)
+
+
+def _repeats(group: int) -> bool:
+    return group > 0 and group % WHOLE == 0
+
+
+def _expect(what: str, found: object, known: tuple[object, ...]) -> None:
+    if found not in known:
+        raise ExportError(
+            f"the model is quantized already, with {what} {found!r} in config.json; expected "
+            f"{' or '.join(map(repr, known))}. Export from the checkpoint that it was made from."
+        )
