@@ -69,7 +69,7 @@ def _matrix(linear: Linear, name: str, **more: Unpack[_More]) -> dict[str, Place
 
 
 def _norm(norm: Norm | None, name: str) -> dict[str, Place]:
-    if norm is None:
+    if norm is None or not norm.source:  # weights of 1
         return {}
     found = {norm.source: Place(tensor=f"{name}.weight")}
     return found | {norm.bias: Place(tensor=f"{name}.bias")} if norm.bias else found

@@ -19,9 +19,9 @@ from embedllm.tensorfile import BYTES, read_header
 Tensors = dict[str, np.ndarray]
 Config = Mapping[str, Any]
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-TURNED = ("llama", "granite", "smollm3", "arcee")  # whose q and k llama.cpp's converters permute
+TURNED = ("llama", "olmo", "granite", "smollm3", "arcee")  # whose q and k llama.cpp's converters permute
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "gpt_neox": "gptneox",
-                 "cohere": "command-r", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip
+                 "cohere": "command-r", "phi": "phi2", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip
 
 
 Change = Callable[[Tensors], Tensors]

@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, object]] = {
     **{name: {} for name in (
         "mistral", "mixtral", "qwen3", "qwen3_moe", "gemma", "phi3", "phi3 longrope", "granite", "olmo2", "exaone4",
         "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
-        "starcoder2", "gpt_neox", "gpt_neox in turn", "nemotron")},
+        "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron")},
     "llama": {"head_dim": ...},
     "qwen2": {"use_sliding_window": False},
     "qwen3 tied": {"tie_word_embeddings": True},
