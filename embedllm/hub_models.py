@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     OnProgress = Callable[[Progress], None]
 
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of the name of a GGUF in parts
+
 
 def fetch_model(
     name: HubName,
@@ -34,7 +37,7 @@ def fetch_model(
 
     A repository's package is downloaded with the files that its manifest lists, a folder of another exporter with its
     texts and graph; a checkpoint with its configuration, tokenizer and weights, a GGUF with all its parts, and these
-    two are exported to 4 bits. Nothing large is downloaded before it is known to be usable here.
+    two are exported as without options. Nothing large is downloaded before it is known to be usable here.
     Raises HubError, PackageError, ExportError, and DeviceUnavailable when no device has the memory.
     """
     repository = open_repository(name.repository, revision=revision, token=token, local_files_only=local_files_only)
@@ -122,12 +125,12 @@ def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnPr
     def make(out: Path) -> None:
         from embedllm.export import convert
 
-        # packed weights take about as much in a package, and floats less
+        # an export of packed weights can take more, of floats it takes less: when the types are known it looks again
         _check_room(repository, files, sum(repository.files[file].bytes or 0 for file in files))
         convert(repository.fetch(files, on_progress) / files[0], out, on_progress=on_progress)
 
     _, key = _kept_as(repository)
-    return cached_export(PurePosixPath(files[0]).stem, {**key, "file": files[0]}, make)
+    return cached_export(_PART.sub("", PurePosixPath(files[0]).stem), {**key, "file": files[0]}, make)
 
 
 def _check_room(repository: Repository, names: Sequence[str], exported: int) -> None:

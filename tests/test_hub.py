@@ -164,14 +164,17 @@ def test_a_gguf_is_exported_once_with_all_its_parts(hub: Hub, checkpoint: Path, 
     pytest.importorskip("gguf")
     from tests.gguf_files import write_gguf
 
-    file = write_gguf(tmp_path / "tiny-F32.gguf", checkpoint)
+    file = write_gguf(tmp_path / "tiny-F32-00001-of-00001.gguf", checkpoint)
     hub.repos[NAME] = Repo()
-    commit = hub.repos[NAME].commit({"tiny-F32.gguf": file.read_bytes(), "tiny-Q8_0.gguf": b"x", "README.md": b"x"})
-    assert "'org/tiny:tiny-F32.gguf' (0.00 GB), 'org/tiny:tiny-Q8_0.gguf'" in refusal()
-    folder = find_package(f"{NAME}:*F32.gguf")
-    assert hub.downloaded() == {"tiny-F32.gguf"}
+    commit = hub.repos[NAME].commit(
+        {"tiny-F32-00001-of-00001.gguf": file.read_bytes(), "tiny-Q8_0.gguf": b"x", "README.md": b"x"}
+    )
+    assert "'org/tiny:tiny-F32-00001-of-00001.gguf' (0.00 GB), 'org/tiny:tiny-Q8_0.gguf'" in refusal()
+    folder = find_package(f"{NAME}:*F32*")
+    assert folder.name == "tiny-F32"
+    assert hub.downloaded() == {"tiny-F32-00001-of-00001.gguf"}
     assert (folder / WEIGHTS).read_bytes() == (convert(file, tmp_path / "near") / WEIGHTS).read_bytes()
-    assert find_package(f"{NAME}:*F32.gguf") == folder == find_package(f"{NAME}:*F32.gguf", local_files_only=True)
+    assert find_package(f"{NAME}:*F32*") == folder == find_package(f"{NAME}:*F32*", local_files_only=True)
     assert [(one.folder, one.source, one.revision) for one in exports()] == [(folder, NAME, commit)]
 
 
