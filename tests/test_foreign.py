@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnxruntime.quantization import quantize_dynamic
 
 import embedllm
 from embedllm import foreign_onnx
@@ -130,6 +131,20 @@ def test_a_graph_that_is_wrong_for_pieces_is_fed_token_by_token_behind_others(tm
     right = expected(weights(), TOKENS)
     session.feed(TOKENS[:9])
     np.testing.assert_allclose(session.feed_all(TOKENS[9:]), right[9:], atol=1e-4)
+
+
+def test_a_graph_that_rounds_what_is_fed_at_once_is_fed_in_pieces(tmp_path: Path) -> None:
+    folder = transformers_js(tmp_path / "model")
+    path = folder / "onnx" / "model.onnx"
+    quantize_dynamic(path, path.with_name("model_quantized.onnx"))
+    package = open_package(folder)
+    assert package.graphs[0].file == "onnx/model_quantized.onnx"
+    assert package.foreign is not None
+    assert package.foreign.names.rounds
+    engine, right = TracedEngine(package, package.graphs[0], devices()[0]), expected(weights(), TOKENS)
+    assert engine.traced.in_pieces
+    found = engine.open().feed_all(TOKENS)
+    assert 0.99 < np.corrcoef(found.ravel(), right.ravel())[0, 1] < 1
 
 
 def test_a_graph_that_is_wrong_behind_others_is_refused(tmp_path: Path) -> None:

@@ -83,14 +83,36 @@ def test_logits_are_those_of_transformers(source: Path, exported: Path) -> None:
 
 def test_greedy_replies_of_32_tokens_are_those_of_transformers(source: Path, exported: Path) -> None:
     prompt = TOKENS[:24]
-    tokens = list(prompt)
-    for _ in range(32):
-        tokens.append(int(expected(source, tokens)[-1].argmax()))
     session = opened(exported)
     found = [session.feed(prompt).top(1).tokens[0]]
     while len(found) < 32:
         found.append(session.feed(found[-1:]).top(1).tokens[0])
-    assert found == tokens[24:]
+    assert found == followed(source, prompt, 32)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and optimum's
+def test_a_folder_that_optimum_wrote_loads_as_it_is(source: Path, tmp_path: Path) -> None:
+    exporters = pytest.importorskip("optimum.exporters.onnx")
+    exporters.main_export(str(source), tmp_path / "own", task="text-generation-with-past")
+    write_tokenizer(tmp_path / "own", VOCABULARY)
+    package = open_package(tmp_path / "own")
+    assert package.foreign is not None
+    session, right = TracedEngine(package, package.graphs[0], devices()[0]).open(), expected(source, TOKENS)
+    assert off(session.feed_all(TOKENS[:32]), right[:32]) < 1e-3
+    session.rewind(20)
+    assert off(session.feed_all(TOKENS[20:]), right[20:]) < 1e-3
+    with embedllm.load(tmp_path / "own") as model:
+        reply = model.generate(TOKENS[:24], GREEDY, max_tokens=8, stop_tokens=()).tokens
+    assert reply[0] == right[23].argmax()
+    assert list(reply) == followed(source, TOKENS[:24], 8)
+
+
+def followed(source: Path, prompt: list[int], count: int) -> list[int]:
+    """What transformers goes on with."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(expected(source, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def test_four_bits_are_the_rounded_model(source: Path, tmp_path: Path) -> None:
