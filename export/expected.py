@@ -17,13 +17,14 @@ from embedllm.package import WEIGHTS, Package
 def expected_package(location: Location, recipe: Recipe) -> Package:
     """The package as its manifest will describe it, without hashes: for estimates of what it needs.
 
+    Of a source with quantized matrices it is as for floats: its weights say how they are packed.
     Raises ExportError, UnsupportedModel for what convert() would refuse before it reads weights.
     """
     reader = HuggingFaceSource(location)
     decoder = describe_checkpoint(reader, context=recipe.context, task=None)
     texts_of(location.folder)  # refuses a model without a tokenizer
     tokens = special_tokens(reader, decoder.vocabulary)
-    decided = plan(decoder, recipe)
+    decided = plan(decoder, recipe.of_floats)
     manifest = {
         **facts_of(location, recipe, tokens, location.name),
         "context": decoder.context,

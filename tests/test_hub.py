@@ -24,6 +24,7 @@ from embedllm.export import Progress, convert
 from embedllm.export_cache import exports
 from embedllm.finding import find_package
 from embedllm.package import MANIFEST, WEIGHTS, open_package
+from tests import test_packed_checkpoints
 from tests.foreign_folders import stripped, transformers_js
 from tests.hub_server import Hub, Repo, read_folder, serving, use
 from tests.test_import import environment
@@ -123,6 +124,14 @@ def test_shards_are_downloaded_as_the_index_names_them(hub: Hub, checkpoint: Pat
     hub.repos[NAME].commit({**files, "consolidated.safetensors": b"x"})
     find_package(NAME)
     assert hub.downloaded() == files.keys()
+
+
+def test_a_quantized_checkpoint_is_carried_over(hub: Hub, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    test_packed_checkpoints.checkpoint(packed, test_packed_checkpoints.gptq())
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit(read_folder(packed))
+    assert (find_package(NAME) / WEIGHTS).read_bytes() == (convert(packed, tmp_path / "near") / WEIGHTS).read_bytes()
 
 
 def test_loads_at_once_export_once(with_checkpoint: Hub) -> None:
