@@ -131,7 +131,7 @@ def _about(one: ModelScore, *, is_base: bool) -> Iterable[str]:
     yield f"{one.model} ({', '.join(noted)})" if noted else one.model
     yield one.device
     yield f"{one.weights_bytes / 1e6:,.1f}"
-    yield f"{one.bits_per_weight:.2f}"
+    yield "not told" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
 
 
 def _text_columns(found: Evaluation) -> tuple[str, ...]:

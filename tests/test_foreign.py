@@ -364,3 +364,15 @@ def test_run_answers_with_a_foreign_folder(tmp_path: Path) -> None:
     theirs, ours = (embed("run", *arguments, "--model", str(model)) for model in (folder, "demo"))
     assert theirs.exit_code == 0
     assert theirs.stdout == ours.stdout
+
+
+def test_eval_measures_a_foreign_folder_beside_ours(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    ours = tiny_package("qwen3")
+    folder, text = stripped(ours, tmp_path / "model"), tmp_path / "text"
+    text.write_text("def main(): print('hello, world')")
+    arguments = ("--text", str(text), "--tokens", "0", "--window", "8", "--device", "cpu", "--json", "-")
+    found = json.loads(embed("eval", str(folder), str(ours), *arguments).stdout)["models"]
+    assert found[0]["text"] == found[1]["text"]
+    assert found[0]["bits_per_weight"] is None
+    assert found[1]["bits_per_weight"] > 4
+    assert "not told" in embed("eval", str(folder), *arguments[:-2]).stdout

@@ -150,10 +150,16 @@ def _model_score(one: Opened, record: Record | None, base: Record | None, tasks:
         exact=one.exact,
         weights_bytes=weights.bytes,
         weights_sha256=weights.sha256,
-        bits_per_weight=8 * weights.bytes / parameters(package.architecture),
+        bits_per_weight=_bits(package),
         text=None if record is None else score(record, base),
         tasks=tasks,
     )
+
+
+def _bits(package: Package) -> float | None:
+    if package.foreign is not None:  # whose graph tells the bytes of packed weights, not their number
+        return None
+    return 8 * package.stored.bytes / parameters(package.architecture)
 
 
 class _Count:
