@@ -17,6 +17,8 @@ from embedllm.export.gguf_splits import SPLITS, Splits
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\u2581"  # in SentencePiece's tokens
 _PREFIX = "tokenizer.ggml."
+# By the models' names, as in llama.cpp: marks of Phi-3 take the spaces behind them away, but for these
+_TAKING, _NOT_TAKING = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 
 
@@ -25,6 +27,7 @@ class Vocabulary:
     """What a file says of its tokens, checked."""
 
     place: str  # the file's name, for errors
+    name: str  # of the model, "" where it has none
     kind: str  # of tokenizer: "gpt2", "llama"
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -36,6 +39,10 @@ class Vocabulary:
         """The token of a role; None where there is none, or none of the vocabulary."""
         found = self.values.get(_ROLES.get(role, f"{role}_token_id"))
         return found if type(found) is int and 0 <= found < len(self.tokens) else None
+
+    def takes_spaces(self, token: str) -> bool:
+        """Whether a mark takes away the spaces behind it; GGUF does not say it."""
+        return any(name in self.name.lower() for name in _TAKING) and token not in _NOT_TAKING
 
     def flag(self, name: str, default: bool) -> bool:
         found = self.values.get(name, default)
@@ -63,6 +70,7 @@ def read_vocabulary(metadata: Mapping[str, object], place: str) -> Vocabulary:
         raise ExportError(f"'{place}': '{_PREFIX}tokens' has some twice; expected {count} that differ.")
     return Vocabulary(
         place=place,
+        name=str(metadata.get("general.name", "")),
         kind=kind,
         tokens=tuple(tokens),
         types=(NORMAL,) * count if types is None else tuple(int(each) for each in types),
@@ -164,8 +172,9 @@ def _json(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: ob
           decoder: object, starts: bool) -> dict[str, object]:  # fmt: skip
     """starts: whether a BOS comes first where the file does not say it."""
     added = [
-        {"id": at, "content": vocabulary.tokens[at], "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": kind != USER_DEFINED}
+        {"id": at, "content": vocabulary.tokens[at], "single_word": False, "lstrip": False,
+         "rstrip": vocabulary.takes_spaces(vocabulary.tokens[at]), "normalized": False,
+         "special": kind != USER_DEFINED}
         for at, kind in enumerate(vocabulary.types) if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]  # fmt: skip
     used = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] != UNUSED}

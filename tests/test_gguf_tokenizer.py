@@ -163,6 +163,17 @@ def test_scores_join_as_sentencepiece_does(text: str) -> None:
         assert each.decode(each.encode(text).ids) == text
 
 
+@pytest.mark.parametrize(("name", "pieces"), [("Phi 3", ["▁▁", "b"]), ("Phi-3-mini", ["▁", "b"])])
+def test_marks_of_phi_3_take_the_spaces_behind_them(name: str, pieces: list[str]) -> None:
+    ours = rebuilt({**SENTENCE, "general.name": name})
+
+    def tokens_of(text: str) -> list[str | None]:
+        return [ours.id_to_token(token) for token in ours.encode(text, add_special_tokens=False).ids]
+
+    assert tokens_of("a</s> b") == ["▁a", "</s>", *pieces]
+    assert tokens_of("<s> b") == ["<s>", "▁▁", "b"], "but for some"
+
+
 def test_sentencepiece_begins_with_its_bos_and_falls_back_on_bytes() -> None:
     ours = rebuilt(SENTENCE)
     assert ours.encode("aé").tokens == ["<s>", "▁a", "é"]
