@@ -212,7 +212,7 @@ def read_package(folder: Path) -> Package:
 def _foreign(path: Path) -> Package | None:
     """A folder of another exporter, or a graph in one; a manifest of ours goes before all else."""
     is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
-    if not is_there or any((folder / MANIFEST).is_file() for folder in (path, path.parent)):
+    if not is_there or ((path if path.is_dir() else path.parent) / MANIFEST).is_file():
         return None
     from embedllm.foreign import manifest_of, read_foreign
 

@@ -206,6 +206,13 @@ def test_a_manifest_of_ours_goes_first(tiny_package: Callable[..., Path]) -> Non
     package = open_package(tiny_package("llama"))
     assert (package.folder / "genai_config.json").is_file()
     assert package.foreign is None
+    with pytest.raises(PackageError, match="is a file; expected a folder"):
+        open_package(package.folder / "model.onnx")
+
+
+def test_a_folder_inside_a_package_of_ours_is_its_own(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    ours = Path(shutil.copytree(tiny_package("llama"), tmp_path / "ours"))
+    assert open_package(transformers_js(ours / "theirs")).foreign is not None
 
 
 # onnxruntime-genai
