@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.package import MANIFEST, PARTS_FORMAT, WEIGHTS
+from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, WEIGHTS
 from tests.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.server import ROOT
 
@@ -92,13 +92,17 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         with_change(folder, "graphs/0/file", "other.onnx"),
         with_change(folder, "files", {name: entry for name, entry in listed.items() if name != WEIGHTS}),
         with_change(folder, "context", 4096),
-        json.dumps({"format": PARTS_FORMAT + 1, "files": ["another structure"]}),
+        json.dumps({"format": CARRIED_FORMAT + 1, "files": ["another structure"]}),
+        with_change(folder, "format", ENCODER_FORMAT),
     ]
-    other, weights, contexts, newer = refusals(node, texts)
+    other, weights, contexts, newer, texts_only = refusals(node, texts)
     assert "it names the graph 'other.onnx' but does not list that file" in other
     assert f"it does not list '{WEIGHTS}'" in weights
     assert "it gives two contexts, 4096 and, in its architecture, 128" in contexts
-    assert f"has format {PARTS_FORMAT + 1}; this version of embedllm-web reads up to {PARTS_FORMAT}. Upgrade" in newer
+    assert (
+        f"has format {CARRIED_FORMAT + 1}; this version of embedllm-web reads up to {CARRIED_FORMAT}. Upgrade" in newer
+    )
+    assert "embeds or scores texts, which is not done in browsers" in texts_only
 
 
 def test_parts_that_make_no_sense_are_refused(node: str, folder: Path) -> None:

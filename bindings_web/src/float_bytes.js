@@ -65,13 +65,20 @@ export class FloatBytes extends Uint8Array {
     const bytes = this.#read(stored);
     if (stored.dtype === "F32") return into.set(new Float32Array(bytes.buffer));
     if (stored.dtype === "F16") return widen(new Uint16Array(bytes.buffer), into);
-    const scale = this.#entry(`${name}.scale`);
-    const groups = Math.ceil(columns / packing.group);
-    const scales = new Float32Array(rows * groups);
-    if (scale.dtype === "F32") scales.set(new Float32Array(this.#read(scale).buffer));
-    else widen(new Uint16Array(this.#read(scale).buffer), scales);
-    const zeros = packing.symmetric ? null : this.#read(this.#entry(`${name}.zero`));
-    unpackGroups({ bytes, scales, zeros, rows, columns, ...packing }, into);
+    const scales = this.#floats(`${name}.scale`);
+    const minimums = packing.minimum ? this.#floats(`${name}.minimum`) : null;
+    const zeros = packing.symmetric || minimums ? null : this.#read(this.#entry(`${name}.zero`));
+    unpackGroups({ bytes, scales, minimums, zeros, rows, columns, ...packing }, into);
+  }
+
+  /** @param {string} name of a number for each group @returns {Float32Array} */
+  #floats(name) {
+    const entry = this.#entry(name);
+    const { buffer } = this.#read(entry);
+    if (entry.dtype === "F32") return new Float32Array(buffer);
+    const floats = new Float32Array(buffer.byteLength / 2);
+    widen(new Uint16Array(buffer), floats);
+    return floats;
   }
 
   /** @param {string} name */
@@ -100,14 +107,15 @@ function readHeader(weights) {
 }
 
 /**
- * (value - zero) * scale for every value of a packed matrix, without what fills up the last group of a row.
+ * (value - zero) * scale for every value of a packed matrix, or value * scale + minimum, without what fills up the last
+ * group of a row.
  *
- * @param {{bytes: Uint8Array, scales: Float32Array, zeros: Uint8Array | null, rows: number, columns: number,
- *   bits: number, group: number}} packed bits: 4, the earlier of two values in the low half of a byte, or 8;
- *   zeros: packed likewise, each row in whole bytes; without them half of the range
+ * @param {{bytes: Uint8Array, scales: Float32Array, minimums: Float32Array | null, zeros: Uint8Array | null,
+ *   rows: number, columns: number, bits: number, group: number}} packed bits: 4, the earlier of two values in the low half of a byte, or 8;
+ *   zeros: packed likewise, each row in whole bytes; without them half of the range, and 0 beside minimums
  * @param {Float32Array} into [rows, columns]
  */
-export function unpackGroups({ bytes, scales, zeros, rows, columns, bits, group }, into) {
+export function unpackGroups({ bytes, scales, minimums, zeros, rows, columns, bits, group }, into) {
   const groups = Math.ceil(columns / group);
   const perByte = 8 / bits;
   const rowBytes = (groups * group) / perByte;
@@ -119,14 +127,18 @@ export function unpackGroups({ bytes, scales, zeros, rows, columns, bits, group 
       const last = row * columns + Math.min(columns, (at + 1) * group);
       let byte = row * rowBytes + (at * group) / perByte;
       if (bits === 8) {
-        const zero = zeros ? zeros[row * zeroBytes + at] : 128;
+        const zero = zeros ? zeros[row * zeroBytes + at] : minimums ? 0 : 128;
         for (let place = first; place < last; place++) into[place] = (bytes[byte++] - zero) * scale;
       } else {
-        const zero = zeros ? (zeros[row * zeroBytes + (at >> 1)] >> (4 * (at & 1))) & 15 : 8;
+        const zero = zeros ? (zeros[row * zeroBytes + (at >> 1)] >> (4 * (at & 1))) & 15 : minimums ? 0 : 8;
         for (let place = first; place < last; place += 2, byte++) {
           into[place] = ((bytes[byte] & 15) - zero) * scale;
           if (place + 1 < last) into[place + 1] = ((bytes[byte] >> 4) - zero) * scale;
         }
+      }
+      if (minimums) {
+        const minimum = minimums[row * groups + at];
+        for (let place = first; place < last; place++) into[place] += minimum;
       }
     }
   }

@@ -4,7 +4,8 @@ import { PackageError } from "./errors.js";
 
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
-const FORMAT = 2; // of the manifest, with files in parts; a folder with a larger one is refused
+const FORMAT = 4; // of the manifest, with matrices carried over; a folder with a larger one is refused
+const TEXTS_FORMAT = 3; // of models that embed or score whole texts
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
@@ -38,6 +39,9 @@ export function readManifest(text, where) {
       `'${where}' has format ${manifest.format}; this version of embedllm-web reads up to ${FORMAT}. ` +
         "Upgrade with: npm install embedllm-web@latest",
     );
+  }
+  if (manifest.format === TEXTS_FORMAT) {
+    throw new PackageError(`'${where}' is of a model that embeds or scores texts, which is not done in browsers.`);
   }
   return manifest;
 }

@@ -1,0 +1,71 @@
+"""What a browser makes of matrices that were carried over: the floats of the reference, and its logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedllm.export import convert, sources
+from embedllm.export.quantize import Packing, dequantize
+from tests.test_carried import PACKINGS, HeldSource, some_packed
+from tests.test_web_engine import ATOL, GREEDY, SECONDS, opened, page, reference, some_tokens
+from tests.tiny import tiny_checkpoint
+from tests.web.page import Page
+from tests.web.server import ROOT, WebServer
+
+__all__ = ["page"]  # a fixture
+pytest_plugins = ["tests.web.fixtures"]
+
+UNPACK = """
+    import {text} from "node:stream/consumers";
+    const {unpackGroups} = await import(process.argv[1]);
+    const found = JSON.parse(await text(process.stdin)).map((packed) => {
+      for (const part of ["bytes", "zeros"]) packed[part] &&= Uint8Array.from(packed[part]);
+      for (const part of ["scales", "minimums"]) packed[part] &&= Float32Array.from(packed[part]);
+      const into = new Float32Array(packed.rows * packed.columns);
+      unpackGroups(packed, into);
+      return [...into];
+    });
+    console.log(JSON.stringify(found));
+"""
+WAYS = {**PACKINGS, "4 bits": Packing(bits=4), "8 bits, zero points": Packing(bits=8, symmetric=False)}
+
+
+@pytest.mark.parametrize("columns", [128, 80])  # 80: no multiple of 32, an odd number of groups
+def test_a_browser_makes_the_floats_of_the_reference(columns: int, node: str) -> None:
+    rows, random = 7, np.random.default_rng(3)
+    packed = {name: some_packed(random, packing, rows, columns) for name, packing in WAYS.items()}
+    given = [
+        {
+            "rows": rows, "columns": columns, "bits": WAYS[name].bits, "group": WAYS[name].group,
+            "bytes": one.weight.reshape(-1).tolist(),
+            "scales": one.scale.astype(float).reshape(-1).tolist(),
+            "zeros": None if one.zero is None else one.zero.reshape(-1).tolist(),
+            "minimums": None if one.minimum is None else one.minimum.astype(float).reshape(-1).tolist(),
+        }
+        for name, one in packed.items()
+    ]  # fmt: skip
+    command = [node, "--input-type=module", "-e", UNPACK, (ROOT / "bindings_web" / "src" / "float_bytes.js").as_uri()]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, found in zip(packed, json.loads(done.stdout), strict=True):
+        expected = dequantize(packed[name], WAYS[name], columns)
+        np.testing.assert_array_equal(np.array(found, np.float32).reshape(rows, columns), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("device", ["wasm", pytest.param("webgpu-software", marks=pytest.mark.slow)])
+def test_a_browser_gives_the_tokens_of_the_reference(
+    device: str, page: Page, web_server: WebServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sources, "HuggingFaceSource", HeldSource)
+    folder = convert(tiny_checkpoint(tmp_path / "checkpoint", "llama"), tmp_path / "package")
+    tokens, steps = some_tokens(20, 307), 8
+    assert opened(page, web_server, folder, device)["device"] == device
+    found = page.in_worker(GREEDY, {"tokens": tokens, "steps": steps}, patience_s=SECONDS)
+    expected, first = reference(folder, tokens, steps)
+    np.testing.assert_allclose(found["first"], first, atol=ATOL, rtol=0)
+    assert found["tokens"] == expected
