@@ -32,21 +32,13 @@ from embedllm.peft import read_adapter
 from embedllm.tensorfile import read_header
 from tests.decoder_cases import CASES, plain
 from tests.described import RandomSource, described_package
+from tests.held import PACKINGS, rounded
 from tests.packed_matrices import as_runtimes_see
 from tests.peft_folders import write_adapter
 from tests.tiny import tiny_checkpoint
 
 if TYPE_CHECKING:
-    from embedllm.types import F32
-
-PACKINGS = {
-    "4 bits, minimums": Packing(bits=4, symmetric=False, minimum=True, scale_bits=32),
-    "4 bits, groups of 16, half minimums": Packing(bits=4, group=16, symmetric=False, minimum=True),
-    "8 bits, minimums": Packing(bits=8, symmetric=False, minimum=True, scale_bits=32),
-    "8 bits, groups of 16, wide scales": Packing(bits=8, group=16, scale_bits=32),
-    "4 bits, wide scales, zero points": Packing(bits=4, symmetric=False, scale_bits=32),
-    "8 bits": Packing(bits=8),
-}
+    pass
 
 
 def some_packed(random: np.random.Generator, packing: Packing, rows: int, columns: int) -> Packed:
@@ -119,23 +111,6 @@ class HeldSource(HuggingFaceSource):
         packing = self.packing(name)
         assert packing is not None
         return rounded(self.rows(name, start, stop), packing)
-
-
-def rounded(rows: F32, packing: Packing) -> Packed:
-    """Integers with minimums, or around the middle."""
-    missing = -rows.shape[1] % packing.group
-    grouped = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, packing.group)
-    kind = np.float32 if packing.scale_bits == 32 else np.float16
-    levels = 1 << packing.bits
-    if packing.minimum:
-        low = grouped.min(axis=-1).astype(kind)
-        scale = ((grouped.max(axis=-1) - low) / (levels - 1)).astype(kind)
-        steps = (grouped - low[..., None]) / scale[..., None]
-    else:
-        low, scale = None, (np.abs(grouped).max(axis=-1) / (levels // 2 - 1)).astype(kind)
-        steps = grouped / scale[..., None] + levels // 2
-    integers = np.clip(np.rint(steps), 0, levels - 1).astype(np.uint8)
-    return Packed(pack_bits(integers, packing.bits), scale, None, low)
 
 
 @pytest.fixture(scope="module")

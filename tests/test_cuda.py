@@ -20,11 +20,13 @@ from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.resident import ResidentSession
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
+from embedllm.export.quantize import packings
 from embedllm.finding import package_folder
 from embedllm.package import Package, open_package
 from tests.decoder_cases import CASES, VOCABULARY, plain
 from tests.described import described_package
 from tests.encoder_folders import write_embedder, write_reranker
+from tests.held import PACKINGS, HeldRandomSource
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
 FIELD_CLOSE = 0.05  # of the spread of the logits
@@ -92,6 +94,22 @@ def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, 
     np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
     session.rewind(20)
     np.testing.assert_allclose([row(session, [token]) for token in tokens[20:]], expected[20:], atol=close, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize("name", PACKINGS)
+def test_matrices_that_were_carried_over_follow_the_reference(name: str, tmp_path: Path) -> None:
+    """Minimums of groups, and scales that the float16 graph rounds."""
+    decoder = plain()
+    source = HeldRandomSource(decoder, PACKINGS[name])
+    folder = described_package(tmp_path / "package", decoder, Recipe(), flavour="generic-float16", source=source)
+    package = open_package(folder)
+    assert set(packings(package.manifest).values()) == {PACKINGS[name]}
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    session, close = engine(package).open(), FIELD_CLOSE * expected.std()
+    np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens[30:]], expected[30:], atol=close, rtol=0)
 
 
 @gpu
