@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.expert_tensors import find_experts
 from embedllm.export.hub import Location
-from embedllm.export.packed_checkpoints import PackedMatrix, find_packed
 from embedllm.export.packed_schemes import scheme_of, without_scheme
+from embedllm.export.quantized import QuantizedMatrix, find_quantized
 from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import BYTES, Tensor, read_header
 
@@ -119,10 +119,10 @@ class HuggingFaceSource:
         assert found is not None, name  # as `packing` found
         return found.packed(self._read_kept, self._packing(found), start, stop)
 
-    def _packed(self, name: str) -> PackedMatrix | None:
-        return find_packed(self._scheme, self._tensors, name)
+    def _packed(self, name: str) -> QuantizedMatrix | None:
+        return find_quantized(self._scheme, self._tensors, name)
 
-    def _packing(self, matrix: PackedMatrix) -> Packing:
+    def _packing(self, matrix: QuantizedMatrix) -> Packing:
         """What it takes a look at all zero points to know."""
         with self._lock:
             known = self._packings.get(matrix.name)

@@ -200,10 +200,10 @@ class PackedMatrix:
         return order
 
 
-def find_packed(scheme: Scheme | None, tensors: Mapping[str, Tensor], name: str) -> PackedMatrix | None:
+def find_packed(scheme: Scheme, tensors: Mapping[str, Tensor], name: str) -> PackedMatrix | None:
     """The packed matrix behind the name that it would have as floats; None where there is none."""
     base, _, kind = name.rpartition(".")
-    if scheme is None or kind != "weight" or f"{base}.{scheme.words}" not in tensors:
+    if kind != "weight" or f"{base}.{scheme.words}" not in tensors:
         return None
     if scheme.kind == "mlx" and f"{base}.scales" not in tensors:
         return None  # floats, under the same name

@@ -1,4 +1,4 @@
-"""What config.json says of matrices that are integers already: GPTQ, AWQ, compressed-tensors, MLX."""
+"""What config.json says of matrices that are quantized already: GPTQ, AWQ, compressed-tensors, MLX, FP8."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _KEYS = ("quantization_config", "quantization")  # of config.json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How the integers of a checkpoint are packed, of which a matrix may be left out."""
+    """How the matrices of a checkpoint are packed, of which one may be left out."""
 
-    kind: str  # "gptq", "awq", "compressed" or "mlx"
+    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales
     bits: int
     group: int  # -1: a scale for a whole row
     less: int = 0  # by how much zero points are stored too small
+    block: tuple[int, int] | None = None  # of "scaled": rows and columns of a scale; None: one for a row, or for all
 
     @property
     def words(self) -> str:
         """What the tensor of integers is called."""
-        return {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "mlx": "weight"}[self.kind]
+        return {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed"}.get(self.kind, "weight")
 
 
 def scheme_of(config: Mapping[str, object]) -> Scheme | None:
@@ -43,20 +44,42 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
     if method == "awq":
         _expect("version", str(said.get("version", "gemm")).lower(), ("gemm",))
         return _scheme("awq", bits, group, (4,))
-    if method == "compressed-tensors" and said.get("format") == "pack-quantized":
-        groups = said.get("config_groups")
-        weights = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
-        if len(weights) != 1 or not isinstance(weights[0], Mapping):
-            raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
-        _expect("actorder", weights[0].get("actorder"), (None, "static", "weight"))
-        group = -1 if weights[0].get("strategy") == "channel" else weights[0].get("group_size")
-        return _scheme("compressed", weights[0].get("num_bits"), group, (4, 8))
+    if method == "compressed-tensors":
+        return _compressed(said)
+    if method == "fp8":
+        return _scaled(said.get("weight_block_size"))
     if method is None and "group_size" in said:
         _expect("mode", said.get("mode", "affine"), ("affine",))
         if own := [name for name, each in said.items() if isinstance(each, Mapping)]:
             raise ExportError(f"config.json quantizes '{own[0]}' in a way of its own; expected all matrices alike.")
         return _scheme("mlx", bits, group, (2, 4, 8))
     return None
+
+
+def _compressed(said: Mapping[str, object]) -> Scheme:
+    form, groups = said.get("format"), said.get("config_groups")
+    _expect("format", form, ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized"))
+    found = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
+    if len(found) != 1 or not isinstance(found[0], Mapping):
+        raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
+    weights, strategy = found[0], found[0].get("strategy")
+    if form == "pack-quantized":
+        _expect("actorder", weights.get("actorder"), (None, "static", "weight"))
+        group = -1 if strategy == "channel" else weights.get("group_size")
+        return _scheme("compressed", weights.get("num_bits"), group, (4, 8))
+    _expect("num_bits", weights.get("num_bits"), (8,))
+    _expect("strategy", strategy, ("tensor", "channel", "block"))
+    _expect("symmetric", weights.get("symmetric", True), (True,))
+    return _scaled(weights.get("block_structure") if strategy == "block" else None)
+
+
+def _scaled(block: object) -> Scheme:
+    """block: rows and columns of a scale; None: one for a row, or for the whole matrix."""
+    if block is None:
+        return Scheme(kind="scaled", bits=8, group=-1)
+    if not isinstance(block, list) or len(block) != 2 or not all(type(each) is int and each > 0 for each in block):
+        raise ExportError(f"config.json has blocks of {block!r} weights; expected rows and columns, as [128, 128].")
+    return Scheme(kind="scaled", bits=8, group=-1, block=(block[0], block[1]))
 
 
 def without_scheme(config: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,37 @@
+"""Finds the matrices of a checkpoint that are quantized, whatever the form: what each kind of scheme is read by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from embedllm.export.packed_checkpoints import Read, find_packed
+from embedllm.export.packed_schemes import Scheme
+from embedllm.export.scaled_matrices import find_scaled
+from embedllm.tensorfile import Tensor
+
+if TYPE_CHECKING:
+    from embedllm.export.quantize import Packed, Packing
+    from embedllm.types import F32
+
+
+class QuantizedMatrix(Protocol):
+    """One matrix, as floats or as it is to be stored."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def check(self, shape: tuple[int, ...]) -> None: ...
+    def packing(self, read: Read) -> Packing: ...
+    def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed: ...
+    def rows(self, read: Read, start: int, stop: int) -> F32: ...
+
+
+def find_quantized(scheme: Scheme | None, tensors: Mapping[str, Tensor], name: str) -> QuantizedMatrix | None:
+    """The matrix behind the name that it would have as floats; None where it is floats, or not there."""
+    if scheme is None:
+        return None
+    if scheme.kind == "scaled":
+        return find_scaled(scheme, tensors, name)
+    return find_packed(scheme, tensors, name)

@@ -1,0 +1,50 @@
+"""What is lost when weights of 8-bit floats are rounded once more; the numbers of docs/guide-export.md.
+
+    python tests/benchmarks/bench_requantize.py
+
+A matrix of normally distributed weights, 512 x 2048, as FP8 (E4M3) in blocks of 128 x 128. Errors are root mean squares
+over that of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.export.quantize import Packing, dequantize, quantize
+from embedllm.tensor_floats import to_float32
+
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+_ROWS, _COLUMNS, _BLOCK = 512, 2048, 128
+_LARGEST = 448  # of E4M3
+
+
+def as_fp8(weights: F32) -> F32:
+    """The nearest that FP8 has, with a scale for each block."""
+    every = to_float32(bytearray(range(256)), "F8_E4M3")
+    values = np.unique(every[np.isfinite(every)])
+    blocks = weights.reshape(_ROWS // _BLOCK, _BLOCK, _COLUMNS // _BLOCK, _BLOCK)
+    scale = np.abs(blocks).max(axis=(1, 3), keepdims=True) / np.float32(_LARGEST)
+    nearest = values[np.searchsorted((values[1:] + values[:-1]) / 2, blocks / scale)]
+    return (nearest * scale).reshape(weights.shape)
+
+
+def error(found: F32, weights: F32) -> float:
+    return float(np.sqrt(np.square(found - weights, dtype=np.float64).mean() / np.square(weights).mean()))
+
+
+def main() -> None:
+    weights = np.random.default_rng(0).standard_normal((_ROWS, _COLUMNS)).astype(np.float32) * np.float32(0.02)
+    held = as_fp8(weights)
+    print(f"FP8: {error(held, weights):.2%} from the weights")
+    for bits in (8, 4):
+        packing = Packing(bits=bits)
+        found = dequantize(quantize(held, packing, search=bits == 4), packing, _COLUMNS)
+        print(f"{bits} bits: {error(found, held):.2%} from FP8, {error(found, weights):.2%} from the weights")
+
+
+if __name__ == "__main__":
+    main()
