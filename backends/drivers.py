@@ -44,6 +44,7 @@ class Driver:
     provider: Provider | None = None  # of ONNX Runtime
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
+    odd_zero_points: bool = True  # and those of 4 bits whose rows have an odd number of them
     mixtures: bool = True  # of experts
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     adapts: bool = False  # its sessions take adapters
@@ -214,6 +215,7 @@ _DRIVERS = {
         provider=provider,
         adapts=provider.engine == "cpu",
         recurrent=provider.engine == "cpu",
+        odd_zero_points=provider.engine != "cuda",
         traced=(TRACED.name,) if provider.engine == "cpu" else (),
         probed=provider.probed,
         tested=provider.tested,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from embedllm.backends.drivers import Driver
+from embedllm.export.decoder_tensors import linears, outer_matrices, tables
 from embedllm.export.dialects import OPENVINO
 from embedllm.export.traced import Traced
 from embedllm.package import Package
@@ -35,6 +36,13 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
         )
     if isinstance(package.architecture, Traced):
         return None  # see traced_lack()
+    if not driver.odd_zero_points and (found := _odd_zero_points(package)):
+        name, count = found
+        return (
+            f"the matrix '{name}' of '{package.name}' has rows of {count} zero points of 4 bits, an odd number, which "
+            "ONNX Runtime's CUDA operators misread",
+            "use the device 'cpu' or 'openvino', or export it anew with --bits 4, without zero points",
+        )
     if not driver.mixtures and package.decoder.is_mixture:
         return (
             f"'{package.name}' is a mixture of experts, which take as many tokens as there happen to be; the NPU's "
@@ -52,4 +60,20 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             f"attention of '{package.name}' caps its scores, which OpenVINO does with a KV of floats only",
             "load it without kv",
         )
+    return None
+
+
+def _odd_zero_points(package: Package) -> tuple[str, int] | None:
+    """A matrix of 4 bits whose rows have an odd number of zero points, and that number."""
+    from embedllm.export.quantize import packings
+
+    decoder = package.decoder
+    inner = (linear for layer in decoder.layers for linear in linears(layer))
+    held = packings(package.manifest)
+    for linear in (*inner, *outer_matrices(decoder), *tables(decoder), decoder.head):
+        packing = held.get(linear.name)
+        if packing is not None and packing.bits == 4 and packing.stores_zeros:
+            count = packing.groups(linear.columns)
+            if count % 2:
+                return linear.name, count
     return None

@@ -97,7 +97,7 @@ def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, 
 
 
 @gpu
-@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("name", [name for name, packing in PACKINGS.items() if not packing.stores_zeros])
 def test_matrices_that_were_carried_over_follow_the_reference(name: str, tmp_path: Path) -> None:
     """Minimums of groups, and scales that the float16 graph rounds."""
     decoder = plain()

@@ -20,10 +20,12 @@ from embedllm.backends import distributions, drivers, hardware, probe, registry,
 from embedllm.backends.base import Device
 from embedllm.backends.distributions import Build, conflict
 from embedllm.backends.fixed_inputs import without_defaults
+from embedllm.backends.model_lacks import model_lack
 from embedllm.backends.ort_runtime import first_line
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import DeviceUnavailable
+from embedllm.export import Recipe
 from embedllm.export.dialects import DIALECTS
 from embedllm.package import open_package
 from embedllm.sampling import Sampling
@@ -42,6 +44,29 @@ def named(provider: Provider) -> str:
 def test_each_device_and_provider_has_one_row() -> None:
     for names in ([row.device for row in ROWS], [row.name for row in ROWS]):
         assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_taken"),
+    [
+        (Recipe(symmetric=False), False),
+        (Recipe(symmetric=False, group=16), True),
+        (Recipe(symmetric=False, bits=8), True),
+        (Recipe(), True),
+    ],
+)
+def test_cuda_is_not_given_an_odd_number_of_zero_points_a_row(
+    recipe: Recipe, is_taken: bool, tiny_package: Callable[..., Path]
+) -> None:
+    """Measured on an H200, ONNX Runtime 1.31: logits were off by 5 times their spread (docs/cuda.md)."""
+    package = open_package(tiny_package("llama", recipe, hidden_size=96))  # 3 groups of 32
+    cuda, cpu = drivers.driver_of("cuda"), drivers.driver_of("cpu")
+    assert cuda is not None
+    assert cpu is not None
+    assert model_lack(package, cpu, kv=None) is None
+    lack = model_lack(package, cuda, kv=None)
+    assert (lack is None) == is_taken
+    assert is_taken or (lack is not None and "has rows of 3 zero points of 4 bits, an odd number" in lack[0])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=named)
