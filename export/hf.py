@@ -120,7 +120,7 @@ class HuggingFaceSource:
         return found.packed(self._read_kept, self._packing(found), start, stop)
 
     def _packed(self, name: str) -> QuantizedMatrix | None:
-        return find_quantized(self._scheme, self._tensors, name)
+        return find_quantized(self._scheme, self._tensors, name, self._read_kept)
 
     def _packing(self, matrix: QuantizedMatrix) -> Packing:
         """What it takes a look at all zero points to know."""

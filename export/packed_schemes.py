@@ -1,4 +1,4 @@
-"""What config.json says of matrices that are quantized already: GPTQ, AWQ, compressed-tensors, MLX, FP8."""
+"""What config.json says of matrices that are quantized already: GPTQ, AWQ, compressed-tensors, FP8 and others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEYS = ("quantization_config", "quantization")  # of config.json
 class Scheme:
     """How the matrices of a checkpoint are packed, of which one may be left out."""
 
-    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales
+    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales; "bitsandbytes"
     bits: int
     group: int  # -1: a scale for a whole row
     less: int = 0  # by how much zero points are stored too small
@@ -46,6 +46,8 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
         return _scheme("awq", bits, group, (4,))
     if method == "compressed-tensors":
         return _compressed(said)
+    if method == "bitsandbytes":
+        return Scheme(kind="bitsandbytes", bits=8 if said.get("load_in_8bit") else 4, group=-1)
     if method == "fp8":
         return _scaled(said.get("weight_block_size"))
     if method is None and "group_size" in said:

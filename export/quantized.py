@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from embedllm.export.bitsandbytes import find_bitsandbytes
 from embedllm.export.packed_checkpoints import Read, find_packed
 from embedllm.export.packed_schemes import Scheme
 from embedllm.export.scaled_matrices import find_scaled
@@ -28,10 +29,17 @@ class QuantizedMatrix(Protocol):
     def rows(self, read: Read, start: int, stop: int) -> F32: ...
 
 
-def find_quantized(scheme: Scheme | None, tensors: Mapping[str, Tensor], name: str) -> QuantizedMatrix | None:
-    """The matrix behind the name that it would have as floats; None where it is floats, or not there."""
+def find_quantized(
+    scheme: Scheme | None, tensors: Mapping[str, Tensor], name: str, read: Read
+) -> QuantizedMatrix | None:
+    """The matrix behind the name that it would have as floats; None where it is floats, or not there.
+
+    Raises ExportError for one that is not understood.
+    """
     if scheme is None:
         return None
     if scheme.kind == "scaled":
         return find_scaled(scheme, tensors, name)
+    if scheme.kind == "bitsandbytes":
+        return find_bitsandbytes(tensors, name, read)
     return find_packed(scheme, tensors, name)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 ROUNDED = Packing(bits=8)  # of floats of 8 bits and less: what it loses is in docs/guide-export.md
+_WEIGHTS = (*SMALL, "I8")
 _SCALES = ("weight_scale_inv", "weight_scale")
 
 
@@ -36,6 +37,7 @@ class ScaledMatrix:
     weight: Tensor
     scale: Tensor | None
     block: tuple[int, int] | None  # rows and columns of a scale; None: one for a row, or for all
+    factor: float = 1  # of every scale
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,8 +47,9 @@ class ScaledMatrix:
         """Raises ExportError unless it is of that shape and its scales fit it."""
         if self.shape != shape:
             raise ExportError(f"'{self.name}' is {list(self.shape)}; config.json calls for {list(shape)}.")
-        if len(shape) != 2:
-            raise ExportError(f"'{self.name}' is {self.weight.dtype} {list(shape)}; expected rows and columns.")
+        if len(shape) != 2 or self.weight.dtype not in _WEIGHTS:
+            raise ExportError(f"'{self.name}' is {self.weight.dtype} {list(shape)}; expected rows and columns of "
+                              f"{' or '.join(_WEIGHTS)}.")  # fmt: skip
         if self.scale is None:
             raise ExportError(f"the checkpoint has no {' or '.join(map(repr, _SCALES))} of '{self.name}', which is "
                               f"{self.weight.dtype} and nothing without.")  # fmt: skip
@@ -63,7 +66,7 @@ class ScaledMatrix:
         if not self._is_kept:
             return ROUNDED
         assert self.scale is not None, "as `check` found"
-        return Packing(bits=8, group=WHOLE, scale_bits=16 if self.scale.dtype == "F16" else 32)
+        return Packing(bits=8, group=WHOLE, scale_bits=16 if self.scale.dtype == "F16" and self.factor == 1 else 32)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored. packing: of packing()."""
@@ -102,7 +105,7 @@ class ScaledMatrix:
         """[n, scales of a row]."""
         tensor = self.scale
         assert tensor is not None, "as `check` found"
-        values = to_float32(read(tensor, 0, tensor.length), tensor.dtype)
+        values = to_float32(read(tensor, 0, tensor.length), tensor.dtype) * np.float32(self.factor)
         if self.block is not None:
             return values.reshape(tensor.shape)[np.arange(start, stop) // self.block[0]]
         return (
@@ -113,7 +116,7 @@ class ScaledMatrix:
 def find_scaled(scheme: Scheme, tensors: Mapping[str, Tensor], name: str) -> ScaledMatrix | None:
     """The matrix of that name where it is of 8 bits; None where it is of floats that need no scale."""
     weight = tensors.get(name)
-    if weight is None or weight.dtype not in (*SMALL, "I8") or not name.endswith(".weight"):
+    if weight is None or weight.dtype not in _WEIGHTS or not name.endswith(".weight"):
         return None
     base = name.rpartition(".")[0]
     scale = next((tensors[f"{base}.{part}"] for part in _SCALES if f"{base}.{part}" in tensors), None)
