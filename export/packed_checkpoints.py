@@ -2,7 +2,8 @@
 
 Each holds a scale and a zero point, or a minimum, for every group of a row; what differs is how integers lie in 32-bit
 words, lowest bits first. K columns of ours, N rows, G groups, c integers a word:
-    GPTQ               qweight [K/c, N], qzeros [G, N/c], scales [G, N]; zero points less 1, but for "gptq_v2"
+    GPTQ               qweight [K/c, N], qzeros [G, N/c], scales [G, N]; zero points less 1, but for "gptq_v2";
+                       of 3 bits, 32 lie in 3 words
     AWQ (GEMM)         qweight [K, N/8], qzeros [G, N/8], scales [G, N]; columns of a word in an order of their own
     compressed-tensors weight_packed [N, K/c], weight_scale [N, G], weight_zero_point [N/c, G]; signed
     MLX                weight [N, K/c], scales [N, G], biases [N, G]: the minimums
@@ -49,9 +50,9 @@ class PackedMatrix:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         first, second = (*self.tensors[self.scheme.words].shape, 0, 0)[:2]
-        each = 32 // self.scheme.bits
-        return {"gptq": (second, first * each), "awq": (second * each, first)}.get(
-            self.scheme.kind, (first, second * each)
+        bits = self.scheme.bits
+        return {"gptq": (second, first * 32 // bits), "awq": (second * 32 // bits, first)}.get(
+            self.scheme.kind, (first, second * 32 // bits)
         )
 
     def check(self, shape: tuple[int, ...]) -> None:
@@ -59,10 +60,10 @@ class PackedMatrix:
         rows, columns = self.shape
         if self.shape != shape:
             raise ExportError(f"'{self.name}' is {[rows, columns]}; config.json calls for {list(shape)}.")
-        group, each = self.scheme.group, 32 // self.scheme.bits
+        group, words = self.scheme.group, -(-rows * self.scheme.bits // 32)
         groups = 1 if group < 0 else -(-columns // group)
         scales = [groups, rows] if self._across else [rows, groups]
-        zeros = [groups, -(-rows // each)] if self._across else [-(-rows // each), groups]
+        zeros = [groups, words] if self._across else [words, groups]
         integers = ("I32", "U32")
         expected = {"scales": (FLOATS, scales), "weight_scale": (FLOATS, scales), "biases": (FLOATS, scales),
                     "qzeros": (integers, zeros), "weight_zero_point": (integers, zeros),
@@ -220,6 +221,10 @@ def _words(read: Read, tensor: Tensor, start: int = 0, stop: int | None = None) 
 
 def _apart(words: NDArray[np.uint32], bits: int, order: tuple[int, ...] = ()) -> U8:
     """The integers in words [n, k], [n, k * integers of a word]. order: where in a word each lies."""
+    if 32 % bits:  # 3 bits: integers run on from word to word
+        single = np.unpackbits(np.ascontiguousarray(words, "<u4").view(np.uint8), axis=1, bitorder="little")
+        single = single[:, : single.shape[1] // bits * bits].reshape(len(words), -1, bits)
+        return np.packbits(single, axis=2, bitorder="little")[..., 0]
     each = 32 // bits
     values = np.empty((words.shape[0], words.shape[1] * each), np.uint8)
     for at, place in enumerate(order or range(each)):

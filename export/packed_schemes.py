@@ -40,7 +40,7 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
     if method == "gptq":
         form = said.get("checkpoint_format", "gptq")
         _expect("checkpoint_format", form, ("gptq", "gptq_v2"))
-        return _scheme("gptq", bits, group, (2, 4, 8), less=int(form == "gptq"))
+        return _scheme("gptq", bits, group, (2, 3, 4, 8), less=int(form == "gptq"))
     if method == "awq":
         _expect("version", str(said.get("version", "gemm")).lower(), ("gemm",))
         return _scheme("awq", bits, group, (4,))

@@ -62,7 +62,8 @@ def mlx(bits: int = 4, group: int = 32) -> Format:
 AWQ = Format(kind="awq", config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
 FORMATS = {
     "gptq": gptq(), "gptq, symmetric": gptq(symmetric=True), "gptq_v2": gptq(form="gptq_v2"), "gptq, 2 bits": gptq(2),
-    "gptq, 8 bits": gptq(8, symmetric=True), "gptq, whole rows": gptq(group=-1), "awq": AWQ,
+    "gptq, 3 bits": gptq(3), "gptq_v2, 3 bits": gptq(3, form="gptq_v2"), "gptq, 8 bits": gptq(8, symmetric=True),
+    "gptq, whole rows": gptq(group=-1), "awq": AWQ,
     "compressed": compressed(), "compressed, zero points": compressed(symmetric=False),
     "compressed, 8 bits": compressed(8), "compressed, whole rows": compressed(group=-1),
     "mlx": mlx(), "mlx, 8 bits": mlx(8), "mlx, 2 bits": mlx(2, 16),
@@ -71,6 +72,11 @@ FORMATS = {
 
 def words(values: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:
     """Integers along the last axis, so many in a word; order: which of them each part of the word holds."""
+    if bits == 3:  # a row of bits, the lowest first, cut into words
+        single = (values[..., None] >> np.arange(3) & 1).reshape(*values.shape[:-1], -1)
+        single = np.pad(single, [(0, 0)] * (values.ndim - 1) + [(0, -single.shape[-1] % 32)])
+        cut = single.reshape(*values.shape[:-1], -1, 32).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        return cut.sum(axis=-1, dtype=np.uint32).view(np.int32)
     each = 32 // bits
     filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % each)])
     found = np.zeros((*filled.shape[:-1], filled.shape[-1] // each), np.uint32)
@@ -169,6 +175,27 @@ def test_the_word_of_a_row_of_awq_worked_by_hand(tmp_path: Path) -> None:
     source.close()
 
 
+def test_three_words_of_3_bits_worked_by_hand(tmp_path: Path) -> None:
+    """AutoGPTQ: 10 integers in a word and 2 bits of the next, 10 behind its third bit and one of the next, 10 more."""
+    checkpoint(tmp_path / "c", gptq(3))
+    tensors = load_file(tmp_path / "c" / "model.safetensors")
+    values = np.arange(32) * 5 % 8
+    low = sum(int(value) << 3 * at for at, value in enumerate(values[:10])) | int(values[10] & 3) << 30
+    middle = int(values[10] >> 2) | sum(int(value) << 3 * at + 1 for at, value in enumerate(values[11:21]))
+    middle |= int(values[21] & 1) << 31
+    high = int(values[21] >> 1) | sum(int(value) << 3 * at + 2 for at, value in enumerate(values[22:]))
+    tensors[f"{NAME}.qweight"].view(np.uint32)[:3, 7] = low, middle, high
+    tensors[f"{NAME}.qzeros"][:] = 0  # which are 1, for all
+    tensors[f"{NAME}.scales"][:] = 1
+    save_file(tensors, tmp_path / "c" / "model.safetensors")
+    source = opened(tmp_path / "c")
+    assert source.rows(f"{NAME}.weight", 7, 8)[0, :32].tolist() == (values - 1).tolist()
+    packing = source.packing(f"{NAME}.weight")
+    assert packing is not None
+    assert packing.bits == 4
+    source.close()
+
+
 def test_a_zero_point_of_16_takes_8_bits(tmp_path: Path) -> None:
     """As GPTQ stores one less: its 15 is 16, and never 0."""
     checkpoint(tmp_path / "c", gptq(symmetric=True))
@@ -203,7 +230,7 @@ def test_columns_in_another_order_are_refused_but_can_be_rounded(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("config", "message"), [
-    ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "with bits 3 in config.json; expected 2 or 4 or 8"),
+    ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "with bits 5 in config.json; expected 2 or 3 or 4 or 8"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "in groups of 48; expected"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "with .* 'marlin'"),
     ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version 'gemv'"),
