@@ -120,6 +120,7 @@ def export(
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert
+    from embedllm.export.openvino_tokenizer import check_installed
     from embedllm.export.place import check_place, named_place
     from embedllm.hub_sources import export_source
 
@@ -140,6 +141,8 @@ def export(
     try:
         with progress_bar(is_shown=not quiet) as on_progress:
             check_place(named_place(out), replace)  # before anything is downloaded
+            if openvino_tokenizer:
+                check_installed()
             convert(
                 export_source(source, revision=revision, on_progress=on_progress),
                 out,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from embedllm import opening
+from embedllm import finding
 from embedllm.cli import cli
 from embedllm.package import open_package
 
@@ -39,7 +39,7 @@ def test_it_says_when_it_changes_what_is_installed(
     tiny_package: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = Path(shutil.copytree(tiny_package("llama"), tmp_path / "embedllm" / "demo"))
-    monkeypatch.setattr(opening, "__file__", str(tmp_path / "embedllm" / "opening.py"))
+    monkeypatch.setattr(finding, "__file__", str(tmp_path / "embedllm" / "finding.py"))
     monkeypatch.chdir(tmp_path)
     told = f"'demo' is the model that is installed with embedllm, in '{installed}'\n"
     done = CliRunner().invoke(cli, ["graph", "demo", "--flavour", "openvino"])

@@ -46,6 +46,7 @@ def source_of(folder: Path) -> HuggingFaceSource:
 @pytest.mark.peer
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_each_architecture_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     case = FAMILIES.get(name) or FAMILIES[name.partition(" ")[0]]
     make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
     theirs = source_of(tmp_path)
@@ -78,8 +79,7 @@ def without_names(decoder: Decoder) -> Decoder:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_logits_of_an_exported_file_follow_transformers(name: str, tmp_path: Path) -> None:
     """Of rows that were turned, of norms that hold their one, and of regrouped q, k and v."""
-    import torch
-
+    torch = pytest.importorskip("torch")
     case = FAMILIES[name]
     model = make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
     file = write_gguf(tmp_path / "m.gguf", tmp_path)

@@ -11,7 +11,8 @@ import pytest
 
 from embedllm.export import convert, sources
 from embedllm.export.quantize import Packing, dequantize
-from tests.test_carried import PACKINGS, HeldSource, some_packed
+from tests.held import PACKINGS
+from tests.test_carried import HeldSource, some_packed
 from tests.test_web_engine import ATOL, GREEDY, SECONDS, opened, page, reference, some_tokens
 from tests.tiny import tiny_checkpoint
 from tests.web.page import Page
