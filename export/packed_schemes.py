@@ -16,7 +16,7 @@ _KEYS = ("quantization_config", "quantization")  # of config.json
 class Scheme:
     """How the matrices of a checkpoint are packed, of which one may be left out."""
 
-    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales; "bitsandbytes"
+    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales; "bitsandbytes"; "hqq"
     bits: int
     group: int  # -1: a scale for a whole row
     less: int = 0  # by how much zero points are stored too small
@@ -48,6 +48,8 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
         return _compressed(said)
     if method == "bitsandbytes":
         return Scheme(kind="bitsandbytes", bits=8 if said.get("load_in_8bit") else 4, group=-1)
+    if method == "hqq":
+        return Scheme(kind="hqq", bits=8, group=-1)  # each matrix says its own
     if method == "fp8":
         return _scaled(said.get("weight_block_size"))
     if method is None and "group_size" in said:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.export.bitsandbytes import find_bitsandbytes
+from embedllm.export.hqq import find_hqq
 from embedllm.export.packed_checkpoints import Read, find_packed
 from embedllm.export.packed_schemes import Scheme
 from embedllm.export.scaled_matrices import find_scaled
@@ -42,4 +43,6 @@ def find_quantized(
         return find_scaled(scheme, tensors, name)
     if scheme.kind == "bitsandbytes":
         return find_bitsandbytes(tensors, name, read)
+    if scheme.kind == "hqq":
+        return find_hqq(tensors, name, read)
     return find_packed(scheme, tensors, name)

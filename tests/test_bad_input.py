@@ -140,7 +140,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "config a folder": (instead_a_folder("config.json"), "cannot read '{folder}/config.json'"),
     "another architecture": (config(model_type="t5"), "model_type 't5' is not described here"),
     "no model_type": (config(model_type=...), "config.json has no 'model_type'"),
-    "quantized": (config(quantization_config={"quant_method": "hqq"}), "this checkpoint is already quantized"),
+    "quantized": (config(quantization_config={"quant_method": "aqlm"}), "this checkpoint is already quantized"),
     "another size": (config(vocab_size=308),
                      "tensor 'model.embed_tokens.weight' is [307, 64]; config.json calls for [308, 64]"),
     "more layers": (config(num_hidden_layers=3), "has no tensor 'model.layers.2."),

@@ -235,7 +235,7 @@ def test_columns_in_another_order_are_refused_but_can_be_rounded(tmp_path: Path)
     ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "with .* 'marlin'"),
     ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version 'gemv'"),
     ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "or none; expected one"),
-    ({"quant_method": "hqq"}, "already quantized"),
+    ({"quant_method": "aqlm"}, "already quantized"),
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
 ])  # fmt: skip
 def test_what_is_not_read_is_named(config: dict[str, object], message: str, tmp_path: Path) -> None:
