@@ -70,7 +70,7 @@ def test_llama_cpp_and_we_say_the_same_of_one_file(kind: str, tmp_path: Path) ->
 
     file = write_gguf(tmp_path / "demo.gguf", Path(checkpoint), kind=kind)
     wide = write_gguf(tmp_path / "wide.gguf", Path(checkpoint), kind="F32", change=floats)
-    package = open_package(convert(file, tmp_path / "package", Recipe(bits=16) if kind == "F16" else None))
+    package = open_package(convert(file, tmp_path / "package", Recipe(bits=16 if kind == "F16" else None, exact=True)))
     engine = open_engine(package, device("cpu"), exact=True)
     windows = [ids[start : start + WINDOW] for start in range(0, POSITIONS, WINDOW)]
     ours = log_softmax(np.concatenate([engine.open().feed_all(window) for window in windows]))
