@@ -2,9 +2,9 @@
 
 A matrix of N rows and K columns, row behind row, is cut into a table of groups: with axis 1 a row of it is a group,
 with axis 0 a column. Of 4 bits, the first half of the table's rows lies in the high bits of W_q, the other in the low;
-of 2 bits quarters, of 1 eighths. A weight is (integer - zero) * scale, which is integer * scale + minimum: of scales and
-zeros of 16 bits the same float32. What else is said of a matrix lies beside it, as tensors of a number or of the bytes
-of a text.
+of 2 bits quarters, of 1 eighths. A weight is (integer - zero) * scale, which is integer * scale + minimum: of scales
+and zeros of 16 bits the same float32. What else is said of a matrix lies beside it, as tensors of a number or of the
+bytes of a text.
 Source: hqq 0.2.8 (core/quantize.py, core/bitpack.py, core/utils.py: encode_safetensor_type).
 """
 
