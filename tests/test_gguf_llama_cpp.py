@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from embedllm.backends.ort import OrtEngine
 from embedllm.backends.registry import open_engine
 from embedllm.export import Recipe, convert
 from embedllm.package import open_package
@@ -72,6 +73,7 @@ def test_llama_cpp_and_we_say_the_same_of_one_file(kind: str, tmp_path: Path) ->
     wide = write_gguf(tmp_path / "wide.gguf", Path(checkpoint), kind="F32", change=floats)
     package = open_package(convert(file, tmp_path / "package", Recipe(bits=16 if kind == "F16" else None, exact=True)))
     engine = open_engine(package, device("cpu"), exact=True)
+    assert isinstance(engine, OrtEngine)
     windows = [ids[start : start + WINDOW] for start in range(0, POSITIONS, WINDOW)]
     ours = log_softmax(np.concatenate([engine.open().feed_all(window) for window in windows]))
     theirs, exact = by_llama_cpp(file, ids), by_llama_cpp(wide, ids)
