@@ -5,6 +5,7 @@ words, lowest bits first. K columns of ours, N rows, G groups, c integers a word
     GPTQ               qweight [K/c, N], qzeros [G, N/c], scales [G, N]; zero points less 1, but for "gptq_v2";
                        of 3 bits, 32 lie in 3 words
     AWQ (GEMM)         qweight [K, N/8], qzeros [G, N/8], scales [G, N]; columns of a word in an order of their own
+    AWQ (GEMV)         qweight [N, K/c], qzeros [N, G/c], scales [N, G]; G filled up to a multiple of 8, 16 or 32
     compressed-tensors weight_packed [N, K/c], weight_scale [N, G], weight_zero_point [N/c, G]; signed
     MLX                weight [N, K/c], scales [N, G], biases [N, G]: the minimums
 Sources: GPTQModel (convert_gptq_v1_to_v2_format_module), AutoAWQ (utils/packing_utils.py), compressed-tensors
@@ -34,7 +35,9 @@ Read = Callable[[Tensor, int, int], bytearray]  # bytes of a tensor: the first, 
 T = TypeVar("T", bound=np.generic)
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the columns 0 to 7 lie
-_SCALES = {"gptq": "scales", "awq": "scales", "compressed": "weight_scale", "mlx": "scales"}  # what they are called
+# what they are called
+_SCALES = {"gptq": "scales", "awq": "scales", "gemv": "scales", "compressed": "weight_scale", "mlx": "scales"}
+_GEMV_WORDS = {32: 4, 64: 2}  # of zero points, by the size of a group; others: 1
 _PARTS = ("scales", "qzeros", "g_idx", "weight_scale", "weight_zero_point", "weight_g_idx", "biases")
 
 
@@ -61,9 +64,13 @@ class PackedMatrix:
         if self.shape != shape:
             raise ExportError(f"'{self.name}' is {[rows, columns]}; config.json calls for {list(shape)}.")
         group, words = self.scheme.group, -(-rows * self.scheme.bits // 32)
-        groups = 1 if group < 0 else -(-columns // group)
+        groups = self._groups
         scales = [groups, rows] if self._across else [rows, groups]
         zeros = [groups, words] if self._across else [words, groups]
+        if self.scheme.kind == "gemv":
+            words = -(-groups // 8)
+            words += -words % _GEMV_WORDS.get(group, 1)
+            scales, zeros = [rows, words * 8], [rows, words]
         integers = ("I32", "U32")
         expected = {"scales": (FLOATS, scales), "weight_scale": (FLOATS, scales), "biases": (FLOATS, scales),
                     "qzeros": (integers, zeros), "weight_zero_point": (integers, zeros),
@@ -139,6 +146,11 @@ class PackedMatrix:
         return self.scheme.group if self.scheme.group in GROUPS else WHOLE
 
     @property
+    def _groups(self) -> int:
+        """Of a row, in the checkpoint."""
+        return 1 if self.scheme.group < 0 else -(-self.shape[1] // self.scheme.group)
+
+    @property
     def _types(self) -> set[str]:
         """Of scales and minimums."""
         return {self.tensors[part].dtype for part in (_SCALES[self.scheme.kind], "biases") if part in self.tensors}
@@ -178,6 +190,8 @@ class PackedMatrix:
             return self._awq(words, start, stop).T.astype(np.uint16)
         if self.scheme.kind == "gptq":
             return _apart(words, bits)[:, start:stop].T.astype(np.uint16) + np.uint16(self.scheme.less)
+        if self.scheme.kind == "gemv":
+            return _apart(words[start:stop], bits)[:, : self._groups].astype(np.uint16)
         return _apart(words.T, bits)[:, start:stop].T.astype(np.uint16)
 
     def _floats(self, read: Read, part: str, start: int, stop: int) -> F32:
@@ -187,7 +201,8 @@ class PackedMatrix:
             values = to_float32(read(tensor, 0, tensor.length), tensor.dtype).reshape(tensor.shape)[:, start:stop].T
             return np.ascontiguousarray(values)
         size = tensor.length // tensor.shape[0]
-        return to_float32(read(tensor, start * size, (stop - start) * size), tensor.dtype).reshape(stop - start, -1)
+        values = to_float32(read(tensor, start * size, (stop - start) * size), tensor.dtype)
+        return values.reshape(stop - start, -1)[:, : self._groups]
 
     def _order(self, read: Read) -> NDArray[np.int32] | None:
         """The group of each column, where the checkpoint says so. Raises ExportError for a group that there is not."""

@@ -16,7 +16,9 @@ _KEYS = ("quantization_config", "quantization")  # of config.json
 class Scheme:
     """How the matrices of a checkpoint are packed, of which one may be left out."""
 
-    kind: str  # "gptq", "awq", "compressed" or "mlx"; "scaled": of 8 bits each, with scales; "bitsandbytes"; "hqq"
+    # "gptq", "awq", "gemv" (AWQ's, too), "compressed" or "mlx"; "scaled": of 8 bits each, with scales;
+    # "bitsandbytes"; "hqq"
+    kind: str
     bits: int
     group: int  # -1: a scale for a whole row
     less: int = 0  # by how much zero points are stored too small
@@ -25,7 +27,9 @@ class Scheme:
     @property
     def words(self) -> str:
         """What the tensor of integers is called."""
-        return {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed"}.get(self.kind, "weight")
+        return {"gptq": "qweight", "awq": "qweight", "gemv": "qweight", "compressed": "weight_packed"}.get(
+            self.kind, "weight"
+        )
 
 
 def scheme_of(config: Mapping[str, object]) -> Scheme | None:
@@ -42,8 +46,9 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
         _expect("checkpoint_format", form, ("gptq", "gptq_v2"))
         return _scheme("gptq", bits, group, (2, 3, 4, 8), less=int(form == "gptq"))
     if method == "awq":
-        _expect("version", str(said.get("version", "gemm")).lower(), ("gemm",))
-        return _scheme("awq", bits, group, (4,))
+        version = str(said.get("version", "gemm")).lower()
+        _expect("version", version, ("gemm", "gemv"))
+        return _scheme("awq" if version == "gemm" else "gemv", bits, group, (4,))
     if method == "compressed-tensors":
         return _compressed(said)
     if method == "bitsandbytes":

@@ -60,10 +60,11 @@ def mlx(bits: int = 4, group: int = 32) -> Format:
 
 
 AWQ = Format(kind="awq", config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
+GEMV = Format(kind="gemv", config={**AWQ.config, "version": "gemv"})
 FORMATS = {
     "gptq": gptq(), "gptq, symmetric": gptq(symmetric=True), "gptq_v2": gptq(form="gptq_v2"), "gptq, 2 bits": gptq(2),
     "gptq, 3 bits": gptq(3), "gptq_v2, 3 bits": gptq(3, form="gptq_v2"), "gptq, 8 bits": gptq(8, symmetric=True),
-    "gptq, whole rows": gptq(group=-1), "awq": AWQ,
+    "gptq, whole rows": gptq(group=-1), "awq": AWQ, "awq, gemv": GEMV,
     "compressed": compressed(), "compressed, zero points": compressed(symmetric=False),
     "compressed, 8 bits": compressed(8), "compressed, whole rows": compressed(group=-1),
     "mlx": mlx(), "mlx, 8 bits": mlx(8), "mlx, 2 bits": mlx(2, 16),
@@ -102,6 +103,9 @@ def quantized(form: Format, random: np.random.Generator, rows: int, columns: int
                 "g_idx": column.astype(np.int32)}, floats  # fmt: skip
     if form.kind == "awq":
         return {"qweight": words(q.T, 4, AWQ_ORDER), "qzeros": words(zero.T, 4, AWQ_ORDER), "scales": scale.T}, floats
+    if form.kind == "gemv":  # of groups of 32, words of zero points come in fours
+        more = [(0, 0), (0, -groups % 32)]
+        return {"qweight": words(q, 4), "qzeros": words(np.pad(zero, more), 4), "scales": np.pad(scale, more)}, floats
     if form.kind == "compressed":
         zeros = {} if form.symmetric else {"weight_zero_point": words(zero.T, form.bits).T}
         return {"weight_packed": words(q, form.bits), "weight_scale": scale, **zeros}, floats
@@ -233,7 +237,7 @@ def test_columns_in_another_order_are_refused_but_can_be_rounded(tmp_path: Path)
     ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "with bits 5 in config.json; expected 2 or 3 or 4 or 8"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "in groups of 48; expected"),
     ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "with .* 'marlin'"),
-    ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version 'gemv'"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "'gemv_fast'"),
     ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "or none; expected one"),
     ({"quant_method": "aqlm"}, "already quantized"),
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
