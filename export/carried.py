@@ -9,7 +9,7 @@ import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.decoder import Linear
-from embedllm.export.methods import METHODS
+from embedllm.export.methods import asked_of
 from embedllm.export.origin import Source, places, stretches
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing
 
@@ -63,13 +63,9 @@ def check_carried(held: Mapping[str, Packing], recipe: Recipe, options: Mapping[
     """
     if not held:
         return
-    asked = [name for name, value in options.items() if value not in (None, False)]
-    if METHODS[recipe.method].reads:
-        asked.append(f"the method '{recipe.method}'")
-    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
-    if asked:
+    if asked := asked_of(recipe, options):
         raise ExportError(
-            f"the model's weights are quantized already and are stored as they are, which {asked[0]} would change. "
+            f"the model's weights are quantized already and are stored as they are, which {asked} would change. "
             "Leave it out, or give the bits that the weights are to be rounded to once more, such as --bits 4."
         )
 

@@ -11,7 +11,7 @@ from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
 from embedllm.export.fallback import offer
 from embedllm.export.gguf import GgufSource
-from embedllm.export.methods import METHODS
+from embedllm.export.methods import asked_of
 from embedllm.export.plan import Recipe
 from embedllm.export.sentence_folder import read_sentence_folder
 from embedllm.export.sources import Checkpoint
@@ -58,12 +58,8 @@ def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object
     """
     if decoder.encoder is None:
         return
-    asked = [name for name, value in options.items() if value not in (None, False)]
-    if METHODS[recipe.method].reads:
-        asked.append(f"the method '{recipe.method}'")
-    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
-    if asked:
+    if asked := asked_of(recipe, options):
         raise ExportError(
             f"'{decoder.model_type}' is exported as a model that embeds or scores texts, for which there is no "
-            f"{asked[0]}; leave it out."
+            f"{asked}; leave it out."
         )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from embedllm.export.gguf_names import Place, places, without_additions
 from embedllm.export.gguf_rope import ROTATIONS
 from embedllm.export.gguf_texts import write_texts
 from embedllm.export.gguf_types import READ, TYPES, floats, packed, packing_of
-from embedllm.export.hf import read_whole, reading
 from embedllm.export.hub import Location
+from embedllm.export.open_files import OpenFiles
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
@@ -42,8 +41,7 @@ class GgufSource:
         self.config, self._family = config_of(self._model)
         self.folders: tuple[str, ...] = ()  # of sentence-transformers: there are none
         self._places: Mapping[str, Place] = {}
-        self._files: dict[Path, BinaryIO] = {}
-        self._lock = threading.Lock()
+        self._files = OpenFiles()
         self._texts = tempfile.TemporaryDirectory(prefix="embedllm-gguf-")
         self.folder = Path(self._texts.name)
         try:
@@ -135,20 +133,10 @@ class GgufSource:
 
     def _read(self, tensor: Placed, start: int, count: int) -> bytearray:
         """Bytes of a tensor."""
-        raw = bytearray(count)
-        with self._lock, reading(tensor.file):
-            file = self._files.get(tensor.file)
-            if file is None:
-                file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
-            file.seek(tensor.offset + start)
-            read_whole(file, raw, tensor.file)
-        return raw
+        return self._files.read(tensor.file, tensor.offset + start, count)
 
     def close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+        self._files.close()
         self._texts.cleanup()
 
 

@@ -10,7 +10,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
 from embedllm.export.gguf_file import shortest
 from embedllm.export.gguf_types import TYPES, floats
-from embedllm.export.hf import reading
+from embedllm.export.open_files import reading
 
 if TYPE_CHECKING:
     from embedllm.export.gguf_model import GgufModel

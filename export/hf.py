@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.expert_tensors import find_experts
 from embedllm.export.hub import Location
+from embedllm.export.open_files import OpenFiles
 from embedllm.export.packed_schemes import scheme_of, without_scheme
 from embedllm.export.quantized import QuantizedMatrix, find_quantized
 from embedllm.tensor_floats import FLOATS, to_float32
@@ -40,7 +39,7 @@ class HuggingFaceSource:
         self.config = config if self._scheme is None else without_scheme(config)
         self.folders: tuple[str, ...] = ()  # of more tensors, in a model.safetensors of their own
         self._location = location
-        self._files: dict[Path, BinaryIO] = {}
+        self._files = OpenFiles()
         self._lock = threading.Lock()
         self._packings: dict[str, Packing] = {}
         self._kept: dict[tuple[Path, int], bytearray] = {}  # whole tensors that pieces of several rows are read from
@@ -148,29 +147,10 @@ class HuggingFaceSource:
 
     def _read(self, tensor: Tensor, start: int, count: int) -> bytearray:
         """Bytes of a tensor."""
-        raw = bytearray(count)
-        with self._lock, reading(tensor.file):
-            file = self._files.get(tensor.file)
-            if file is None:
-                file = self._files[tensor.file] = tensor.file.open("rb", buffering=0)
-            file.seek(tensor.offset + start)
-            read_whole(file, raw, tensor.file)
-        return raw
+        return self._files.read(tensor.file, tensor.offset + start, count)
 
     def close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turns what the system says into an ExportError that names the source's file."""
-    try:
-        yield
-    except OSError as error:
-        raise ExportError(f"cannot read '{path}': {error.strerror or error}.") from error
+        self._files.close()
 
 
 def read_json(path: Path, what: str) -> dict[str, object]:
@@ -216,13 +196,3 @@ def _weight_files(folder: Path) -> list[str] | None:
         if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
             raise ExportError(f"'{index}' names the shard {name!r}; expected a plain file name.")
     return sorted(set(weight_map.values()))
-
-
-def read_whole(file: BinaryIO, into: bytearray, path: Path) -> None:
-    """Fills `into` from an unbuffered file. Raises ExportError where it ends too early."""
-    view = memoryview(into)
-    while view:
-        count = file.readinto(view)  # type: ignore[attr-defined]  # FileIO has it, BinaryIO does not say so
-        if not count:
-            raise ExportError(f"'{path}' ended while it was read; was it changed during the export?")
-        view = view[count:]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
 from embedllm.export.decoder import Decoder
+
+if TYPE_CHECKING:
+    from embedllm.export.plan import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +86,15 @@ def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text
 
 def _is_apart(decoder: Decoder) -> bool:
     return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)
+
+
+def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:
+    """What is asked for beyond rounding to a number of bits, the first of it in words; empty when nothing is.
+
+    options: of convert(), by their names; those that are None or False are not asked for.
+    """
+    asked = [name for name, value in options.items() if value not in (None, False)]
+    if METHODS[recipe.method].reads:
+        asked.append(f"the method '{recipe.method}'")
+    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
+    return asked[0] if asked else ""

@@ -10,7 +10,8 @@ from pathlib import Path
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
 from embedllm.export.decoder import Encoder, Linear, NamedPrompt, Step
-from embedllm.export.hf import read_json, reading
+from embedllm.export.hf import read_json
+from embedllm.export.open_files import reading
 
 MODULES = "modules.json"
 _POOLINGS = {

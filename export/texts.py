@@ -12,8 +12,9 @@ from embedllm import __version__
 from embedllm.errors import ExportError
 from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
-from embedllm.export.hf import read_json, reading
+from embedllm.export.hf import read_json
 from embedllm.export.hub import MORE_TEMPLATES, TEXTS, Location
+from embedllm.export.open_files import reading
 from embedllm.export.openvino_tokenizer import LINK
 from embedllm.export.plan import Recipe
 from embedllm.export.quantize import Packing
