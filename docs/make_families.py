@@ -35,12 +35,12 @@ What families have beyond a plain Llama, and what that costs:
   ([concepts](concepts.md#windows)); elsewhere that of all tokens is kept.
 - An expert of a mixture computes only the tokens that chose it, by standard operators: no provider's own mixture
   operator is used. QMoE of ONNX Runtime 1.31 wants the weights of all experts in one tensor, and on the CPU float32
-  scales for float32 activations; in a folder the float16 scales of each expert lie behind its weights, so that it would
-  take a second copy of both. One thread, 64 experts of which 8 are used (`python tests/benchmarks/bench_qmoe.py`, a busy machine):
-  for a token our whole layer took 7.7 ms, 5.7 with 8 experts only, QMoE alone 2.9, or 1.1 with 8-bit activations; for 128
-  tokens ours 19 ms, QMoE alone 155 and 81. DirectML and the NPU refuse mixtures, `--method gptq` and the others that read a text do,
-  and adapters have to be merged. OpenVINO takes minutes to compile a mixture of hundreds of experts
-  ([openvino.md](openvino.md)).
+  scales for float32 activations; in a folder the float16 scales of each expert lie behind its weights, so that it
+  would take a second copy of both. One thread, 64 experts of which 8 are used (`python
+  tests/benchmarks/bench_qmoe.py`, a busy machine): for a token our whole layer took 7.7 ms, 5.7 with 8 experts only,
+  QMoE alone 2.9, or 1.1 with 8-bit activations; for 128 tokens ours 19 ms, QMoE alone 155 and 81. DirectML and the
+  NPU refuse mixtures, `--method gptq` and the others that read a text do, and adapters have to be merged. OpenVINO
+  takes minutes to compile a mixture of hundreds of experts ([openvino.md](openvino.md)).
 - Layers that read the keys and values of earlier ones (Gemma 4) keep none of their own; with `kv="int8"` the processor
   copies them at each step. What layers are told of each token by a table of its own is looked up, like an embedding.
   Several streams (Gemma 3n) multiply what is kept of a token between
