@@ -28,14 +28,14 @@ def find_package(
 
     Raises ValueError for a revision of a folder; HubError, ExportError, PackageError.
     """
+    told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
     name = hub_name(path)
     if name is None:
         if revision is not None:
             raise ValueError(f"revision is {revision!r} and '{os.fspath(path)}' no model of the hub; leave it out.")
-        return package_folder(path, cast("Callable[[Progress], None] | None", on_progress))
+        return package_folder(path, told)
     from embedllm.hub_models import fetch_model
 
-    told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
     return fetch_model(name, revision=revision, token=token, local_files_only=local_files_only, on_progress=told)
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embedllm.errors import PackageError
-from embedllm.export.dialects import TRACED
 from embedllm.export.traced import Names
-from embedllm.foreign import Foreign, Reading
-from embedllm.foreign_onnx import DEVICES, describe, found_names, weights_of
+from embedllm.foreign import Reading
+from embedllm.foreign_onnx import reading_of
 from embedllm.foreign_texts import Texts, whole
 from embedllm.manifest_values import plain_name
-from embedllm.onnx_outline import read_outline
 from embedllm.tokenizer_config import JSON, read_json_object
 
 CONFIG = "genai_config.json"
@@ -35,21 +33,10 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     if chosen is not None and chosen != path:
         return None
     texts, named = Texts(root), _names(decoder, config)
-    outline = read_outline(path)
-    names = found_names(outline, named, path)
     context = texts.context(stated=model.get("context_length"))
     kv = whole(decoder.get("num_key_value_heads")), whole(decoder.get("head_size"))
-    described, activations = describe(outline, names, path, texts, context=context, kv=kv)
-    return Reading(
-        root=root,
-        graph=path,
-        weights=weights_of(outline, path),
-        dialect=TRACED.name,
-        activations=activations,
-        described=described,
-        stop_tokens=texts.stop_tokens(described.vocabulary, stated=model.get("eos_token_id")),
-        foreign=Foreign(maker=_MAKER, names=names, devices=DEVICES, weights=path.name),
-    )
+    eos = model.get("eos_token_id")
+    return reading_of(path, texts, named, root=root, maker=_MAKER, context=context, kv=kv, eos=eos)
 
 
 def graph_named(config: Path) -> str:

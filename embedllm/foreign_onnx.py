@@ -37,9 +37,30 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     if path is None:
         return None
     texts = Texts(root)
+    passed_over = tuple(one.relative_to(root).as_posix() for one in found if one != path)
+    return reading_of(path, texts, Names(), root=root, maker="transformers.js or optimum", context=texts.context(),
+                      kv=texts.kv, passed_over=passed_over)  # fmt: skip
+
+
+def reading_of(
+    path: Path,
+    texts: Texts,
+    named: Names,
+    *,
+    root: Path,
+    maker: str,
+    context: int,
+    kv: tuple[int | None, int | None],
+    eos: object = None,
+    passed_over: tuple[str, ...] = (),
+) -> Reading:
+    """A folder whose graph is known. named, kv, eos: what it says of names, of KV heads and their size, and of the end.
+
+    Raises PackageError for a graph that cannot be run here.
+    """
     outline = read_outline(path)
-    names = found_names(outline, Names(), path)
-    described, activations = describe(outline, names, path, texts, context=texts.context(), kv=texts.kv)
+    names = found_names(outline, named, path)
+    described, activations = describe(outline, names, path, texts, context=context, kv=kv)
     return Reading(
         root=root,
         graph=path,
@@ -47,15 +68,10 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         dialect=TRACED.name,
         activations=activations,
         described=described,
-        stop_tokens=texts.stop_tokens(described.vocabulary),
-        foreign=Foreign(
-            maker="transformers.js or optimum",
-            names=names,
-            devices=DEVICES,
-            weights=path.relative_to(root).as_posix(),
-            passed_over=tuple(one.relative_to(root).as_posix() for one in found if one != path),
-        ),
-    )
+        stop_tokens=texts.stop_tokens(described.vocabulary, stated=eos),
+        foreign=Foreign(maker=maker, names=names, devices=DEVICES, weights=path.relative_to(root).as_posix(),
+                        passed_over=passed_over),
+    )  # fmt: skip
 
 
 def _graphs(root: Path) -> list[Path]:

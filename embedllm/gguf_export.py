@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     OnProgress = Callable[[Progress], None]
 
 SUFFIX = ".gguf"
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # ends the name of one in parts
 _DIGEST = re.compile("[0-9a-f]{64}")
 _BLOCK = 1 << 22  # bytes that are hashed at a time
 
@@ -26,6 +26,11 @@ _BLOCK = 1 << 22  # bytes that are hashed at a time
 def is_gguf(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a GGUF file, there or not."""
     return os.fspath(path).lower().endswith(SUFFIX) and not os.path.isdir(path)  # noqa: PTH112  # is_dir raises
+
+
+def model_name(file: PurePath) -> str:
+    """Of the model that a GGUF file holds, or is a part of."""
+    return _PART.sub("", file.stem)
 
 
 def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> Path:
@@ -51,7 +56,7 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
 
         convert(files[0], out, on_progress=on_progress or (lambda _: None))
 
-    return cached_export(_PART.sub("", first.stem), {"gguf": digest, "recipe": "default"}, make)
+    return cached_export(model_name(first), {"gguf": digest, "recipe": "default"}, make)
 
 
 def _digest(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import DeviceUnavailable, HubError
 from embedllm.export_cache import cached_export, exports_folder, find_export
+from embedllm.gguf_export import model_name
 from embedllm.hub import Repository, cache_folder, check_space, open_repository
 from embedllm.hub_choice import GENAI, Choice, choose
 from embedllm.hub_name import HubName
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from embedllm.export.progress import Progress
 
     OnProgress = Callable[[Progress], None]
-
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of the name of a GGUF in parts
 
 
 def fetch_model(
@@ -130,7 +128,7 @@ def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnPr
         convert(repository.fetch(files, on_progress) / files[0], out, on_progress=on_progress)
 
     _, key = _kept_as(repository)
-    return cached_export(_PART.sub("", PurePosixPath(files[0]).stem), {**key, "file": files[0]}, make)
+    return cached_export(model_name(PurePosixPath(files[0])), {**key, "file": files[0]}, make)
 
 
 def _check_room(repository: Repository, names: Sequence[str], exported: int) -> None:

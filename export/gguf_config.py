@@ -5,7 +5,6 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what llam
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
 from embedllm.export.gguf_rope import rope_scaling
+from embedllm.export.nearest import nearest
 
 if TYPE_CHECKING:
     from embedllm.export.gguf_model import GgufModel
@@ -80,11 +80,9 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
         raise ExportError(f"'{model.path}' does not say what model it is ('general.architecture'); expected a name.")
     family = FAMILIES.get(name)
     if family is None:
-        near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
-        hint = f" The nearest is '{near[0]}'." if near else ""
         raise UnsupportedModel(
             f"'{model.path}' is a model of the architecture '{name}', which is not read from GGUF. "
-            f"Known: {', '.join(FAMILIES)}.{hint} Try the checkpoint that it was made from.",
+            f"Known: {', '.join(FAMILIES)}.{nearest(name, FAMILIES)} Try the checkpoint that it was made from.",
             model_type=name,
         )
     prefix = f"{name}."

@@ -6,13 +6,13 @@ meant where the file says nothing.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf_splits import SPLITS, Splits
+from embedllm.export.nearest import nearest
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\u2581"  # in SentencePiece's tokens
@@ -116,12 +116,11 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
 def _splits(vocabulary: Vocabulary) -> Splits:
     name = vocabulary.values.get("pre")
     if not isinstance(name, str) or name not in SPLITS:
-        near = difflib.get_close_matches(str(name), SPLITS, n=1, cutoff=0.5)
-        hint = f" The nearest is '{near[0]}'." if near else ""
         said = "does not say how texts are cut" if name is None else f"cuts texts by the rules '{name}'"
         raise ExportError(
             f"'{vocabulary.place}' {said} ('{_PREFIX}pre'), which is not known here and is not guessed; known: "
-            f"{', '.join(SPLITS)}.{hint} Take a newer file of the model, or the checkpoint that it was made from."
+            f"{', '.join(SPLITS)}.{nearest(str(name), SPLITS)} Take a newer file of the model, or the checkpoint that "
+            "it was made from."
         )
     return SPLITS[name]
 

@@ -183,8 +183,7 @@ class PackedMatrix:
         tensor = self.tensors.get("weight_zero_point" if self.scheme.kind == "compressed" else "qzeros")
         bits = self.scheme.bits
         if tensor is None:
-            groups = self.tensors[_SCALES[self.scheme.kind]].shape[0 if self._across else 1]
-            return np.full((stop - start, groups), 1 << bits - 1, np.uint16)
+            return np.full((stop - start, self._groups), 1 << bits - 1, np.uint16)
         words = _words(read, tensor)
         if self.scheme.kind == "awq":
             return self._awq(words, start, stop).T.astype(np.uint16)
@@ -210,9 +209,9 @@ class PackedMatrix:
         if tensor is None:
             return None
         order = np.frombuffer(read(tensor, 0, tensor.length), "<i4")
-        groups = self.tensors[_SCALES[self.scheme.kind]].shape[0 if self._across else 1]
-        if order.min(initial=0) < 0 or order.max(initial=0) >= groups:
-            raise ExportError(f"a column of '{self.name}' is of the group {order.max()}; expected 0 to {groups - 1}.")
+        last = self._groups - 1
+        if order.min(initial=0) < 0 or order.max(initial=0) > last:
+            raise ExportError(f"a column of '{self.name}' is of the group {order.max()}; expected 0 to {last}.")
         return order
 
 

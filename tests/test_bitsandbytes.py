@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +12,15 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from embedllm.backends.reference import ReferenceEngine
-from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.bitsandbytes import CodedMatrix
-from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
 from embedllm.export.quantize import Packing, dequantize
 from embedllm.package import open_package
 from embedllm.tensorfile import Tensor
+from tests.quantized_folders import NAME, check_refused, opened
 from tests.tiny import tiny_checkpoint
 
 Tensors = dict[str, np.ndarray]
-NAME = "model.layers.1.mlp.down_proj"  # [64, 96]
 # a sign and 3 bits, in the order of their codes: 0, 1/16 of 1, 8, 12, 4, 6, 2 and 3 twelfths
 FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(12)
 NF4 = np.array([-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.07958030,
@@ -88,7 +84,7 @@ def checkpoint(folder: Path, kind: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_matrix_is_what_its_formula_says(kind: str, tmp_path: Path) -> None:
     floats = checkpoint(tmp_path / "c", kind)
-    source = HuggingFaceSource(locate(tmp_path / "c", None))
+    source = opened(tmp_path / "c")
     for matrix in (f"{NAME}.weight", "model.layers.0.self_attn.k_proj.weight"):
         expected = floats[matrix]
         source.check(matrix, expected.shape)
@@ -103,7 +99,7 @@ def test_a_matrix_is_what_its_formula_says(kind: str, tmp_path: Path) -> None:
 
 def test_rows_of_integers_are_carried_over(tmp_path: Path) -> None:
     floats = checkpoint(tmp_path / "c", "int8")
-    source = HuggingFaceSource(locate(tmp_path / "c", None))
+    source = opened(tmp_path / "c")
     for start, stop in ((0, 64), (3, 21)):
         rows, packing = source.rows(f"{NAME}.weight", start, stop), source.packing(f"{NAME}.weight")
         assert packing is not None
@@ -145,44 +141,29 @@ def test_blocks_run_on_from_row_to_row(kind: str, rows: int, columns: int, block
     np.testing.assert_array_equal(found, floats[start:])
 
 
-def without(part: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        del tensors[f"{NAME}.{part}"]
-
-    return change
-
-
-def exchanged(part: str, value: np.ndarray) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        tensors[f"{NAME}.{part}"] = value
-
-    return change
-
-
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
-@pytest.mark.parametrize(("kind", "change", "message"), [
-    ("nf4", without("weight.absmax"), r"no '.*down_proj\.weight\.absmax'"),
-    ("nf4", without(STATE), r"no '.*weight\.quant_state\.bitsandbytes__nf4' \(or fp4\)"),
-    ("nf4", exchanged(STATE, np.frombuffer(b'{"shape": [64]}', np.uint8)), "quant_state' is not understood"),
-    ("nf4", exchanged(STATE, np.frombuffer(b'{"shape": [64, 96], "blocksize": 0}', np.uint8)), "numbers above 0"),
-    ("nf4, nested", exchanged(STATE, np.frombuffer(b'{"shape": [64, 96], "blocksize": 64, "nested_blocksize": 16, '
-                                                   b'"nested_offset": 1e999}', np.uint8)), "offset of float32"),
-    ("int8", exchanged("weight", np.zeros((64, 96), np.float16)), r"is F16 \[64, 96\]; expected rows and columns of"),
-    ("nf4", exchanged("weight", np.zeros((5, 1), np.uint8)), r"has 5 bytes; \[64, 96\] of 4 bits take 3072"),
-    ("nf4, nested", exchanged("weight.nested_absmax", np.zeros(2, np.float32)), r"is F32 \[2\]; expected F32 \[6\]"),
-    ("nf4", exchanged("weight.absmax", np.full(96, np.nan, np.float32)), "not finite"),
-    ("int8", exchanged("weight_format", np.ones((), np.uint8)), "in an order of its own"),
-    ("int8", exchanged("SCB", np.zeros(63, np.float32)), r"is F32 \[63\]; expected"),
+def stated(words: bytes) -> np.ndarray:
+    return np.frombuffer(words, np.uint8)
+
+
+@pytest.mark.parametrize(("kind", "part", "value", "message"), [
+    ("nf4", "weight.absmax", None, r"no '.*down_proj\.weight\.absmax'"),
+    ("nf4", STATE, None, r"no '.*weight\.quant_state\.bitsandbytes__nf4' \(or fp4\)"),
+    ("nf4", STATE, stated(b'{"shape": [64]}'), "quant_state' is not understood"),
+    ("nf4", STATE, stated(b'{"shape": [64, 96], "blocksize": 0}'), "numbers above 0"),
+    ("nf4, nested", STATE, stated(b'{"shape": [64, 96], "blocksize": 64, "nested_blocksize": 16, '
+                                  b'"nested_offset": 1e999}'), "offset of float32"),
+    ("int8", "weight", np.zeros((64, 96), np.float16), r"is F16 \[64, 96\]; expected rows and columns of"),
+    ("nf4", "weight", np.zeros((5, 1), np.uint8), r"has 5 bytes; \[64, 96\] of 4 bits take 3072"),
+    ("nf4, nested", "weight.nested_absmax", np.zeros(2, np.float32), r"is F32 \[2\]; expected F32 \[6\]"),
+    ("nf4", "weight.absmax", np.full(96, np.nan, np.float32), "not finite"),
+    ("int8", "weight_format", np.ones((), np.uint8), "in an order of its own"),
+    ("int8", "SCB", np.zeros(63, np.float32), r"is F32 \[63\]; expected"),
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(
-    kind: str, change: Callable[[Tensors], None], message: str, tmp_path: Path
+    kind: str, part: str, value: np.ndarray | None, message: str, tmp_path: Path
 ) -> None:
     checkpoint(tmp_path / "c", kind)
-    tensors = load_file(tmp_path / "c" / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "c" / "model.safetensors")
-    with pytest.raises(ExportError, match=message):
-        convert(tmp_path / "c", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    check_refused(tmp_path / "c", part, value, message)

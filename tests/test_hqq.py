@@ -9,16 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from embedllm.backends.reference import ReferenceEngine
-from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
-from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
 from embedllm.export.quantize import dequantize
 from embedllm.package import open_package
+from tests.quantized_folders import NAME, check_refused, opened
 from tests.tiny import tiny_checkpoint
 
 Tensors = dict[str, np.ndarray]
-NAME = "model.layers.1.mlp.down_proj"  # [64, 96]
 FORMS = {"4 bits": (4, 32, 1), "2 bits": (2, 16, 1), "8 bits": (8, 32, 1), "1 bit": (1, 32, 1), "axis 0": (4, 64, 0)}
 
 
@@ -64,7 +61,7 @@ def checkpoint(folder: Path, form: str) -> Tensors:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_matrix_is_what_its_formula_says(form: str, tmp_path: Path) -> None:
     floats = checkpoint(tmp_path / "c", form)
-    source = HuggingFaceSource(locate(tmp_path / "c", None))
+    source = opened(tmp_path / "c")
     for matrix in (f"{NAME}.weight", "model.layers.0.self_attn.k_proj.weight"):
         expected = floats[matrix]
         source.check(matrix, expected.shape)
@@ -104,11 +101,4 @@ def test_a_model_is_carried_over(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(part: str, value: np.ndarray | None, message: str, tmp_path: Path) -> None:
     checkpoint(tmp_path / "c", "4 bits")
-    tensors = load_file(tmp_path / "c" / "model.safetensors")
-    del tensors[f"{NAME}.{part}"]
-    if value is not None:
-        tensors[f"{NAME}.{part}"] = value
-    save_file(tensors, tmp_path / "c" / "model.safetensors")
-    with pytest.raises(ExportError, match=message):
-        convert(tmp_path / "c", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    check_refused(tmp_path / "c", part, value, message)

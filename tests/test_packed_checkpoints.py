@@ -15,14 +15,12 @@ from safetensors.numpy import load_file, save_file
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
-from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
 from embedllm.export.quantize import Packing, dequantize
 from embedllm.package import open_package
+from tests.quantized_folders import NAME, check_refused, opened
 from tests.tiny import tiny_checkpoint
 
 Tensors = dict[str, np.ndarray]
-NAME = "model.layers.1.mlp.down_proj"  # [64, 96]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each nibble of a word
 
 
@@ -130,10 +128,6 @@ def checkpoint(folder: Path, form: Format) -> dict[str, np.ndarray]:
             tensors[name] = values.astype(np.float16)
     save_file(tensors, folder / "model.safetensors")
     return floats
-
-
-def opened(folder: Path) -> HuggingFaceSource:
-    return HuggingFaceSource(locate(folder, None))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -259,11 +253,4 @@ def test_what_is_not_read_is_named(config: dict[str, object], message: str, tmp_
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(part: str, value: np.ndarray | None, message: str, tmp_path: Path) -> None:
     checkpoint(tmp_path / "c", gptq())
-    tensors = load_file(tmp_path / "c" / "model.safetensors")
-    del tensors[f"{NAME}.{part}"]
-    if value is not None:
-        tensors[f"{NAME}.{part}"] = value
-    save_file(tensors, tmp_path / "c" / "model.safetensors")
-    with pytest.raises(ExportError, match=message):
-        convert(tmp_path / "c", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    check_refused(tmp_path / "c", part, value, message)

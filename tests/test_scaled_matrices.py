@@ -15,16 +15,14 @@ from safetensors.numpy import load_file
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
-from embedllm.export.hf import HuggingFaceSource
-from embedllm.export.hub import locate
 from embedllm.export.quantize import Packing, dequantize
 from embedllm.export.scaled_matrices import ScaledMatrix
 from embedllm.package import open_package
 from embedllm.tensor_floats import to_float32
 from embedllm.tensorfile import Tensor
+from tests.quantized_folders import NAME, opened
 from tests.tiny import tiny_checkpoint
 
-NAME = "model.layers.1.mlp.down_proj"  # [64, 96]
 Typed = tuple[str, np.ndarray]  # a tensor's type as safetensors names it, and its bytes or numbers
 
 
@@ -132,10 +130,6 @@ def checkpoint(folder: Path, name: str) -> dict[str, np.ndarray]:
             tensors[tensor] = "F16", values.astype(np.float16)  # which 16 bits hold whole
     write(folder / "model.safetensors", tensors)
     return floats
-
-
-def opened(folder: Path) -> HuggingFaceSource:
-    return HuggingFaceSource(locate(folder, None))
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -5,7 +5,6 @@ The first line of a file says which models the family stands for and, behind a c
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from dataclasses import replace
@@ -13,6 +12,7 @@ from dataclasses import replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
+from embedllm.export.nearest import nearest
 
 _SHARED = "common"  # files here whose names begin so are no families
 
@@ -38,10 +38,9 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     model_type = config.text("model_type")
     known = families()
     if model_type not in known:
-        near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.5)
-        hint = f" The nearest is '{near[0]}'." if near else ""
         raise UnsupportedModel(
-            f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{hint}", model_type=model_type
+            f"model_type '{model_type}' is not described here. Known: {', '.join(known)}.{nearest(model_type, known)}",
+            model_type=model_type,
         )
     if config.has("quantization_config") and not _is_mxfp4(config):
         raise UnsupportedModel(

@@ -6,7 +6,6 @@ export/architectures are.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import families as decoder_families
 from embedllm.export.config import Config
 from embedllm.export.decoder import Decoder
+from embedllm.export.nearest import nearest
 from embedllm.export.sentence_folder import SentenceFolder
 
 TASKS = ("chat", "embed", "rerank")  # what a checkpoint can be exported for
@@ -72,11 +72,9 @@ def describe_encoder(
     model_type = str(config.get("model_type"))
     known = families()
     if model_type not in known:
-        near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.5)
-        hint = f" The nearest is '{near[0]}'." if near else ""
         raise UnsupportedModel(
             f"model_type '{model_type}' is not described here as a model that reads whole texts. Known: "
-            f"{', '.join(known)}.{hint}{_CHAT if model_type in decoder_families() else ''}",
+            f"{', '.join(known)}.{nearest(model_type, known)}{_CHAT if model_type in decoder_families() else ''}",
             model_type=model_type,
         )
     if task == "rerank" and not reranks(model_type):
