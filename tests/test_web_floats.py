@@ -13,7 +13,7 @@ from embedllm.export import convert, sources
 from embedllm.export.quantize import Packing, dequantize
 from tests.held import PACKINGS
 from tests.test_carried import HeldSource, some_packed
-from tests.test_web_engine import ATOL, GREEDY, SECONDS, opened, page, reference, some_tokens
+from tests.test_web_engine import ATOL, greedy, opened, page, reference, some_tokens
 from tests.tiny import tiny_checkpoint
 from tests.web.page import Page
 from tests.web.server import ROOT, WebServer
@@ -66,7 +66,7 @@ def test_a_browser_gives_the_tokens_of_the_reference(
     folder = convert(tiny_checkpoint(tmp_path / "checkpoint", "llama"), tmp_path / "package")
     tokens, steps = some_tokens(20, 307), 8
     assert opened(page, web_server, folder, device)["device"] == device
-    found = page.in_worker(GREEDY, {"tokens": tokens, "steps": steps}, patience_s=SECONDS)
+    found, logits = greedy(page, tokens, steps)
     expected, first = reference(folder, tokens, steps)
-    np.testing.assert_allclose(found["first"], first, atol=ATOL, rtol=0)
-    assert found["tokens"] == expected
+    np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
+    assert found == expected

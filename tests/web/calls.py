@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-PATIENCE_S = 60.0  # of what a browser does at once; machines are shared
+PATIENCE_S = 120.0  # of what a browser does at once; machines are shared, and only a test that fails waits so long
 
 
 class BrowserError(Exception):
