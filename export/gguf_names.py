@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, Moe, Norm
-from embedllm.export.gguf_config import Family
+from embedllm.export.gguf_families import Family
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
