@@ -11,6 +11,7 @@ import click
 
 from embedllm.cli_bench_table import show_report
 from embedllm.cli_options import common_options, note
+from embedllm.cli_progress import fetch
 
 if TYPE_CHECKING:
     from embedllm.bench.rounds import Plan
@@ -77,7 +78,7 @@ def bench(
     plot: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure load, prefill, decode and memory of MODEL, a folder or 'demo'.
+    """Measure load, prefill, decode and memory of MODEL: a folder, 'demo', a GGUF file, or a model of the hub.
 
     Each engine is a process of its own; all stay loaded and take turns, case by case, one at a time. Greedy, stop
     tokens and speculation off; random prompts that no cache helps. "of first" is the median of each round's speed over
@@ -91,6 +92,8 @@ def bench(
 
     workload = Workload(prompts=prompts, depths=depths, tokens=tokens, rounds=rounds, concurrency=concurrency,
                         shared_prefix=shared_prefix, structured=structured, cold=cold)  # fmt: skip
+    if not quiet:
+        fetch(model)
     own = own_spec(model, device or "")
     specs = [own, *(against_spec(text, own) for text in against)]
     if plot is not None:

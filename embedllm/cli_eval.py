@@ -13,7 +13,7 @@ import click
 from embedllm import __version__
 from embedllm.cli_inspect import new_console, new_table
 from embedllm.cli_options import common_options, note
-from embedllm.cli_progress import progress_bar
+from embedllm.cli_progress import fetch, progress_bar
 
 if TYPE_CHECKING:
     from embedllm.evaluation import Evaluation, ModelScore
@@ -60,9 +60,9 @@ def evaluate(
 ) -> None:
     """Measure models side by side: perplexity on a text, the distance from a base, tasks done.
 
-    MODEL is a folder, or 'demo'. All are in memory at once. With --against: the Kullback-Leibler divergence of the
-    next token (mean, 95th and 99th percentile over all tokens), how often both find the same token most probable, and
-    the ratio of the perplexities. The base computes exactly where its device can.
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. All are in memory at once. With --against: the
+    Kullback-Leibler divergence of the next token (mean, 95th and 99th percentile over all tokens), how often both find
+    the same token most probable, and the ratio of the perplexities. The base computes exactly where its device can.
     """
     if text is None and tasks is None:
         raise click.UsageError("give --text, --tasks or both.")
@@ -74,6 +74,8 @@ def evaluate(
     from embedllm.backends import select
     from embedllm.evaluation import evaluate as run
 
+    if not quiet:
+        fetch(*models, *([against] if against else []))
     way: bool | Literal["both"] = "both" if exact_too else exact
     names = select.names_in(device or "")
     with progress_bar(is_shown=not quiet) as on_progress:

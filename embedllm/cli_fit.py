@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_json: bool) -> None:
     """Say what a model needs on a device, for one sequence, and what is free there; nothing is loaded.
 
-    MODEL is a folder, or 'demo'. Of a GPU's own memory all of it counts as free.
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub that is in the cache. Of a GPU's own memory all of it
+    counts as free.
     """
     from embedllm.fit import fit as estimate
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from embedllm.finding import find_package
 from embedllm.gguf_export import is_gguf
 from embedllm.hub_name import hub_name
 
@@ -62,6 +63,14 @@ def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
         return
     with progress_bar(is_shown=True) as on_progress:
         yield on_progress
+
+
+def fetch(*models: str) -> None:
+    """Downloads and exports those that are of the hub, or in GGUF, with bars; looks at no folder."""
+    for model in models:
+        with fetching(model) as on_progress:
+            if on_progress is not None:
+                find_package(model, on_progress=on_progress)
 
 
 def _amount(progress: Progress, seconds: float) -> str:

@@ -11,6 +11,7 @@ import click
 
 from embedllm.cli_inspect import new_console, new_table
 from embedllm.cli_options import common_options, note
+from embedllm.cli_progress import fetch
 from embedllm.errors import EmbedError
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def tune(
 ) -> None:
     """Measure devices, threads, spinning and float activations for a model on this machine, and remember what is best.
 
-    MODEL is a folder, or 'demo'. Later loads use it, until the model, a runtime, a driver or the processor changes;
-    EMBEDLLM_TUNED=off does not. Nothing is chosen that rounds more than what is asked for. Run it when the machine is
-    quiet.
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. Later loads use it, until the model, a runtime, a
+    driver or the processor changes; EMBEDLLM_TUNED=off does not. Nothing is chosen that rounds more than what is asked
+    for. Run it when the machine is quiet.
     """
     import embedllm
 
@@ -44,6 +45,7 @@ def tune(
         count = embedllm.forget_tuning(model)
         click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
         return
+    fetch(model)
     _say_if_busy()
     said: set[str] = set()
 

@@ -39,7 +39,7 @@ def tune(
     on_trial: is told what is tried next, in words.
     Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
     """
-    from embedllm.finding import package_folder
+    from embedllm.finding import find_package
     from embedllm.opening import check_kv, in_browser
 
     if in_browser():
@@ -53,7 +53,7 @@ def tune(
 
     names = select.plain(devices) if devices else []
 
-    package, began = open_package(package_folder(path), whole=False), time.monotonic()
+    package, began = open_package(find_package(path), whole=False), time.monotonic()
     found = tuning_devices.Devices(package, exact=exact, kv=kv)
     ready = found.usable([names] if isinstance(names, str) else names)
     trial = Trial(package=package, devices={one.name: one for one in ready}, dialects=found.dialects, exact=exact,
@@ -83,6 +83,6 @@ def tune(
 def forget_tuning(path: str | os.PathLike[str] = "demo") -> int:
     """Removes what tune() has remembered of a model; the number of records. path: as in load()."""
     from embedllm import tuning_record
-    from embedllm.finding import package_folder
+    from embedllm.finding import find_package
 
-    return tuning_record.forget(open_package(package_folder(path), whole=False))
+    return tuning_record.forget(open_package(find_package(path, local_files_only=True), whole=False))

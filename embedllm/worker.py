@@ -18,7 +18,7 @@ from embedllm import finding, opening
 from embedllm.completion import collect
 from embedllm.decode import Cancel, Chunk
 from embedllm.device_report import machine
-from embedllm.package import open_package
+from embedllm.package import Package, open_package
 from embedllm.worker_messages import (
     CANCELLED,
     EXPECTED_ERRORS,
@@ -180,9 +180,9 @@ class Worker:
     def _load(self, call: Call, cancel: Cancel) -> Mapping[str, object]:
         _check_not_cancelled(cancel)
         params = load_params(call.params)
-        _check_files(params)
-        self._close_model()  # two might not fit
         with self._telling_progress(call.id, f"loading '{params.model}'"):
+            _check_files(params, cancel)
+            self._close_model()  # two might not fit
             self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact,
                                        kv=params.kv, draft=params.draft, adapters=params.adapters,
                                        cache_dir=params.cache_dir)  # fmt: skip
@@ -264,11 +264,19 @@ class _LogMessages(logging.Handler):
         self._tell({"method": "log", "params": params})
 
 
-def _check_files(params: LoadParams) -> None:
-    """Raises PackageError for what `load` would stumble over: a slip of the host's costs it no model."""
-    package = open_package(finding.package_folder(params.model), whole=False)
+def _check_files(params: LoadParams, cancel: Cancel) -> None:
+    """Raises what `load` would stumble over: a slip of the host's costs it no model.
+
+    What has to be downloaded or exported first is, until it is cancelled.
+    """
+
+    def opened(path: str) -> Package:
+        found = finding.find_package(path, on_progress=lambda _: _check_not_cancelled(cancel))
+        return open_package(found, whole=False)
+
+    package = opened(params.model)
     if params.draft is not None:
-        open_package(finding.package_folder(params.draft), whole=False)
+        opened(params.draft)
     if params.adapters:
         from embedllm.peft import check_adaptable, read_adapters  # numpy
 

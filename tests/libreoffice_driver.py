@@ -31,7 +31,7 @@ from com.sun.star.task import XInteractionHandler
 from com.sun.star.ucb import XCommandEnvironment
 from com.sun.star.util import URL
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0  # only ever waited for by a test that fails
 
 
 class Office:

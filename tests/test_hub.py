@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 
 import embedllm
+from embedllm.bench.specs import against_spec, own_spec
 from embedllm.cli import cli
 from embedllm.errors import DeviceUnavailable, EmbedError, HubError, PackageError, UnsupportedModel
 from embedllm.export import Progress, convert
@@ -29,6 +30,7 @@ from tests.foreign_folders import stripped, transformers_js
 from tests.hub_server import Hub, Repo, read_folder, serving, use
 from tests.test_import import environment
 from tests.tiny import tiny_checkpoint
+from tests.worker_host import Host
 
 NAME = "org/tiny"
 
@@ -486,6 +488,32 @@ def test_the_command_line_runs_a_model_of_the_hub(with_package: Hub, tmp_path: P
     failed = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=home)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: there is neither a folder 'org/none' here")
+
+
+def test_the_worker_loads_a_model_of_the_hub(
+    with_package: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", with_package.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with Host() as host:
+        assert host.ask("load", 1, model=NAME, device="cpu")["device"]["name"] == "cpu"
+        assert host.told("progress", 1)[0]["text"] == f"loading '{NAME}'"
+        host.send("load", 2, model="org/none")
+        assert "there is neither a folder 'org/none' here" in host.answer(2)["error"]["message"]
+        assert host.ask("generate", 3, prompt="hi", max_tokens=2)["tokens"] == 2  # the model before is still there
+
+
+def test_what_measures_a_model_takes_one_of_the_hub(with_package: Hub, tmp_path: Path) -> None:
+    own = own_spec(NAME, "cpu")
+    assert own.path == str(find_package(NAME))
+    assert against_spec(f"{NAME}@openvino", own).device == "openvino"
+    text = tmp_path / "text.txt"
+    text.write_text("some words and " * 40)
+    command = ["eval", NAME, "--text", str(text), "--tokens", "32", "--window", "16", "--device", "cpu", "--json", "-"]
+    done = CliRunner().invoke(cli, command)
+    assert (done.exit_code, json.loads(done.stdout)["models"][0]["model"]) == (0, NAME)
+    assert embedllm.tune(NAME, devices="cpu", seconds=0.01).device == "cpu"
+    assert embedllm.forget_tuning(NAME) == 1
 
 
 @pytest.mark.parametrize("command", ["inspect", "fit"])

@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "embedllm", "worker")
-_PATIENCE_S = 30.0  # only ever waited for by a test that fails
+_PATIENCE_S = 120.0  # only ever waited for by a test that fails
 
 
 class Host:

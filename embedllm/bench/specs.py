@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedllm.finding import package_folder
+from embedllm.finding import find_package
+from embedllm.hub_name import hub_name
 from embedllm.package import open_package
 
 OURS, GENAI, OPENVINO_GENAI, LLAMA_CPP, TRANSFORMERS = (
@@ -47,7 +48,7 @@ class Spec:
 
 def own_spec(model: str, device: str = "") -> Spec:
     """A package folder in this library. Raises PackageError when it is none."""
-    folder = open_package(package_folder(model), whole=False).folder
+    folder = open_package(find_package(model), whole=False).folder
     return Spec(
         engine=OURS, path=str(folder), device=device, label=f"embedllm {model}" + (f"@{device}" if device else "")
     )
@@ -76,9 +77,9 @@ def _ours(text: str) -> Spec:
     folder, at, device = text.rpartition("@")
     if at and not Path(text).exists():
         return own_spec(folder, device)
-    if text != "demo" and not Path(text).exists():
+    if text != "demo" and not Path(text).exists() and hub_name(text) is None:
         raise ValueError(
             f"--against {text}: there is no such folder, nor an engine of that name; expected a folder written by "
-            f"'embedllm export', FOLDER@DEVICE, or one of {', '.join(PEERS)}."
+            f"'embedllm export', a model of the hub, either with @DEVICE, or one of {', '.join(PEERS)}."
         )
     return own_spec(text)

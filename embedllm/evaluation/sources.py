@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from embedllm.errors import DeviceUnavailable, PackageError
-from embedllm.finding import package_folder
+from embedllm.finding import find_package
 from embedllm.model import Model
 from embedllm.opening import load
 from embedllm.package import Package, open_package
@@ -36,7 +36,7 @@ def described(source: Source) -> tuple[Package, ModelCodec]:
     """What can be known of a model without its weights. Raises PackageError."""
     if isinstance(source, Model):
         return source.package, source.tokenizer
-    package = open_package(package_folder(source), whole=False)
+    package = open_package(find_package(source), whole=False)
     return package, Tokenizer.open(package.folder)
 
 
