@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.gguf_tokenizer import CONTROL, Vocabulary, read_vocabulary, tokenizer_json
+from embedllm.export.gguf_tokenizer import tokenizer_json
+from embedllm.export.gguf_vocabulary import CONTROL, Vocabulary, read_vocabulary
 from embedllm.export.hub import MORE_TEMPLATES
 from embedllm.export.progress import write_json
 from embedllm.text import Tokenizer

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf_splits import SPLITS
-from embedllm.export.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, read_vocabulary, tokenizer_json
+from embedllm.export.gguf_tokenizer import tokenizer_json
+from embedllm.export.gguf_vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, read_vocabulary
 from tests.gguf_files import tokens
 
 DEMO = Path(__file__).parents[1] / "embedllm" / "demo"
