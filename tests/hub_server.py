@@ -92,8 +92,25 @@ def use(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "HF_HUB_OFFLINE": False,
     }.items():
         monkeypatch.setattr(constants, name, value)
+    _forget_sessions()
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: home / "cache")
+
+
+def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if HF_HUB_OFFLINE had been 1 when the client was imported."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    _forget_sessions()
+
+
+def _forget_sessions() -> None:
+    """A client before 1.0 looks whether it is offline when it begins a session, which it keeps."""
+    from huggingface_hub import utils
+
+    if forget := getattr(utils, "reset_sessions", None):
+        forget()
 
 
 class _Handler(BaseHTTPRequestHandler):

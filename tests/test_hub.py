@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
@@ -27,7 +28,7 @@ from embedllm.finding import find_package
 from embedllm.package import MANIFEST, WEIGHTS, open_package
 from tests import test_packed_checkpoints
 from tests.foreign_folders import stripped, transformers_js
-from tests.hub_server import Hub, Repo, read_folder, serving, use
+from tests.hub_server import Hub, Repo, go_offline, read_folder, serving, use
 from tests.test_import import environment
 from tests.tiny import tiny_checkpoint
 from tests.worker_host import Host
@@ -350,6 +351,8 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke_off(
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # what is written at once
     with_package.breaks[WEIGHTS] = [5000]
+    if int(huggingface_hub.__version__.split(".")[0]) == 0:  # such a client leaves that to the next load
+        assert "Connection broken" in refusal()
     folder = find_package(NAME)
     assert with_package.ranges == [f"{WEIGHTS} 5000"]
     assert with_package.sent[WEIGHTS] == (folder / WEIGHTS).stat().st_size
@@ -449,7 +452,7 @@ def test_without_the_hub_what_is_in_the_caches_is_taken(
     hub.asked.clear()
     caplog.set_level(logging.INFO, "embedllm")
     if how == "by the environment":
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        go_offline(monkeypatch)
     hub.is_down = how == "the hub is down"
     if how == "no connection":
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
@@ -463,7 +466,7 @@ def test_without_the_hub_and_a_cache_there_is_nothing(with_package: Hub, monkeyp
         f"there is no folder '{NAME}' here, the hub's model of that name at 'v1' is not in the cache, and nothing is "
     )
     assert refusal(local_files_only=True, revision="v1").startswith(said)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    go_offline(monkeypatch)
     assert "cannot be downloaded from" in refusal()
     assert with_package.asked == []
 
