@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_exits_with_130(endless: str) -> None:
     assert process.stdout is not None
     first = process.stdout.read(1)  # it has begun to reply
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert first
     assert rest.endswith(b"\n")
@@ -209,7 +209,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless: str) -> None:
     assert process.stderr is not None
     process.stdout.read(1)
     process.stdout.close()
-    assert process.wait(timeout=30) == 141
+    assert process.wait(timeout=120) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 

@@ -98,14 +98,14 @@ def test_nothing_is_asked_for_memory_that_is_about_to_be_freed(monkeypatch: pyte
         def madvise(start: int, *_: int) -> None:
             asked.append(start)
             first.set()
-            going_on.wait(10)
+            going_on.wait(120)
 
     monkeypatch.setattr(memory, "_PIECE", 8 * MIB)
     monkeypatch.setattr(memory.ctypes, "CDLL", Library)
     pages = HugePages()
     with pages:
         inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    assert first.wait(10)
+    assert first.wait(120)
     threading.Timer(0.05, going_on.set).start()
     pages.stop()
     assert len(set(asked)) == 1  # of at least three pieces

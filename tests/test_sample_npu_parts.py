@@ -151,7 +151,7 @@ def test_a_timer_tells_when_it_is_over_and_ends_with_the_desktop(tmp_path: Path)
     told: list[str] = []
     tools = Desktop(tmp_path, notify=told.append)
     tools.start_timer(1e-6)
-    tools.timers[0].join(10)
+    tools.timers[0].join(120)
     assert told == ["The timer of 1e-06 minutes is over."]
     tools.start_timer(60)
     assert tools.close() == 1

@@ -11,6 +11,7 @@ import pytest
 from tests.test_web_engine import urls
 from tests.test_web_python import template_engine
 from tests.web.browser import Browser
+from tests.web.calls import LONG_S
 from tests.web.page import Page
 from tests.web.server import WebServer
 from tools import make_web_wheel
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.browser
 
 MakePackage = Callable[..., Path]
 ENGINES = ["javascript", "python"]
-SECONDS = 200  # for what starts Pyodide on a busy machine
 LOAD = """
 const { EmbedLLM } = await import("/src/index.js");
 globalThis.llm?.close();
@@ -108,7 +108,7 @@ def tiny(web_server: WebServer, tiny_package: MakePackage) -> str:
 
 def run(page: Page, body: str, argument: object = None) -> Any:  # noqa: ANN401  # any JSON
     """What the body of an async function returns, on the page."""
-    return page.evaluate(f"async (argument) => {{ {body} }}", argument, patience_s=SECONDS)
+    return page.evaluate(f"async (argument) => {{ {body} }}", argument, patience_s=LONG_S)
 
 
 def refused(page: Page, call: str) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.web.browser import Browser
-from tests.web.chat_page import LOADED_S, packing, serve_sample, until
+from tests.web.calls import LONG_S
+from tests.web.chat_page import packing, serve_sample, until
 from tests.web.server import ROOT, WebServer
 
 pytest_plugins = ["tests.web.fixtures"]
@@ -58,7 +59,7 @@ def test_javascript_examples_run(
     program = examples(page, "js").replace(CDN, npm).replace(MODEL, model)
     (site / "example.js").write_text(program, encoding="utf-8")
     tab = browser.context().page(web_server.serve("/site", site) + "/")
-    tab.evaluate("async () => void await import('./example.js')", patience_s=2 * LOADED_S)
+    tab.evaluate("async () => void await import('./example.js')", patience_s=LONG_S)
     assert "ls" in tab.text("body")
 
 
@@ -69,7 +70,7 @@ def test_pyodide_examples_run(browser: Browser, web_server: WebServer, node_modu
     program = examples("docs/web.md", "py").replace(MODEL, f"{url}models/demo/")
     tab.fill(".cell:nth-child(1) textarea", program)
     tab.press("Shift+Enter", ".cell:nth-child(1) textarea")
-    until(lambda: tab.text("#state") == "Done.", patience_s=2 * LOADED_S)
+    until(lambda: tab.text("#state") == "Done.", patience_s=LONG_S)
     output = tab.text(".cell:nth-child(1) .output")
     assert "Traceback" not in output, output
     assert "du -sh" in output

@@ -17,6 +17,7 @@ from embedllm.export import Recipe
 from embedllm.finding import package_folder
 from embedllm.package import open_package
 from tests.web.browser import Browser
+from tests.web.calls import LONG_S
 from tests.web.page import Page
 from tests.web.server import WebServer
 
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.browser
 MakePackage = Callable[..., Path]
 STEPS = 32
 ATOL = 5e-5  # of logits up to 5: measured 3e-6 on WebAssembly, 6e-6 on WebGPU; the float32 kernels sum in other orders
-SECONDS = 300  # for a step that compiles shaders on a busy machine
 
 LOAD = """
 const { load } = await import("/src/bridge.js");
@@ -83,7 +83,7 @@ def urls(server: WebServer) -> dict[str, str]:
 
 def opened(page: Page, server: WebServer, folder: Path, device: str | list[str]) -> dict[str, Any]:
     url = server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
-    return page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=SECONDS)
+    return page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=LONG_S)
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def page(browser: Browser, web_server: WebServer) -> Page:
 
 def greedy(page: Page, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:
     """As reference, from the browser. Each step is waited for by itself: software takes seconds for one."""
-    row = page.in_worker(STEP, {"tokens": tokens, "all": True}, patience_s=SECONDS)
+    row = page.in_worker(STEP, {"tokens": tokens, "all": True}, patience_s=LONG_S)
     first, found = row["all"], [row["token"]]
     while len(found) < steps:
-        found.append(page.in_worker(STEP, {"tokens": found[-1:]}, patience_s=SECONDS)["token"])
+        found.append(page.in_worker(STEP, {"tokens": found[-1:]}, patience_s=LONG_S)["token"])
     return found, first
 
 
@@ -128,7 +128,7 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     expected, first = reference(folder, tokens, STEPS)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
-    assert page.in_worker("return session.position", patience_s=SECONDS) == 50 + STEPS - 1
+    assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + STEPS - 1
 
 
 @pytest.mark.parametrize(("device", "steps"), [("wasm", 32), ("webgpu-software", 8)])  # the latter: seconds for each
@@ -150,12 +150,12 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     opened(page, web_server, folder, device)
     row: list[float] = []
     for at in range(0, 300, 100):  # the third makes it grow
-        row = page.in_worker(FEED, {"tokens": tokens[at : at + 100]}, patience_s=SECONDS)
+        row = page.in_worker(FEED, {"tokens": tokens[at : at + 100]}, patience_s=LONG_S)
     session = ReferenceEngine(open_package(folder)).open()
     session.feed(tokens[:299])
     expected = session.feed(tokens[299:]).values(range(307))
     np.testing.assert_allclose(row, expected, atol=ATOL, rtol=0)
-    row = page.in_worker(FEED, {"tokens": [5, 6, 7], "rewind": 41}, patience_s=SECONDS)
+    row = page.in_worker(FEED, {"tokens": [5, 6, 7], "rewind": 41}, patience_s=LONG_S)
     session.rewind(41)
     expected = session.feed([5, 6, 7]).values(range(307))
     np.testing.assert_allclose(row, expected, atol=ATOL, rtol=0)
@@ -165,8 +165,8 @@ def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     await other.importState(state, session.position);
     globalThis.session = other;
     """
-    page.in_worker(move, patience_s=SECONDS)
-    row = page.in_worker(FEED, {"tokens": [9]}, patience_s=SECONDS)
+    page.in_worker(move, patience_s=LONG_S)
+    row = page.in_worker(FEED, {"tokens": [9]}, patience_s=LONG_S)
     np.testing.assert_allclose(row, session.feed([9]).values(range(307)), atol=ATOL, rtol=0)
 
 
@@ -188,7 +188,7 @@ def test_a_device_that_was_asked_for_alone_never_falls_back(
     url = web_server.serve("/models/llama", folder) + "/"
     for device, part in (("webgpu", "software"), ("cuda", "no such device")):
         given = {"url": url, "device": device, "urls": urls(web_server)}
-        name, message, tried = page.in_worker(attempt, given, patience_s=SECONDS)
+        name, message, tried = page.in_worker(attempt, given, patience_s=LONG_S)
         assert (name, tried[0][0]) == ("DeviceUnavailable", device)
         assert part in message
 
@@ -228,7 +228,7 @@ def test_a_long_feed_is_stopped_in_the_middle(page: Page, web_server: WebServer)
     session.interrupt(false);
     return { name, position: session.position };
     """
-    assert page.in_worker(stopped, patience_s=SECONDS) == {"name": "Interrupted", "position": 2}
+    assert page.in_worker(stopped, patience_s=LONG_S) == {"name": "Interrupted", "position": 2}
 
 
 def test_a_gpu_that_was_lost_is_said_and_another_load_works(
@@ -248,7 +248,7 @@ def test_a_gpu_that_was_lost_is_said_and_another_load_works(
     loaded.engine.close();
     return { name, message, again };
     """
-    answer = page.in_worker(lose, urls(web_server), patience_s=SECONDS)
+    answer = page.in_worker(lose, urls(web_server), patience_s=LONG_S)
     assert (answer["name"], answer["again"]) == ("DeviceError", "DeviceError")
     assert "the GPU was lost (destroyed)" in answer["message"]
     opened(page, web_server, folder, "webgpu-software")

@@ -14,6 +14,7 @@ from embedllm.finding import package_folder
 from tests.test_web_engine import urls
 from tests.test_web_python import template_engine
 from tests.web.browser import Browser
+from tests.web.calls import LONG_S
 from tests.web.page import Page
 from tests.web.server import WebServer
 from tools import make_web_wheel
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.browser
 
 MakePackage = Callable[..., Path]
 ENGINES = ["javascript", "python"]
-SECONDS = 200  # for what starts Pyodide or compiles shaders on a busy machine
 QUESTION = [{"role": "user", "content": "list all files that were changed today"}]
 POLICY = {  # all that a page needs; docs/web.md
     "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; "
@@ -106,7 +106,7 @@ def tiny(web_server: WebServer, tiny_package: MakePackage) -> str:
 
 def run(page: Page, body: str, argument: object = None) -> Any:  # noqa: ANN401  # any JSON
     """What the body of an async function returns, on the page."""
-    return page.evaluate(f"async (argument) => {{ {body} }}", argument, patience_s=SECONDS)
+    return page.evaluate(f"async (argument) => {{ {body} }}", argument, patience_s=LONG_S)
 
 
 def desktop(folder: Path | str, prompt: object, **options: object) -> embedllm.Completion:
@@ -303,12 +303,12 @@ def test_two_tabs_share_one_download_and_both_answer(
         browser.start("evaluate", page=page.id, code=f"async (argument) => {{ {OPEN} }}", argument=argument)
         for page in pages
     ]
-    assert [future.result(SECONDS)["device"] for future in started] == ["wasm", "wasm"]
+    assert [future.result(LONG_S)["device"] for future in started] == ["wasm", "wasm"]
     assert len(web_server.requests("/models/demo/weights.safetensors")) == 1
     ask = "async (prompt) => (await llm.generate(prompt)).tokens"
     started = [browser.start("evaluate", page=page.id, code=ask, argument=QUESTION) for page in pages]
     expected = list(desktop("demo", QUESTION).tokens)
-    assert [future.result(SECONDS) for future in started] == [expected, expected]
+    assert [future.result(LONG_S) for future in started] == [expected, expected]
     listed = run(pages[0], "return [await EmbedLLM.cache.list({ urls }), await EmbedLLM.cache.usage({ urls })];")
     assert [model["url"] for model in listed[0]] == [demo]
     pages[0].close()

@@ -19,6 +19,7 @@ from tests.test_web_engine import urls
 from tests.test_web_python import is_same, template_engine
 from tests.web import cases
 from tests.web.browser import Browser
+from tests.web.calls import LONG_S
 from tests.web.page import Page
 from tests.web.server import Fault, WebServer
 from tools import make_web_wheel
@@ -26,7 +27,6 @@ from tools import make_web_wheel
 pytest_plugins = ["tests.web.fixtures"]
 pytestmark = pytest.mark.browser
 
-SECONDS = 200  # for what starts Pyodide on a busy machine
 QUESTION = "list all files that were changed today"
 STRICT = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'; worker-src 'self'"
 START = """
@@ -82,13 +82,13 @@ def given(web_server: WebServer, wheels: Path, node_modules: Path, tiny_package:
 def page(browser: Browser, web_server: WebServer, given: dict[str, Any]) -> Page:
     """A page whose worker has Python in it."""
     made = browser.context().page(f"{web_server.url}/tests/blank.html")
-    made.in_worker(START, given, patience_s=SECONDS)
+    made.in_worker(START, given, patience_s=LONG_S)
     return made
 
 
 def run(page: Page, code: str) -> Any:  # noqa: ANN401  # any JSON
     """What a program of Python's gives in the end, as JSON."""
-    return page.in_worker(RUN, code, patience_s=SECONDS)
+    return page.in_worker(RUN, code, patience_s=LONG_S)
 
 
 def test_a_program_gives_what_it_gives_on_the_desktop(page: Page, tiny_package: Callable[..., Path]) -> None:
@@ -256,7 +256,7 @@ f"{len(reply.tokens)} tokens"
         worker.postMessage(argument);
       });
     }"""
-    assert page.evaluate(asked, {**given, "code": code}, patience_s=SECONDS) == "5 tokens"
+    assert page.evaluate(asked, {**given, "code": code}, patience_s=LONG_S) == "5 tokens"
 
 
 def installable(name: str, folder: Path) -> str:
@@ -284,7 +284,7 @@ def test_micropip_installs_it(browser: Browser, web_server: WebServer, given: di
     packages = [*(f"{folder}/{name}" for name in engine), given["archives"][0]]
     page = browser.context().page(f"{web_server.url}/tests/blank.html")
     names = {**given["names"], "packages": packages}
-    page.in_worker(START, {**given, "archives": [f"{folder}/micropip.whl"], "names": names}, patience_s=SECONDS)
+    page.in_worker(START, {**given, "archives": [f"{folder}/micropip.whl"], "names": names}, patience_s=LONG_S)
     found = run(
         page,
         """

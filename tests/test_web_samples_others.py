@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.web.browser import Browser
-from tests.web.chat_page import LOADED_S, SAMPLES, packing, serve_sample, until
+from tests.web.calls import LONG_S
+from tests.web.chat_page import SAMPLES, packing, serve_sample, until
 from tests.web.page import Page
 from tests.web.server import ROOT, WebServer
 
@@ -31,7 +32,7 @@ def test_cells_of_the_notebook_run_in_order(
     page = browser.context().page(serve_sample(web_server, "notebook", modules=node_modules, python=python))
     for cell in (1, 2):
         page.press("Shift+Enter", f".cell:nth-child({cell}) textarea")
-    until(lambda: page.text("#state") == "Done.", patience_s=LOADED_S)
+    until(lambda: page.text("#state") == "Done.", patience_s=LONG_S)
     first, second = page.texts(".output:not([hidden])")
     assert first.strip() == "demo on wasm"
     assert "du -sh" in second
@@ -48,7 +49,7 @@ def test_cells_of_the_notebook_run_in_order(
 
 def summary(page: Page) -> str:
     page.click("#go")
-    until(lambda: page.text("#status").startswith("Done") or page.evaluate(TROUBLE), patience_s=LOADED_S)
+    until(lambda: page.text("#status").startswith("Done") or page.evaluate(TROUBLE), patience_s=LONG_S)
     assert page.text("#status") == "Done, on wasm.", page.text("main")
     return page.text("#summary")
 

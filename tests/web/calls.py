@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 PATIENCE_S = 120.0  # of what a browser does at once; machines are shared, and only a test that fails waits so long
+LONG_S = 600.0  # what starts Pyodide, compiles shaders or computes in software: minutes on a busy machine
 
 
 class BrowserError(Exception):

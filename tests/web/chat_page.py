@@ -10,12 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.web.calls import LONG_S
 from tests.web.page import Context
 from tests.web.server import ROOT, WebServer
 
 SAMPLES = ROOT / "samples" / "web"
-LOADED_S = 120.0  # the model, and Python with it, on a busy machine
-REPLIED_S = 60.0
 
 
 def packing() -> ModuleType:
@@ -65,7 +64,7 @@ class ChatPage:
         self.loaded()
 
     def loaded(self) -> None:
-        self.page.wait_for("#send:enabled", patience_s=LOADED_S)
+        self.page.wait_for("#send:enabled", patience_s=LONG_S)
 
     def send(self, text: str) -> None:
         """Types a message and sends it by Enter."""
@@ -76,7 +75,7 @@ class ChatPage:
         """Sends a message; the last message of the chat when the reply has ended."""
         before = len(self.messages())
         self.send(text)
-        self.page.wait_for(f"#transcript > li:nth-child({before + 2}) .facts", patience_s=REPLIED_S)
+        self.page.wait_for(f"#transcript > li:nth-child({before + 2}) .facts", patience_s=LONG_S)
         self.loaded()
         return self.messages()[-1]
 
@@ -85,11 +84,11 @@ class ChatPage:
 
     def trouble(self) -> str:
         """Waits for the box that says what went wrong; its heading."""
-        self.page.wait_for("#trouble", patience_s=LOADED_S)
+        self.page.wait_for("#trouble", patience_s=LONG_S)
         return self.page.text("#trouble-heading")
 
 
-def until(look: Callable[[], Any], *, patience_s: float = REPLIED_S) -> Any:  # noqa: ANN401  # what `look` gives
+def until(look: Callable[[], Any], *, patience_s: float = LONG_S) -> Any:  # noqa: ANN401  # what `look` gives
     """What `look` gives when that is something; the samples' policy allows no polling inside the page."""
     end = time.monotonic() + patience_s
     while not (found := look()):
