@@ -1,13 +1,15 @@
-"""The tokenizer.json that a GGUF file's vocabulary amounts to: byte-level BPE, or SentencePiece's BPE."""
+"""The tokenizer.json that a GGUF file's vocabulary amounts to; here byte-level BPE and SentencePiece's BPE."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf_splits import SPLITS, Splits
 from embedllm.export.gguf_tokenizer_parts import around, whole_json
+from embedllm.export.gguf_unigram import unigram
 from embedllm.export.gguf_vocabulary import NORMAL, PREFIX, UNKNOWN, UNUSED, Vocabulary
+from embedllm.export.gguf_wordpiece import word_piece
 from embedllm.export.nearest import nearest
 
 _SPACE = "\u2581"  # in SentencePiece's tokens
@@ -15,14 +17,13 @@ _SPACE = "\u2581"  # in SentencePiece's tokens
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
     """Raises ExportError for a kind, or a way of cutting texts, that is not known here: none is ever guessed."""
-    if vocabulary.kind == "gpt2":
-        return _byte_level(vocabulary)
-    if vocabulary.kind == "llama":
-        return _sentencepiece(vocabulary)
-    raise ExportError(
-        f"'{vocabulary.place}' has a tokenizer of the kind '{vocabulary.kind}', which is not read; known: gpt2, llama. "
-        "Try the checkpoint that the file was made from."
-    )
+    make = _KINDS.get(vocabulary.kind)
+    if make is None:
+        raise ExportError(
+            f"'{vocabulary.place}' has a tokenizer of the kind '{vocabulary.kind}', which is not read; known: "
+            f"{', '.join(_KINDS)}. Try the checkpoint that the file was made from."
+        )
+    return make(vocabulary)
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
@@ -108,3 +109,11 @@ def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: obj
     return whole_json(vocabulary, {"type": "BPE", **parts, "vocab": used}, normalizer=normalizer,
                       pre_tokenizer=pre_tokenizer, decoder=decoder,
                       post_processor=around(vocabulary, starts=starts))  # fmt: skip
+
+
+_KINDS: Mapping[str, Callable[[Vocabulary], dict[str, object]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": word_piece,
+    "t5": unigram,
+}

@@ -40,9 +40,9 @@ def ends(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> tuple[
     return [] if bos is None else [bos], [] if eos is None else [eos]
 
 
-def around(vocabulary: Vocabulary, *, starts: bool) -> dict[str, object] | None:
-    """What puts them there; a text behind another one has its own. starts: as ends() has it."""
-    bos, eos = ends(vocabulary, starts=starts)
+def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> dict[str, object] | None:
+    """What puts them there; a text behind another one has its own. starts, stops: as ends() has it."""
+    bos, eos = ends(vocabulary, starts=starts, stops=stops)
     if not bos and not eos:
         return None
 

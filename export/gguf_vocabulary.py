@@ -16,7 +16,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types
 PREFIX = "tokenizer.ggml."
 # By the models' names, as in llama.cpp: marks of Phi-3 take the spaces behind them away, but for these
 _TAKING, _NOT_TAKING = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
-_ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+_ROLES = {"unk": "unknown_token_id", "pad": "padding_token_id", "sep": "seperator_token_id"}  # others as they are said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Vocabulary:
 
     place: str  # the file's name, for errors
     name: str  # of the model, "" where it has none
-    kind: str  # of tokenizer: "gpt2", "llama"
+    kind: str  # of tokenizer: "gpt2", "llama", "bert", "t5"
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...] | None

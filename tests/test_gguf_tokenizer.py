@@ -80,7 +80,7 @@ def test_every_known_name_loses_nothing_of_a_text(pre: str) -> None:
     ({"tokenizer.ggml.pre": "no-such"}, "cuts texts by the rules 'no-such'.*not guessed; known: llama-bpe"),
     ({"tokenizer.ggml.pre": "llama-bpee"}, "The nearest is 'llama-bpe'"),
     ({"tokenizer.ggml.pre": None}, "does not say how texts are cut"),
-    ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv', which is not read; known: gpt2, llama"),
+    ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv', which is not read; known: gpt2, llama, bert, t5"),
     ({"tokenizer.ggml.model": None}, "has no vocabulary"),
     ({"tokenizer.ggml.merges": None}, "has no 'tokenizer.ggml.merges'"),
     ({"tokenizer.ggml.merges": [1, 2]}, "is no list of texts"),
