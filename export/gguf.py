@@ -12,18 +12,20 @@ import numpy as np
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.carried import ordered
-from embedllm.export.gguf_config import config_of
+from embedllm.export.gguf_config import config_of, guessing_layers
 from embedllm.export.gguf_model import GgufModel, Placed, read_model
-from embedllm.export.gguf_names import Place, places, without_additions
+from embedllm.export.gguf_names import Place, places
+from embedllm.export.gguf_restated import restated
 from embedllm.export.gguf_rope import ROTATIONS
 from embedllm.export.gguf_texts import write_texts
 from embedllm.export.gguf_types import READ, TYPES, floats, packed, packing_of
 from embedllm.export.hub import Location
 from embedllm.export.open_files import OpenFiles
+from embedllm.export.quantize import Packing
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
-    from embedllm.export.quantize import Packed, Packing
+    from embedllm.export.quantize import Packed
     from embedllm.types import F32
 
 SUFFIX = ".gguf"
@@ -59,15 +61,18 @@ class GgufSource:
 
         Raises UnsupportedModel where the files hold more than it has.
         """
+        decoder = restated(decoder)
         self._places = places(decoder, self._family, self._model.tensors)
-        unread = self._model.tensors.keys() - {place.tensor for place in self._places.values()} - ROTATIONS
+        read = {place.tensor for place in self._places.values()} | ROTATIONS
+        behind = tuple(f"blk.{number}." for number in guessing_layers(self.config))
+        unread = {name for name in self._model.tensors if name not in read and not name.startswith(behind)}
         if unread:
             raise UnsupportedModel(
                 f"'{self._model.path}' has a tensor '{min(unread)}' that is of no part of a '{decoder.model_type}' as "
                 "its metadata describes it. Try the checkpoint that the file was made from.",
                 model_type=decoder.model_type,
             )
-        return without_additions(decoder)
+        return decoder
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ExportError unless the tensor is here with this shape, in a type that is read.
@@ -77,12 +82,17 @@ class GgufSource:
         place, tensor = self._find(name)
         rows, width = _size(place, tensor)
         found = rows - place.start if place.count is None else place.count
-        if place.start + found > rows or shape != ((found,) if width is None else (found, width)):
+        end = place.start + found
+        if place.rows is not None:
+            found, end = len(place.rows), int(place.rows.max()) + 1
+        if end > rows or shape != ((found,) if width is None else (found, width)):
             raise ExportError(
                 f"'{tensor.file}': tensor '{place.tensor}' is {list(tensor.shape)}; the file's metadata calls for "
                 f"{list(shape)} ('{name}')."
             )
         kind = TYPES[tensor.type].name
+        if width is None and TYPES[tensor.type].values > 1:
+            raise ExportError(f"'{tensor.file}': tensor '{place.tensor}' is {kind}; expected floats, as of any vector.")
         if kind not in READ:
             raise ExportError(
                 f"'{tensor.file}': tensor '{place.tensor}' is {kind}, which is not read; known: {', '.join(READ)}. "
@@ -93,6 +103,8 @@ class GgufSource:
         """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
         place, tensor = self._find(name)
         _, width = _size(place, tensor)
+        if place.turned_over:
+            return self._turned_over(tensor, start, stop)
         if place.rows is None:
             return self._floats(tensor, width, place.start + start, place.start + stop)
         wanted = place.rows[start:stop]
@@ -103,7 +115,11 @@ class GgufSource:
         """How a tensor is stored so that nothing is lost; None for what is not read, which check() refuses."""
         place = self._places.get(name)
         tensor = None if place is None else self._model.tensors.get(place.tensor)
-        return None if tensor is None else packing_of(TYPES[tensor.type])
+        if place is None or tensor is None:
+            return None
+        held = packing_of(TYPES[tensor.type])
+        is_across = held is not None and held.quantized and place.turned_over  # its groups do not lie along our rows
+        return Packing(bits=32) if is_across else held
 
     def packed(self, name: str, start: int, stop: int) -> Packed:
         """Rows [start, stop) of a quantized tensor, as they are stored."""
@@ -121,6 +137,13 @@ class GgufSource:
             sought = f"'{name}'" if place is None else f"'{place.tensor}' (for '{name}')"
             raise ExportError(f"'{self._model.path}' has no tensor {sought}, which its metadata calls for.")
         return place, tensor
+
+    def _turned_over(self, tensor: Placed, start: int, stop: int) -> F32:
+        """Rows of a tensor that is [parts, columns, rows of a part]."""
+        _, columns, each = tensor.shape
+        first, last = start // each, -(-stop // each)
+        parts = self._floats(tensor, each, first * columns, last * columns).reshape(last - first, columns, each)
+        return parts.swapaxes(1, 2).reshape(-1, columns)[start - first * each : stop - first * each]
 
     def _floats(self, tensor: Placed, width: int | None, start: int, stop: int) -> F32:
         raw = self._raw(tensor, width, start, stop)
@@ -142,6 +165,12 @@ class GgufSource:
 
 def _size(place: Place, tensor: Placed) -> tuple[int, int | None]:
     """Rows, and values of each; None of a vector, each of whose values counts as a row."""
-    if len(tensor.shape) == 1:
-        return (1, tensor.shape[0]) if place.is_row else (tensor.shape[0], None)
-    return math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    shape = tensor.shape
+    if place.is_row:
+        return 1, math.prod(shape)
+    if place.turned_over:
+        is_whole = len(shape) == 3 and shape[0] == place.turned_over
+        return (shape[0] * shape[2], shape[1]) if is_whole else (0, None)
+    if len(shape) == 1 or place.tensor.endswith(".bias"):  # those of all experts are one tensor
+        return math.prod(shape), None
+    return math.prod(shape[:-1]), shape[-1]

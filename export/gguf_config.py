@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
-from embedllm.export.gguf_families import FAMILIES, PATTERN, WINDOW, Family
+from embedllm.export.gguf_families import FAMILIES, GATING, GUESSING, PATTERN, WINDOW, Family
 from embedllm.export.gguf_rope import rope_scaling
 from embedllm.export.nearest import nearest
 
@@ -21,25 +21,33 @@ if TYPE_CHECKING:
 
 # Keys behind "ARCHITECTURE.", and what config.json calls them in one family or another
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size",),
-    "attention.head_count": ("num_attention_heads",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "block_count": ("n_layer",),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"),
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "rope.freq_base": ("rope_theta", "rotary_emb_base"),
     "rope.freq_base_swa": ("rope_local_base_freq",),
     "use_parallel_residual": ("use_parallel_residual",),
-    "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    GUESSING: ("num_nextn_predict_layers",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
     "residual_scale": ("residual_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
 }
@@ -78,12 +86,26 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
             model_type=name,
         )
     own = Config(said, f"'{model.path}', {prefix}*")
+    if family.gating is not None and own.integer(GATING, family.gating) != family.gating:
+        raise UnsupportedModel(
+            f"'{model.path}' chooses experts by '{GATING}' {own.integer(GATING)}; known for such models is "
+            f"{family.gating}.",
+            model_type=name,
+        )
     config: dict[str, object] = {theirs: value for key, value in said.items() for theirs in _KEYS.get(key, ())}
     config |= {key: value for key, value in family.values.items() if key not in config}
-    config |= _read_off(model, own, _sizes(model, own))
+    config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type
     config |= family.more(own, model.tensors.keys())
     return config, family
+
+
+def guessing_layers(config: Mapping[str, object]) -> range:
+    """Of config_of()'s config: the layers behind the others that guess tokens in advance, which are left out."""
+    layers, guessing = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    assert isinstance(layers, int)
+    assert isinstance(guessing, int)
+    return range(layers, layers + guessing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +119,12 @@ class _Sizes:
 
 
 def _sizes(model: GgufModel, own: Config) -> _Sizes:
-    hidden, heads, layers = (own.integer(key) for key in ("embedding_length", "attention.head_count", "block_count"))
+    hidden, heads = own.integer("embedding_length"), own.integer("attention.head_count")
+    layers, guessing = own.integer("block_count"), own.integer(GUESSING, 0, least=0)
     blocks = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
+    if guessing >= min(layers, len(blocks) + 1):
+        raise ExportError(f"'{model.path}' has {layers} layers, of which {guessing} are said to guess tokens.")
+    layers -= guessing
     if layers > len(blocks):
         raise ExportError(f"'{model.path}' has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
     experts = own.integer("expert_count", 0, least=0)
@@ -117,20 +143,22 @@ def _plain(value: object) -> object:
     return values
 
 
-def _read_off(model: GgufModel, own: Config, sizes: _Sizes) -> dict[str, object]:
+def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> dict[str, object]:
     """What follows from the tensors, and from keys that need others."""
     tensors = model.tensors
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
     head_dim = sizes.head_dim
-    if own.integer("attention.value_length", head_dim) != head_dim or not own.flag("attention.causal", True):
+    is_uneven = not family.is_latent and own.integer("attention.value_length", head_dim) != head_dim
+    if is_uneven or not own.flag("attention.causal", True):
         raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts both ways; "
                                "such models are not read from GGUF.")  # fmt: skip
     part = own.integer("rope.dimension_count", head_dim) / head_dim
     is_biased = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
     found: dict[str, object] = {
         "vocab_size": embedding.shape[0],
+        "num_hidden_layers": sizes.layers,
         "tie_word_embeddings": "output.weight" not in tensors,
         "head_dim": head_dim,
         "partial_rotary_factor": part,
@@ -142,6 +170,9 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes) -> dict[str, object]
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         **rope_scaling(model, own, own.integer("context_length")),
     }
+    if section := found.pop("rope_scaling", None):
+        assert isinstance(section, dict)
+        found[family.rope_key] = {**section, **family.rope(own)}
     if own.has(WINDOW[0]) and own.integer(WINDOW[0], least=0) == 0:
         found["sliding_window"] = None
     return found | _pattern(own, sizes.layers)
@@ -153,5 +184,5 @@ def _pattern(own: Config, layers: int) -> dict[str, object]:
     if isinstance(value, bool):  # alike for every layer
         value = [value] * layers
     if isinstance(value, list):
-        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value]}
+        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value[:layers]]}
     return {} if value is None else {"sliding_window_pattern": value}

@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from embedllm.errors import UnsupportedModel
 from embedllm.export.config import Config
 
 PATTERN = "attention.sliding_window_pattern"
 WINDOW = ("attention.sliding_window", PATTERN)
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
+LOG_MULTIPLIER, ATTENTION_FACTOR = "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor"
+GATING, GUESSING = "expert_gating_func", "nextn_predict_layers"
 _EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
+_ROUTED = (
+    *_EXPERTS, GATING, "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
+    "expert_weights_norm", "expert_group_count", "expert_group_used_count", GUESSING,
+)  # fmt: skip
+_LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+           LOG_MULTIPLIER)  # fmt: skip
+_SEEING = ("rope.dimension_sections", "n_deepstack_layers")  # of what is seen: places of texts are one number
+_SOFTMAX, _SIGMOID = 1, 2  # values of GATING
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
 
 
@@ -23,9 +34,13 @@ class Family:
 
     model_type: str
     turned: bool = False  # of q and k, rows that turn together are neighbours; in checkpoints, in halves of a head
-    regrouped: bool = False  # q, k and v are one matrix: all of q, then k, then v; not so for each head
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
+    gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
+    is_latent: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
+    # of what scales the rotation, besides; and what config.json calls it
+    rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
+    rope_key: str = "rope_scaling"
     # of the architecture's keys, and the names of the tensors
     more: Callable[[Config, Collection[str]], Mapping[str, object]] = lambda own, names: {}
 
@@ -59,6 +74,82 @@ def _llama(own: Config, names: Collection[str]) -> Mapping[str, object]:
     return {"model_type": "mistral"} if own.integer("attention.sliding_window", 0, least=0) else {}
 
 
+def _granite_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    has_shared = own.integer("expert_shared_feed_forward_length", 0, least=0)
+    return {**_granite(own, names), "model_type": "granitemoeshared" if has_shared else "granitemoe"}
+
+
+def _internlm2(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"bias": "blk.0.attn_q.bias" in names}
+
+
+def _glm4_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in names}
+
+
+def _hunyuan_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"moe_topk": own.integer("expert_used_count")}
+
+
+def _olmo2(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"model_type": "olmo3"} if own.integer(WINDOW[0], 0, least=0) else {}
+
+
+def _mistral3(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    """Mistral Small's files say nothing of how queries grow."""
+    return {} if own.has(_GROWTH) else {"model_type": "mistral"}
+
+
+_GROWTH = "attention.temperature_scale"
+
+
+def _mistral3_rope(own: Config) -> Mapping[str, object]:
+    if not own.has(_GROWTH):
+        return {}
+    growth = {"llama_4_scaling_beta": own.number(_GROWTH), "rope_theta": own.number("rope.freq_base", above=1)}
+    return {**growth, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
+
+
+def _deepseek(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    """DeepSeek-V3's kind where corrections choose the experts, else V2's.
+
+    Newer files give the sizes of keys and values as they are remembered by llama.cpp, and their own ones apart.
+    """
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in names)
+    key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
+    turned = own.integer("rope.dimension_count")
+    groups = own.integer("expert_group_count", 0, least=0)
+    if not groups and own.integer("expert_count", 0, least=0) in _GROUPED_BEFORE:
+        raise UnsupportedModel(
+            f"a DeepSeek of {own.integer('expert_count')} experts whose file does not say in how many groups they are "
+            "('expert_group_count'). Take a newer file, or the checkpoint that it was made from."
+        )
+    return {
+        "model_type": "deepseek_v3" if is_corrected else "deepseek_v2",
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": max(groups, 1),
+        "topk_group": own.integer("expert_group_used_count", 1),
+        "head_dim": turned,
+        "partial_rotary_factor": 1.0,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": max(key - turned, 1),
+        "v_head_dim": own.integer("attention.value_length_mla", own.integer("attention.value_length", key)),
+        "kv_lora_rank": own.integer("attention.kv_lora_rank"),
+        "q_lora_rank": own.integer("attention.q_lora_rank") if own.has("attention.q_lora_rank") else None,
+        "num_key_value_heads": own.integer("attention.head_count"),
+        "rope_interleave": True,
+    }
+
+
+_GROUPED_BEFORE = (160, 256)  # experts of DeepSeek V2 and V3, of whose groups the first files say nothing
+
+
+def _deepseek_rope(own: Config) -> Mapping[str, object]:
+    """A tenth of the factor's logarithm is what is said, and one number for both scales."""
+    times = 10 * own.number(LOG_MULTIPLIER, 0.0)
+    return {"mscale": times, "mscale_all_dim": times} if times else {}
+
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, *WINDOW), more=_llama),
     "qwen2": Family(model_type="qwen2"),
@@ -70,20 +161,65 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma),
     "phi2": Family(model_type="phi"),
     "phi3": Family(model_type="phi3", keys=WINDOW, values={"sliding_window": None}),
+    "qwen2vl": Family(model_type="qwen2", keys=_SEEING),
+    "qwen3vl": Family(model_type="qwen3", keys=_SEEING),
+    "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_SEEING), values={"norm_topk_prob": True}),
+    "gpt-oss": Family(model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own: {"truncate": False}),
+    "deepseek2": Family(
+        model_type="deepseek_v2",
+        is_latent=True,
+        keys=(*_ROUTED, *_LATENT),
+        more=_deepseek,
+        values={"norm_topk_prob": False},
+        rope=_deepseek_rope,
+    ),
+    "mistral3": Family(
+        model_type="ministral3",
+        turned=True,
+        keys=(*WINDOW, LOG_MULTIPLIER, _GROWTH),
+        more=_mistral3,
+        rope=_mistral3_rope,
+        rope_key="rope_parameters",
+    ),
     "granite": Family(model_type="granite", turned=True, keys=_SCALES, more=_granite),
+    "granitemoe": Family(model_type="granitemoe", turned=True, keys=(*_SCALES, *_EXPERTS), more=_granite_moe),
     "olmo": Family(model_type="olmo", turned=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
-    "olmo2": Family(model_type="olmo2"),
+    "olmo2": Family(model_type="olmo2", keys=(*WINDOW, ATTENTION_FACTOR), more=_olmo2),
     "exaone4": Family(model_type="exaone4", keys=WINDOW, values={"sliding_window": None}),
+    "exaone-moe": Family(
+        model_type="exaone_moe",
+        keys=(*_ROUTED, *WINDOW),
+        gating=_SIGMOID,
+        values={"sliding_window": None, "norm_topk_prob": False},
+    ),
     "smollm3": Family(model_type="smollm3", turned=True),
     "arcee": Family(model_type="arcee", turned=True),
     "ernie4_5": Family(model_type="ernie4_5"),
+    "ernie4_5-moe": Family(
+        model_type="ernie4_5_moe",
+        keys=(*_ROUTED, "interleave_moe_layer_step"),
+        gating=_SOFTMAX,
+        values={"moe_num_shared_experts": 0},
+    ),
+    "hunyuan-dense": Family(model_type="hunyuan_v1_dense"),
+    "hunyuan-moe": Family(model_type="hunyuan_v1_moe", keys=(*_EXPERTS, "expert_shared_count"), more=_hunyuan_moe),
+    "internlm2": Family(model_type="internlm2", turned=True, more=_internlm2),
     "seed_oss": Family(model_type="seed_oss"),
     "command-r": Family(model_type="cohere", keys=("logit_scale",), more=_cohere),
     "cohere2": Family(model_type="cohere2", keys=("logit_scale", *WINDOW), more=_cohere),
     "glm4": Family(model_type="glm4"),
+    "glm4moe": Family(
+        model_type="glm4_moe", keys=_ROUTED, gating=_SIGMOID, values={"norm_topk_prob": False}, more=_glm4_moe
+    ),
+    "chatglm": Family(model_type="glm"),
+    "dots1": Family(
+        model_type="dots1", keys=_ROUTED, gating=_SIGMOID, values={"sliding_window": None, "norm_topk_prob": False}
+    ),
     "stablelm": Family(model_type="stablelm"),
     "starcoder2": Family(model_type="starcoder2", keys=WINDOW, values={"sliding_window": None}),
-    "gptneox": Family(model_type="gpt_neox", regrouped=True),
+    "gpt2": Family(model_type="gpt2"),
+    "jais2": Family(model_type="jais2"),
+    "gptneox": Family(model_type="gpt_neox"),
     "nemotron": Family(model_type="nemotron"),
 }

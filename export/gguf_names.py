@@ -5,15 +5,14 @@ Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package ggu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Mlp, Moe, Norm
+from embedllm.export.decoder import Attention, Decoder, Latent, Layer, Linear, Mlp, Moe, Norm
 from embedllm.export.gguf_families import Family
 
 if TYPE_CHECKING:
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
 
     from embedllm.export.gguf_model import Placed
 
-T = TypeVar("T")
-
 
 class _More(TypedDict, total=False):
     """Of Place."""
 
     start: int
-    count: int
+    count: int | None
     is_row: bool
     rows: NDArray[np.intp] | None
+    turned_over: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,10 +40,14 @@ class Place:
     count: int | None = None  # rows; None: all
     is_row: bool = False  # a vector stands for a matrix of one row
     rows: NDArray[np.intp] | None = None  # of each row of the checkpoint's, which one; None: the same
+    turned_over: int = 0  # so many parts, of each of which its rows are the checkpoint's columns
 
 
 def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
-    """The place of every tensor that a decoder names. Raises UnsupportedModel for parts that GGUF has otherwise."""
+    """The place of every tensor that a decoder names, which is restated() already.
+
+    Raises UnsupportedModel for parts that GGUF has otherwise.
+    """
     found = dict(_matrix(decoder.embedding, "token_embd"))
     found |= _norm(decoder.norm, "output_norm") | _norm(decoder.embedding_norm, "token_embd_norm")
     if not decoder.tied:
@@ -54,7 +56,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
         found |= _matrix(decoder.positions, "position_embd")
     for index, layer in enumerate(decoder.layers):
         block, attention = f"blk.{index}", layer.attention
-        if not isinstance(attention, Attention) or attention.latent is not None or layer.token_input is not None:
+        if not isinstance(attention, Attention) or layer.token_input is not None:
             raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
         for part, where in _norms(layer, block, tensors):
             found |= _norm(part, where)
@@ -80,15 +82,37 @@ def _attention(attention: Attention, block: str, family: Family, tensors: Mappin
     found |= _matrix(attention.o, f"{block}.attn_output")
     if attention.sinks:
         found[attention.sinks] = Place(tensor=f"{block}.attn_sinks.weight")
-    if attention.q.source == attention.k.source:
-        name = f"{block}.attn_qkv"
-        moved = family.regrouped and _has(tensors, name, 3 * attention.q.rows)
-        return found | _matrix(attention.q, name, rows=_grouped(attention) if moved else None)
-    for part, linear in (("q", attention.q), ("k", attention.k), ("v", attention.v)):
-        name = f"{block}.attn_{part}"
-        moved = family.turned and part != "v" and _has(tensors, name, linear.rows)
-        found |= _matrix(linear, name, rows=_turned(linear, attention.head_dim) if moved else None)
+    if attention.latent is not None:
+        return found | _latent(attention, attention.latent, block, tensors)
+    parts = {"q": attention.q, "k": attention.k, "v": attention.v}
+    together, start = f"{block}.attn_qkv", 0
+    is_fused = _has(tensors, together, sum(linear.rows for linear in parts.values()))
+    for part, linear in parts.items():
+        name = together if is_fused else f"{block}.attn_{part}"
+        if family.turned and part != "v" and (is_fused or _has(tensors, name, linear.rows)):
+            found |= _matrix(linear, name, rows=start + _turned(linear, attention.head_dim))
+        else:
+            found |= _matrix(linear, name, start=start, count=linear.rows if is_fused else None)
+        start += linear.rows if is_fused else 0
     return found
+
+
+def _latent(attention: Attention, latent: Latent, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Newer files have what makes keys apart from what makes values, and turned over for each head."""
+    found = _matrix(attention.q, f"{block}.attn_q" if latent.q is None else f"{block}.attn_q_b")
+    if latent.q is not None:
+        found |= _matrix(latent.q, f"{block}.attn_q_a")
+    found |= _norm(latent.q_norm, f"{block}.attn_q_a_norm") | _norm(latent.kv_norm, f"{block}.attn_kv_a_norm")
+    small, rank = f"{block}.attn_kv_a_mqa", latent.kv.rows
+    found |= _matrix(latent.kv, small, count=rank) | _matrix(latent.k, small, start=rank, count=latent.k.rows)
+    heads, together = attention.heads, f"{block}.attn_kv_b"
+    if not _has(tensors, together, attention.k.rows + attention.v.rows):
+        found |= _matrix(attention.k, f"{block}.attn_k_b", turned_over=heads)
+        return found | _matrix(attention.v, f"{block}.attn_v_b")
+    rows = np.arange(attention.k.rows + attention.v.rows).reshape(heads, -1)
+    keys = attention.k.rows // heads
+    found |= _matrix(attention.k, together, rows=rows[:, :keys].reshape(-1))
+    return found | _matrix(attention.v, together, rows=rows[:, keys:].reshape(-1))
 
 
 def _has(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:
@@ -98,43 +122,58 @@ def _has(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:
 
 
 def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[tuple[Norm | None, str]]:
-    """The norm before the mlp is called as if it were behind attention where there is none of that kind."""
+    """The norm before the mlp is called as if it were behind attention where there is none of that kind.
+
+    Where attention and mlp lie side by side and have a norm each, attention's is the second one.
+    """
+    first, second = f"{block}.attn_norm", f"{block}.attn_norm_2"
     before = "ffn_norm" if f"{block}.ffn_norm.weight" in tensors or layer.attention_post_norm else "post_attention_norm"
-    yield layer.attention_norm, f"{block}.attn_norm"
+    has_two = layer.parallel and f"{second}.weight" in tensors
+    yield layer.attention_norm, second if has_two else first
     yield layer.attention_post_norm, f"{block}.post_attention_norm"
-    yield layer.mlp_norm, f"{block}.{before}"
+    yield layer.mlp_norm, first if has_two else f"{block}.{before}"
     yield layer.mlp_post_norm, f"{block}.post_ffw_norm"
 
 
 def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
-    found: dict[str, Place] = {}
     if isinstance(mlp, Mlp):
-        for part, linear in _parts(mlp):
-            found |= _matrix(linear, f"{block}.ffn_{part}")
-        return found
-    found |= _matrix(mlp.router, f"{block}.ffn_gate_inp")
+        return _one(mlp, block, "", tensors)
+    found = _matrix(mlp.router, f"{block}.ffn_gate_inp")
+    if mlp.correction:
+        found[mlp.correction] = Place(tensor=f"{block}.exp_probs_b.bias", is_row=mlp.correction_is_row)
     for number, expert in enumerate(mlp.experts):
-        for part, linear in _parts(expert):
-            alone = f"{block}.ffn_{part}.{number}"  # as the first files had them
-            if f"{alone}.weight" in tensors:
-                found |= _matrix(linear, alone)
-            else:
-                start = number * linear.rows
-                found |= _matrix(linear, f"{block}.ffn_{part}_exps", start=start, count=linear.rows)
+        found |= _expert(expert, number, block, tensors)
     if mlp.shared is not None:
-        for part, linear in _parts(mlp.shared):
-            found |= _matrix(linear, f"{block}.ffn_{part}_shexp")
+        found |= _one(mlp.shared, block, "_shexp", tensors)
     if mlp.shared_gate is not None:
         found |= _matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", is_row=True)
     return found
 
 
-def _parts(mlp: Mlp) -> Iterator[tuple[str, Linear]]:
-    """Where gate and up are one tensor, that is called up."""
-    if mlp.gate is not None and mlp.gate.source != mlp.up.source:
-        yield "gate", mlp.gate
-    yield "up", mlp.up
-    yield "down", mlp.down
+def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Of a layer, or of every token. Where gate and up are one tensor, that is called up."""
+    gate, up, rows = f"{block}.ffn_gate{end}", f"{block}.ffn_up{end}", mlp.up.rows
+    found = _matrix(mlp.down, f"{block}.ffn_down{end}")
+    if mlp.gate is None:
+        return found | _matrix(mlp.up, up)
+    if f"{gate}.weight" not in tensors and _has(tensors, up, 2 * rows):
+        return found | _matrix(mlp.gate, up, count=rows) | _matrix(mlp.up, up, start=rows, count=rows)
+    return found | _matrix(mlp.gate, gate) | _matrix(mlp.up, up)
+
+
+def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Experts lie in one tensor; in the first files each was one, and in some newer ones gate and up are together."""
+    found: dict[str, Place] = {}
+    parts = {"up": mlp.up, "down": mlp.down} | ({} if mlp.gate is None else {"gate": mlp.gate})
+    for part, linear in parts.items():
+        alone, together, rows = f"{block}.ffn_{part}.{number}", f"{block}.ffn_gate_up_exps", linear.rows
+        if f"{alone}.weight" in tensors:
+            found |= _matrix(linear, alone)
+        elif part != "down" and f"{together}.weight" in tensors:
+            found |= _matrix(linear, together, start=(2 * number + (part == "up")) * rows, count=rows)
+        else:
+            found |= _matrix(linear, f"{block}.ffn_{part}_exps", start=number * rows, count=rows)
+    return found
 
 
 def _turned(linear: Linear, head_dim: int) -> NDArray[np.intp]:
@@ -142,22 +181,3 @@ def _turned(linear: Linear, head_dim: int) -> NDArray[np.intp]:
     shape = (linear.rows // head_dim, 2, head_dim // 2)
     head, half, at = np.unravel_index(np.arange(linear.rows), shape)
     return head * head_dim + 2 * at + half
-
-
-def _grouped(attention: Attention) -> NDArray[np.intp]:
-    """Of each row of q, k and v, which lie together for each head, where it is behind all of q, or all of k."""
-    rows = attention.q.rows
-    head, part, at = np.unravel_index(np.arange(3 * rows), (attention.heads, 3, attention.head_dim))
-    return part * rows + head * attention.head_dim + at
-
-
-def without_additions(node: T) -> T:
-    """The same description, whose norms add nothing to their weights: GGUF files hold the sums."""
-    if isinstance(node, Norm):
-        return dataclasses.replace(node, plus=0.0)
-    if isinstance(node, tuple):
-        return tuple(without_additions(each) for each in node)  # type: ignore[return-value]  # of the same types
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        changes = {f.name: without_additions(getattr(node, f.name)) for f in dataclasses.fields(node)}
-        return dataclasses.replace(node, **changes)
-    return node

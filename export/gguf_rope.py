@@ -8,6 +8,7 @@ import numpy as np
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
+from embedllm.export.gguf_families import ATTENTION_FACTOR
 from embedllm.export.gguf_file import shortest
 from embedllm.export.gguf_types import TYPES, floats
 from embedllm.export.open_files import reading
@@ -30,6 +31,7 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
     kind = own.text("rope.scaling.type", "linear" if factor else "none")
     trained = own.integer("rope.scaling.original_context_length", context)
     attention = own.number_or_none("rope.scaling.attn_factor", None)
+    own_factor = own.number_or_none(ATTENTION_FACTOR, None)  # of YaRN, which follows from `factor` where none is said
     if _FACTORS in model.tensors:
         factors = _values(model, _FACTORS)
         return _long(factors, factors, context, 1.0)
@@ -41,6 +43,8 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn" and attention in (None, 1.0):
         found: dict[str, object] = {"rope_type": "yarn", "factor": factor, _TRAINED: trained}
+        if own_factor is not None:
+            found["attention_factor"] = own_factor
         for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
             if own.has(f"rope.scaling.{theirs}"):
                 found[ours] = own.number(f"rope.scaling.{theirs}", above=0)

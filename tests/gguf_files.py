@@ -15,13 +15,24 @@ import numpy as np
 
 from embedllm.tensor_floats import to_float32
 from embedllm.tensorfile import BYTES, read_header
+from tests.gguf_converters import Config, Tensors, prepared, said_of_parts, turned, usual
 
-Tensors = dict[str, np.ndarray]
-Config = Mapping[str, Any]
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-TURNED = ("llama", "olmo", "granite", "smollm3", "arcee")  # whose q and k llama.cpp's converters permute
+TURNED = (
+    "llama",
+    "olmo",
+    "granite",
+    "granitemoe",
+    "smollm3",
+    "arcee",
+    "mistral3",
+)  # whose q and k llama.cpp's converters permute
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "gpt_neox": "gptneox",
-                 "cohere": "command-r", "phi": "phi2", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip
+                 "cohere": "command-r", "phi": "phi2", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+                 "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+                 "granitemoeshared": "granitemoe", "glm4_moe": "glm4moe", "glm": "chatglm", "olmo3": "olmo2",
+                 "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe", "hunyuan_v1_dense": "hunyuan-dense",
+                 "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3"}  # fmt: skip
 
 
 Change = Callable[[Tensors], Tensors]
@@ -38,16 +49,18 @@ def write_gguf(
     *,
     kind: str = "F32",
     pre: str = "gpt-2",
+    architecture: str = "",
     more: Mapping[str, Any] | None = None,
     change: Change = lambda tensors: tensors,
 ) -> Path:
     """A checkpoint's folder as one GGUF file.
 
-    kind: of the matrices of layers, as gguf calls it. pre: the name of how texts are cut. more: metadata besides, or in
+    kind: of the matrices of layers, as gguf calls it. pre: the name of how texts are cut. architecture: where that
+    is not the usual one. more: metadata besides, or in
     place of what the folder says; None leaves out. change: of all tensors, by their GGUF names.
     """
-    config = json.loads((folder / "config.json").read_text())
-    name = name_of(config)
+    config = usual(json.loads((folder / "config.json").read_text()))
+    name = architecture or name_of(config)
     writer = gguf.GGUFWriter(path, name)
     ids = {"eos": config.get("eos_token_id"), "padding": config.get("pad_token_id")}
     said = {**metadata(config, name), **tokens(folder, pre), **special(ids), **(more or {})}
@@ -56,7 +69,8 @@ def write_gguf(
             put(writer, key, value)
     tensors = loaded(folder / "model.safetensors")
     for tensor, values in change(converted(tensors, config, name)).items():
-        if values.ndim > 1 and kind != "F32" and (kind == "F16" or not values.shape[-1] % 32):
+        is_matrix = values.ndim > 1 and not tensor.endswith(".bias")  # those of experts are one tensor
+        if is_matrix and kind != "F32" and (kind == "F16" or not values.shape[-1] % 32):
             quantized = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
             writer.add_tensor(tensor, quantized, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
@@ -98,7 +112,8 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    norm = config.get("layer_norm_eps", config.get("norm_epsilon", config.get("norm_eps")))
+    norms = ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
+    norm = next((config[key] for key in norms if key in config), None)
     windowed = config.get("use_sliding_window", True) and config.get("sliding_window")
     own = {
         "context_length": config["max_position_embeddings"],
@@ -136,6 +151,7 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
     if rope.get("rope_type") == "longrope":
         own["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         own["rope.scaling.attn_factor"] = rope.get("attention_factor")
+    own |= said_of_parts(config, name)
     return {f"{name}.{key}": value for key, value in own.items()}
 
 
@@ -174,7 +190,7 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
     names = gguf.get_tensor_name_map(architecture, layers)
     found: Tensors = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
-    for source, values in tensors.items():
+    for source, values in prepared(tensors, config, name).items():
         if name.startswith(("gemma", "nemotron")) and source.endswith("norm.weight"):
             values = values + np.float32(1)
         if name in TURNED and ".q_proj." in source:
@@ -204,12 +220,6 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
         for part in ("long", "short"):
             found[f"rope_factors_{part}.weight"] = np.array(rope[f"{part}_factor"], np.float32)
     return found
-
-
-def turned(values: np.ndarray, heads: int) -> np.ndarray:
-    """LlamaModel.permute of llama.cpp."""
-    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
 def grouped(values: np.ndarray, heads: int) -> np.ndarray:

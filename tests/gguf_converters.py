@@ -1,0 +1,154 @@
+"""What llama.cpp's converters do with the tensors of some architectures before they name them, and say of experts.
+
+Source: conversion/*.py of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Tensors = dict[str, np.ndarray]
+Config = Mapping[str, Any]
+SIGMOID = 2  # of expert_gating_func
+ROUTED = ("deepseek2", "glm4moe", "dots1", "exaone-moe", "ernie4_5-moe", "lfm2moe")
+# what GPT-2 calls sizes, by the names that others have for them
+GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+             "max_position_embeddings": "n_positions"}  # fmt: skip
+
+
+def usual(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the keys that most have."""
+    found = {ours: config[theirs] for ours, theirs in GPT2_KEYS.items() if theirs in config}
+    if found:
+        found["intermediate_size"] = config["n_inner"] or 4 * config["n_embd"]
+    return {**found, **config}
+
+
+def turned(values: np.ndarray, heads: int) -> np.ndarray:
+    """LlamaModel.permute of llama.cpp."""
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def prepared(tensors: Tensors, config: Config, name: str) -> Tensors:
+    """All tensors as their converter has them when it names them."""
+    change = CHANGES.get(name)
+    if change is None:
+        return tensors
+    return {new: part for source, values in tensors.items() for new, part in change(source, values, config).items()}
+
+
+def _gpt_oss(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if name.endswith(".sinks"):
+        return {f"{name}.weight": values}
+    is_bias, base = name.endswith("_bias"), name.removesuffix("_bias")
+    end = "bias" if is_bias else "weight"
+    rows = values if is_bias else values.swapaxes(-1, -2) if values.ndim == 3 else values
+    if base.endswith(".experts.down_proj"):
+        return {f"{base}.{end}": rows}
+    if base.endswith(".experts.gate_up_proj"):
+        place = base.removesuffix("gate_up_proj")
+        return {f"{place}gate_proj.{end}": rows[:, ::2], f"{place}up_proj.{end}": rows[:, 1::2]}
+    return {name: values}
+
+
+def _halved(values: np.ndarray, name: str, gate: str, up: str) -> Tensors:
+    half = values.shape[-2] // 2
+    place = name.rpartition(".input_linear.")[0].rpartition(".")[0]
+    return {f"{place}.{gate}.weight": values[..., :half, :], f"{place}.{up}.weight": values[..., half:, :]}
+
+
+def _granite_moe(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if name.endswith("block_sparse_moe.input_linear.weight"):
+        return _halved(values, name, "mlp.experts.gate_proj", "mlp.experts.up_proj")
+    if name.endswith("shared_mlp.input_linear.weight"):
+        return _halved(values, name, "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    return {name: values}
+
+
+def _gpt2(name: str, values: np.ndarray, config: Config) -> Tensors:
+    is_turned = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+    return {name: np.ascontiguousarray(values.T) if is_turned else values}
+
+
+def _internlm2(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Of biases, which the converter cannot take, the same."""
+    place, marked, end = name.partition("attention.wqkv.")
+    if not marked:
+        return {name: values}
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    parts = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
+    q, k, v = (each.reshape(-1, *values.shape[1:]) for each in (parts[:, :-2], parts[:, -2], parts[:, -1]))
+    return {f"{place}attention.wq.{end}": turned(q, heads), f"{place}attention.wk.{end}": turned(k, groups),
+            f"{place}attention.wv.{end}": v}  # fmt: skip
+
+
+def _deepseek(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if not name.endswith("kv_b_proj.weight"):
+        return _corrected(name, values, config)
+    parts = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
+    keys, found = np.split(parts, [config["qk_nope_head_dim"]], axis=1)
+    return {name.replace("kv_b_proj", "k_b_proj"): keys.swapaxes(1, 2), name.replace("kv_b_proj", "v_b_proj"): found}
+
+
+def _corrected(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if name.endswith("e_score_correction_bias"):
+        return {name.replace("correction_bias", "correction.bias"): values.reshape(-1)}
+    return {name: values}
+
+
+CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
+    "gpt-oss": _gpt_oss,
+    "granitemoe": _granite_moe,
+    "gpt2": _gpt2,
+    "internlm2": _internlm2,
+    "deepseek2": _deepseek,
+    **dict.fromkeys(("glm4moe", "dots1", "exaone-moe", "ernie4_5-moe"), _corrected),
+}
+
+
+def said_of_parts(config: Config, name: str) -> dict[str, Any]:
+    """What converters of some architectures say, of experts and of how they scale a rotation."""
+    rope = config.get("rope_parameters") or {}
+    if name == "mistral3":
+        return {"rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),
+                "attention.temperature_scale": rope.get("llama_4_scaling_beta")}  # fmt: skip
+    if name == "hunyuan-moe":
+        return {"expert_used_count": config["moe_topk"][0], "expert_shared_count": 1}
+    if name == "granitemoe":
+        return {"expert_shared_feed_forward_length": config.get("shared_intermediate_size")}
+    if name not in ROUTED:
+        return {}
+    shared = config.get("n_shared_experts", config.get("num_shared_experts", config.get("moe_num_shared_experts")))
+    found = {
+        "expert_count": config.get("n_routed_experts", config.get("num_experts", config.get("moe_num_experts"))),
+        "expert_used_count": config.get("num_experts_per_tok", config.get("moe_k")),
+        "expert_shared_count": shared,
+        "leading_dense_block_count": config.get("first_k_dense_replace", config.get("moe_layer_start_index")),
+        "interleave_moe_layer_step": config.get("moe_layer_interval"),
+        "expert_weights_scale": config.get("routed_scaling_factor"),
+        "expert_weights_norm": config.get("norm_topk_prob"),
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_gating_func": SIGMOID if name in ("glm4moe", "dots1", "exaone-moe") else None,
+    }
+    return {**found, **_latent(config, rope)} if name == "deepseek2" else found
+
+
+def _latent(config: Config, rope: Mapping[str, Any]) -> dict[str, Any]:
+    turned_part, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    all_dim = rope.get("mscale_all_dim")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + turned_part,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turned_part,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": turned_part,
+        "rope.scaling.yarn_log_multiplier": None if all_dim is None else 0.1 * all_dim,
+    }
