@@ -18,6 +18,21 @@ _CASED = (r"[^\r\n\p{L}\p{N}]?" + _UPPER + "*" + _LOWER + "+", r"[^\r\n\p{L}\p{N
 _LATIN = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
 _SIGNS = r" ?[\p{P}\p{S}]+[\r\n]*"
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+# cased letters, as DeepSeek's first tokenizer lists them: not those that Unicode has had since, and not all it had then
+_LISTED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_LISTED_SIGNS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_STOPS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"  # all up to commas and full stops
 _HAN_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 _ONE_DIGIT = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_MARKS}[\r\n]*|{_SPACES}"
@@ -46,14 +61,27 @@ _TEKKEN = Splits(
 )
 _QWEN35 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _SEED = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DEEPSEEK = (r"[\r\n]", rf"\s?[{_LISTED}]+", rf"\s?[{_LISTED_SIGNS}]+", r"\s+$", _HAN_HANGUL, r"\p{N}+")
+_NOT_HAN = [f"{part[:-1]}&&[^\\p{{Han}}]]" for part in (_UPPER, _LOWER)]
+_KIMI = "|".join((
+    r"\p{Han}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_ENDINGS}?",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_ENDINGS}?", r"\p{N}{1,3}", rf"{_MARKS}[\r\n]*", _SPACES,
+))  # fmt: skip
+_BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+            r"|\s+(?!\S)|\s+")  # fmt: skip
+_PHRASES = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"  # letters with single spaces among them
+_EXAONE = rf"{_ENDINGS}|{_PHRASES}|\p{{N}}|{_MARKS}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+_RUNS = "|".join([*(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")), r"\s{1}"])
+_JAIS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}[\r\n]*|\s*[\r\n]+|{_RUNS}"
+_NUMBERS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}+|{_MARKS}[\r\n]*|{_SPACES}"
 
 SPLITS: Mapping[str, Splits] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-                    _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+                     "jina-v5-nano"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Splits(regexes=(_THREE_DIGITS,))),
     "qwen2": Splits(regexes=(_ONE_DIGIT,), normalizer="NFC"),
     "qwen35": Splits(regexes=(_QWEN35,), normalizer="NFC"),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo"), _QWEN2),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), _QWEN2),
     **dict.fromkeys(("gpt-2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion",
                      "granite-docling"), _GPT2),
     **dict.fromkeys(("olmo", "mpt"), Splits(as_gpt2=True, normalizer="NFC")),
@@ -61,7 +89,19 @@ SPLITS: Mapping[str, Splits] = {
                     _DIGITS_GPT2),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
     "deepseek-coder": Splits(regexes=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
     "tekken": _TEKKEN,
     "seed-coder": Splits(regexes=(_SEED,)),
+    "deepseek-llm": Splits(regexes=_DEEPSEEK),
+    "kimi-k2": Splits(regexes=(_KIMI,)),
+    # digits in threes from the end of a number
+    **dict.fromkeys(("tiny_aya", "cohere2moe"),
+                    Splits(regexes=(r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.regexes))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Splits(regexes=(_BAILING,))),
+    "exaone-moe": Splits(regexes=(_EXAONE,)),
+    "jais-2": Splits(regexes=(_JAIS,)),
+    "minicpm5": Splits(regexes=(r"\p{N}{1,3}", _NUMBERS), whole_words=True),
+    "laguna": Splits(regexes=(r"[^\n]+|[\n]+", _ONE_DIGIT)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), Splits(regexes=(_STOPS,))),
+    "viking": Splits(regexes=(_STOPS, r"\p{N}")),
 }  # fmt: skip

@@ -62,6 +62,16 @@ def test_special_tokens_are_those_of_the_original() -> None:
     ("deepseek-coder", "ab 12\n", ["ab", "Ġ", "1", "2", "Ċ"]),
     ("seed-coder", "a+\n", ["a", "+", "Ċ"]),
     ("qwen35", "e\u0301a", ["eÌģa"]),
+    ("deepseek-llm", "Don't 12!\nƻ", ["Don", "'", "t", "Ġ", "12", "!", "Ċ", "Æ»"]),  # the last is a letter without case
+    ("kimi-k2", "Hi中文x1234", ["Hi", "ä\u00b8Ńæĸĩ", "x", "123", "4"]),
+    ("tiny_aya", "a 1234567", ["a", "Ġ", "1", "234", "567"]),
+    ("bailingmoe", "it's a\n\nb", ["it", "'s", "Ġa", "ĊĊ", "b"]),
+    ("exaone-moe", "the old man 12", ["theĠoldĠman", "Ġ", "1", "2"]),
+    ("jais-2", "a" + " " * 7 + "b", ["a", "ĠĠĠĠ", "ĠĠ", "Ġb"]),
+    ("minicpm5", "x12345", ["x", "123", "45"]),
+    ("laguna", "a\n\n b", ["a", "ĊĊ", "Ġb"]),
+    ("viking", "see, 12", ["see", ",", "Ġ", "1", "2"]),
+    ("bloom", "one, two", ["one", ",", "Ġtwo"]),
 ])  # fmt: skip
 def test_texts_are_cut_as_the_name_says(pre: str, text: str, pieces: list[str]) -> None:
     cut = rebuilt({**DEMO_TOKENS, "tokenizer.ggml.pre": pre}).pre_tokenizer
