@@ -11,7 +11,7 @@ from embedllm.backends.base import Device, Engine
 from embedllm.backends.providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.backends.select import family_of
 from embedllm.errors import DeviceError
-from embedllm.export.dialects import INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
+from embedllm.export.dialects import GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
 from embedllm.knobs import USUAL, Knobs
 from embedllm.openvino_options import OpenVINOOptions
 from embedllm.package import Graph, Package
@@ -180,6 +180,16 @@ def _open_npu(choices: Choices) -> Engine:
     )
 
 
+def _open_genai(choices: Choices) -> Engine:
+    from embedllm.backends.genai import GenaiEngine
+
+    return GenaiEngine(choices.package, _graph(choices), choices.device, choices.knobs)
+
+
+def _genai_lack(exact: bool) -> tuple[str, str] | None:
+    return ("onnxruntime-genai cannot be told to round nothing", "load it without exact") if exact else None
+
+
 def _open_reference(choices: Choices) -> Engine:
     from embedllm.backends.reference import ReferenceEngine
 
@@ -261,6 +271,13 @@ _DRIVERS = {
         zero_points=False,
         mixtures=False,
         tested="Linux x86-64, in every change",
+    ),
+    "genai": Driver(
+        open=_open_genai,
+        shares=False,
+        traced=(GENAI,),
+        tested="Linux x86-64 on the CPU, in every change",
+        lack=_genai_lack,
     ),
     "reference": Driver(
         open=_open_reference,

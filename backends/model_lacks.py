@@ -12,6 +12,8 @@ from embedllm.package import Package
 def traced_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str, str] | None:
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
     if not isinstance(package.architecture, Traced):
+        if driver.traced and not driver.dialects:
+            return "it runs folders of onnxruntime-genai with several graphs, and no others", "use the device 'cpu'"
         return None
     if not any(graph.dialect in driver.traced for graph in package.graphs):
         maker = "optimum" if package.foreign is None else package.foreign.maker

@@ -19,6 +19,8 @@ from embedllm.backends.select import family_of
 
 _OPENVINO = ("openvino", "openvino-gpu", "npu", "npu-on-cpu")
 _INSTALL_OPENVINO = "pip install openvino, which is the extra embedllm[openvino]"
+_GENAI = "genai"
+_INSTALL_GENAI = "pip install embedllm[genai]"
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
 _NO_DEVICES = {"azure"}  # calls a server
 
@@ -184,6 +186,17 @@ def _no_intel_gpu(name: str) -> Device | None:
     return None
 
 
+def _genai_devices() -> list[Device]:
+    if lack := _runtime_lack():
+        return [missing(_GENAI, "onnxruntime-genai", *lack)]
+    try:
+        from embedllm.backends import genai
+    except ImportError as error:
+        lack = f"onnxruntime-genai cannot be imported ({error})"
+        return [missing(_GENAI, "onnxruntime-genai", lack, _INSTALL_GENAI)]
+    return genai.devices()
+
+
 def _reference_devices() -> list[Device]:
     from embedllm.backends import reference
 
@@ -199,5 +212,6 @@ SOURCES = (
     Source((), _announced_devices),
     Source((), _unknown_devices),
     Source(_OPENVINO, _ov_devices, _no_intel_gpu),
+    Source((_GENAI,), _genai_devices),
     Source(("reference",), _reference_devices),
 )

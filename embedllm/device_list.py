@@ -72,7 +72,7 @@ def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Li
             outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
         yield Listed(
             device=device,
-            runs=driver.dialects if driver else (),
+            runs=driver.dialects or driver.traced if driver else (),
             is_probed=is_probed,
             probe=outcome,
             tested=driver.tested if driver else "",

@@ -33,6 +33,7 @@ class Foreign:
     devices: tuple[str, ...]  # that run it, best first: what "auto" means for it
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen
+    windowed: bool = False  # its graphs take pieces of a fixed size, and single tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,19 +78,26 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
 
 
 def _fetch_foreign(repository: Repository, choice: Choice, on_progress: OnProgress | None) -> Path:
-    """A folder of others, or a graph where it has several, with the files that the graph names."""
-    from embedllm.foreign_genai import graph_named
+    """A folder of others, or a graph where it has several, with the files that its graphs name."""
+    from embedllm.foreign_pipeline import COMPILED
+    from embedllm.genai_config import read_config
     from embedllm.onnx_outline import read_outline
 
-    needed, graph = list(choice.files), choice.graph
+    needed, graphs = list(choice.files), [choice.graph] if choice.graph else []
     place = repository.fetch(needed, on_progress)
-    if (config := choice.folder + GENAI) in needed and not graph:
-        graph = choice.folder + graph_named(place / config)
-    if graph:
-        needed.append(graph)
-        place = repository.fetch(needed, on_progress)
-        folder = PurePosixPath(graph).parent
-        needed += [str(folder / plain_name(name)) for name in read_outline(place / graph).files]
+    if (file := choice.folder + GENAI) in needed and not graphs:
+        config = read_config(place / file)
+        if config.is_several:
+            config.check_several()
+        graphs = [choice.folder + name for name in config.graphs]
+    needed += graphs
+    place = repository.fetch(needed, on_progress)
+    for graph in graphs:
+        folder, outline = PurePosixPath(graph).parent, read_outline(place / graph)
+        needed += [str(folder / plain_name(name)) for name in outline.files]
+        if any(node.operator == COMPILED for node in outline.nodes):
+            beside = [name for name in repository.files if PurePosixPath(name).parent == folder]
+            needed += [name for name in beside if name.endswith(".bin")]
     repository.fetch(needed, on_progress)
     repository.remember()
     return place / (choice.graph or choice.folder)

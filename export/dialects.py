@@ -128,6 +128,7 @@ INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, rec
 # of a model that is not described, whose graph another exporter has traced: export/traced.py
 TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
 STATEFUL = "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/foreign_openvino.py
+GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/foreign_pipeline.py
 # in the order of an export and its manifest
 DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one

@@ -17,6 +17,7 @@ import huggingface_hub
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
+from onnx import helper
 
 import embedllm
 from embedllm.bench.specs import against_spec, own_spec
@@ -27,10 +28,11 @@ from embedllm.export_cache import exports
 from embedllm.finding import find_package
 from embedllm.package import MANIFEST, WEIGHTS, open_package
 from tests import test_packed_checkpoints
-from tests.foreign_folders import stripped, transformers_js
+from tests.foreign_folders import pipeline, stripped, transformers_js
 from tests.hub_server import Hub, Repo, go_offline, read_folder, serving, use
 from tests.test_import import environment
 from tests.tiny import tiny_checkpoint
+from tests.traced_models import VOCABULARY
 from tests.worker_host import Host
 
 NAME = "org/tiny"
@@ -245,11 +247,25 @@ def test_a_folder_of_onnxruntime_genai_is_downloaded_and_runs(
     assert not hub.downloaded() & {"cpu/model.safetensors", "cpu/model.fp32.onnx"}
 
 
+def test_a_folder_of_several_graphs_is_downloaded_whole(hub: Hub, tmp_path: Path) -> None:
+    folder = pipeline(tmp_path / "genai")
+    node = helper.make_node("EPContext", ["y"], ["logits"], domain="com.microsoft")
+    compiled = helper.make_model(helper.make_graph([node], "compiled", [], []))
+    (folder / "lm_head.onnx").write_bytes(compiled.SerializeToString())
+    files = {**read_folder(folder), "qnn.bin": b"code of a device"}
+    hub.repos[NAME] = Repo()
+    hub.repos[NAME].commit({f"npu/{name}": data for name, data in files.items()} | {"npu/old/qnn.bin": b"x"})
+    found = find_package(NAME)
+    assert read_folder(found) == files
+    assert hub.downloaded() == {f"npu/{name}" for name in files}
+    assert open_package(found).traced.vocabulary == VOCABULARY
+
+
 def test_a_folder_that_is_not_run_is_refused_before_its_graphs_are_downloaded(hub: Hub) -> None:
-    config = json.dumps({"model": {"decoder": {"filename": "a.onnx", "pipeline": []}}}).encode()
+    config = json.dumps({"model": {"decoder": {"filename": "a.onnx"}, "encoder": {"filename": "b.onnx"}}}).encode()
     hub.repos[NAME] = Repo()
     hub.repos[NAME].commit({"genai_config.json": config, "a.onnx": b"x", "b.onnx": b"x"})
-    with pytest.raises(PackageError, match="a model in several graphs"):
+    with pytest.raises(PackageError, match="has the section 'encoder'"):
         find_package(NAME)
     assert hub.downloaded() == {"genai_config.json"}
 

@@ -30,6 +30,7 @@ HOMES = {
     "jinja2": ("embedllm.sandbox",),
     "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot", "embedllm.plot_file"),
     "js": ("embedllm.backends.javascript",),  # this and "pyodide" are there in Pyodide only
+    "onnxruntime_genai": ("embedllm.backends.genai",),
     "openvino": ("embedllm.backends.ov_runtime", "embedllm.export.openvino_tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino_tokenizer",),
     "platformdirs": (
@@ -342,6 +343,7 @@ def level(module: str) -> int:
         ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
         (
             "tokenizer_config",
+            "genai_config",
             "tool_schema",
             *TOOLS,
             "tensorfile",
@@ -381,6 +383,7 @@ def level(module: str) -> int:
             "foreign_genai",
             "foreign_onnx",
             "foreign_openvino",
+            "foreign_pipeline",
             "foreign_texts",
             "peft_config",
             "peft",
@@ -473,7 +476,7 @@ def test_backends_import_little() -> None:
                       "traced_inputs", "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged", "ov_blocks",
                       "ov_cut", "npu", "cuda", "encoder_engine", "resident", "resident_buffers", "device_session",
                       "directml", "directml_session", "plugins", "web", "web_row", "webgpu", "webgpu_session",
-                      "webgpu_check", "adapted_openvino")  # fmt: skip
+                      "webgpu_check", "adapted_openvino", "genai", "genai_session")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

@@ -1,0 +1,129 @@
+"""onnxruntime-genai as an engine, for folders of several graphs, which it alone knows how to feed.
+
+It computes logits; which token comes next is decided here, as on every device.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embedllm.backends.base import LARGER_MODEL, Device
+from embedllm.backends.feeding import CANNOT_BE_FED
+from embedllm.backends.genai_session import GenaiSession, Generator
+from embedllm.backends.memory import return_freed_memory
+from embedllm.backends.ort import CHUNK
+from embedllm.backends.ort_runtime import first_line  # sets what onnxruntime_genai, too, reads when it is imported
+from embedllm.backends.ort_traced import MOST_DIFFERENCE
+from embedllm.backends.threads import compute_threads
+from embedllm.errors import DeviceError
+
+# isort: split
+import onnxruntime_genai as og
+
+if TYPE_CHECKING:
+    from embedllm.knobs import Knobs
+    from embedllm.package import Graph, Package
+
+_OG: Any = og  # it has no types
+_NO_TOKEN = -1
+_SEED = 20261122
+_TRIED = 6  # tokens of the prompt that is fed at load
+_log = logging.getLogger("embedllm")
+
+
+def devices() -> list[Device]:
+    return [
+        Device(
+            name="genai",
+            backend=f"onnxruntime-genai {og.__version__}",
+            description="what a folder's genai_config.json names",
+            available=True,
+        )
+    ]
+
+
+class GenaiEngine:
+    """A folder's graphs, run by onnxruntime-genai on what its configuration names."""
+
+    def __init__(self, package: Package, graph: Graph, device: Device, knobs: Knobs) -> None:
+        """Raises DeviceError for a folder that it does not load, or that gives other logits for the same prompt."""
+        assert package.foreign is not None  # no other folder has such a graph
+        self.device = device
+        self.context = package.context
+        self.remedy = LARGER_MODEL
+        self.vocabulary = package.traced.vocabulary
+        self.output = package.foreign.names.logits
+        self.gives_all = True  # logits of every token of a piece, until it is found otherwise
+        self._is_windowed = package.foreign.windowed
+        path = package.folder / graph.file
+        try:
+            config = _OG.Config(str(package.folder))
+            config.overlay(json.dumps({"model": self._overlay(knobs)}))
+            self._model = _OG.Model(config)
+            options = _OG.GeneratorParams(self._model).get_search_options()
+        except Exception as error:
+            raise DeviceError(f"{device.backend} cannot load '{path}': {first_line(error)}") from error
+        # a generator takes the memory of all the tokens that it has room for at once; of fixed sizes, of the context
+        self.is_shared = options["past_present_share_buffer"] and not self._is_windowed
+        self._try(MOST_DIFFERENCE[package.foreign.names.rounds], str(path))
+        _log.info("'%s' takes tokens behind others %s", path, "in pieces" if self.appends else "one by one")
+
+    def open(self, capacity: int = 0) -> GenaiSession:
+        if self._model is None:
+            raise ValueError("this model was closed")
+        return GenaiSession(self, capacity)
+
+    def close(self) -> None:
+        self._model = None
+        return_freed_memory()
+
+    def generator(self, room: int) -> Generator:
+        """A new one, whose sequence can have so many tokens."""
+        params = _OG.GeneratorParams(self._model)
+        params.set_search_options(max_length=room, batch_size=1, num_beams=1, num_return_sequences=1, do_sample=False,
+                                  min_length=0, repetition_penalty=1.0)  # fmt: skip
+        return _OG.Generator(self._model, params)
+
+    def _overlay(self, knobs: Knobs) -> dict[str, object]:
+        """What the configuration shall say otherwise."""
+        told: dict[str, object] = {}
+        if threads := knobs.threads or compute_threads():
+            told["decoder"] = {"session_options": {"intra_op_num_threads": threads}}
+        if not self._is_windowed:
+            # Of a piece it gives the logits of the last token that is no padding, and where all are, what lies before
+            # the first (0.18; tests/test_genai.py): here a padding token means what it says
+            told["pad_token_id"] = _NO_TOKEN
+        return told
+
+    def _try(self, most: float, path: str) -> None:
+        """Finds out how tokens are given behind others: appended, or one by one, by making it choose each.
+
+        The latter on devices that do not append, and where a piece has a fixed size. Raises DeviceError where the
+        logits are wrong in both ways.
+        """
+        failure = DeviceError(f"'{path}' {CANNOT_BE_FED}")
+        for appends in (False, True) if self._is_windowed else (True, False):
+            self.appends = appends
+            self.chunk = CHUNK if appends else self.context  # a prompt goes in whole where single tokens follow it
+            try:
+                if self._difference() <= most:
+                    return
+            except DeviceError as error:
+                failure = error
+        raise failure
+
+    def _difference(self) -> float:
+        """How far logits of a prompt in pieces are from those of the same one fed at once; of the largest logit."""
+        count, farthest = min(_TRIED, self.context), 0.0
+        tokens = np.random.default_rng(_SEED).integers(0, self.vocabulary, count).tolist()
+        ends = sorted({max(1, count // 3), max(1, count // 2), count})
+        pieces = GenaiSession(self, count)
+        for start, end in zip([0, *ends], ends, strict=False):
+            found = pieces.logits(tokens[start:end], each=True)[-1]
+            right = GenaiSession(self, count).logits(tokens[:end], each=False)[-1]
+            farthest = max(farthest, float(np.abs(found - right).max() / np.abs(right).max()))
+        return farthest

@@ -1,0 +1,71 @@
+"""Folders of onnxruntime-genai whose model is several graphs, which that library itself runs: backends/genai.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedllm.errors import PackageError
+from embedllm.export.dialects import GENAI
+from embedllm.export.traced import Names, Traced
+from embedllm.foreign import Foreign, Reading
+from embedllm.foreign_onnx import weights_of
+from embedllm.foreign_texts import Texts, whole
+from embedllm.genai_config import MAKER, Config
+from embedllm.onnx_outline import FLOAT16, Outline, read_outline
+
+DEVICES = ("genai",)
+COMPILED = "EPContext"  # an operator of graphs that a device has compiled, into a file beside them
+# operators of graphs that round activations, or may
+_ROUNDING = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", COMPILED}
+
+
+def read(config: Config) -> Reading:
+    """Raises PackageError for a model that is not run, and for a configuration without what onnxruntime-genai needs."""
+    config.check_several()
+    root = config.path.parent
+    graphs = [root / name for name in config.graphs]
+    outlines = [read_outline(path) for path in graphs]
+    beside = [file for path, outline in zip(graphs, outlines, strict=True) for file in weights_of(outline, path)]
+    vocabulary = _number(config.model, "vocab_size", config)
+    heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
+    layers, texts = _number(config.decoder, "num_hidden_layers", config), Texts(root)
+    window = config.decoder.get("sliding_window")
+    return Reading(
+        root=root,
+        graph=config.path,
+        weights=tuple(dict.fromkeys([*graphs, *beside])),
+        dialect=GENAI,
+        activations=_activations(outlines),
+        described=Traced(
+            model_type=texts.model_type,
+            context=texts.context(stated=config.model.get("context_length")),
+            vocabulary=vocabulary,
+            kv=((heads, size),) * layers,
+            parameters=sum(outline.stored for outline in outlines),
+            in_pieces=True,  # until it is found otherwise: backends/genai.py
+        ),
+        stop_tokens=texts.stop_tokens(vocabulary, stated=config.model.get("eos_token_id")),
+        foreign=Foreign(
+            maker=MAKER,
+            names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
+            devices=DEVICES,
+            weights=config.path.name,
+            windowed=isinstance(window, Mapping) and window.get("slide_inputs", True) is True,
+        ),
+    )
+
+
+def _activations(outlines: Sequence[Outline]) -> str:
+    """By what the graphs hand on: keys and values are among it."""
+    kinds = {given.kind for outline in outlines for given in outline.outputs}
+    return "float16" if FLOAT16 in kinds else "float32"
+
+
+def _number(data: Mapping[str, object], key: str, config: Config) -> int:
+    found = whole(data.get(key))
+    if found is None:
+        raise PackageError(
+            f"'{key}' of '{config.path}' is {data.get(key)!r:.40}; expected a number from 1 on, without which "
+            f"{MAKER} does not run it. Fetch the file again."
+        )
+    return found

@@ -1,0 +1,225 @@
+"""onnxruntime-genai as an engine: folders of several graphs, against the formula that they compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm.backends.base import Interrupted, MovesState
+from embedllm.errors import ContextFull, DeviceUnavailable
+from embedllm.foreign import manifest_of
+from embedllm.foreign_pipeline import read as read_pipeline
+from embedllm.genai_config import read_config
+from embedllm.knobs import USUAL, Knobs
+from embedllm.package import Package, open_package
+from tests.foreign_folders import PAD, pictures, pipeline, stripped
+from tests.test_foreign import greedy
+from tests.traced_models import CONTEXT, VOCABULARY, expected, weights
+
+pytest.importorskip("onnxruntime_genai")
+from embedllm.backends.genai import GenaiEngine, devices
+from embedllm.backends.genai_session import GenaiSession, Generator
+
+TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 30).tolist()
+RIGHT = expected(weights(), TOKENS)
+GREEDY = embedllm.Sampling(temperature=0)
+
+
+def opened(folder: Path, engine: type[GenaiEngine] = GenaiEngine) -> GenaiSession:
+    package = open_package(folder)
+    return engine(package, package.graphs[0], devices()[0], USUAL).open()
+
+
+def check(session: GenaiSession) -> None:
+    """Feeds in every way, and again behind a rewind."""
+    np.testing.assert_allclose(session.feed_all(TOKENS[:9]), RIGHT[:9], atol=1e-4)
+    for at in (9, 10):
+        found = session.feed(TOKENS[at : at + 1])
+        np.testing.assert_allclose(found.values(range(VOCABULARY)), RIGHT[at], atol=1e-4)
+    np.testing.assert_allclose(session.feed(TOKENS[11:15]).values(range(VOCABULARY)), RIGHT[14], atol=1e-4)
+    session.rewind(7)
+    assert session.position == 7
+    np.testing.assert_allclose(session.feed_all(TOKENS[7:20]), RIGHT[7:20], atol=1e-4)
+    session.rewind(20)
+    np.testing.assert_allclose(session.feed(TOKENS[20:]).values(range(VOCABULARY)), RIGHT[-1], atol=1e-4)
+    assert session.position == len(TOKENS)
+
+
+@pytest.mark.parametrize("make", [pipeline, pictures])
+def test_several_graphs_give_the_logits_of_their_formula(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    session = opened(make(tmp_path / "model"))
+    check(session)
+    assert not isinstance(session, MovesState)
+    session.rewind(0)
+    check(session)
+
+
+def test_the_whole_library_runs_it_and_writes_nothing_into_it(tmp_path: Path) -> None:
+    folder = pipeline(tmp_path / "model")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    chat = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with embedllm.load(folder, chat_template=chat, threads=1) as model:
+        assert (model.device.name, model.name, model.context) == ("genai", "model", CONTEXT)
+        assert model.package.stop_tokens == (7, 9)
+        prompt = model.tokenizer.encode("list files", special=True)
+        reply = model.generate(prompt, GREEDY, max_tokens=6, stop_tokens=(), logprobs=2)
+        assert reply.tokens == greedy(prompt, 6)
+        pieces = list(model.stream(prompt, GREEDY, max_tokens=6, stop_tokens=()))
+        assert "".join(piece.text for piece in pieces) == reply.text
+        said = model.chat([{"role": "user", "content": "list files"}], GREEDY, max_tokens=6, stop_tokens=())
+        assert said.tokens == reply.tokens
+        guessed = model.generate(prompt, GREEDY, max_tokens=6, stop_tokens=(), speculate="lookup")
+        assert guessed.tokens == reply.tokens
+        with pytest.raises(ContextFull, match="take a model that holds more"):
+            model.generate([1] * CONTEXT, max_tokens=1)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_several_replies_at_once_do_not_mix(tmp_path: Path) -> None:
+    with embedllm.load(pipeline(tmp_path / "model")) as model:
+        prompts = [TOKENS[:5], TOKENS[3:12], TOKENS[10:11]]
+        with ThreadPoolExecutor() as pool:
+            replies = list(pool.map(lambda one: model.generate(one, GREEDY, max_tokens=5, stop_tokens=()), prompts))
+    assert [reply.tokens for reply in replies] == [greedy(prompt, 5) for prompt in prompts]
+
+
+def test_a_padding_token_of_a_prompt_is_a_token(tmp_path: Path) -> None:
+    """Left to itself onnxruntime-genai gives the logits of the last one that is none."""
+    for tokens in ([*TOKENS[:4], PAD], [PAD] * 3):
+        session = opened(pipeline(tmp_path / f"of {len(tokens)}"))
+        right = expected(weights(), tokens)[-1]
+        np.testing.assert_allclose(session.feed(tokens).values(range(VOCABULARY)), right, atol=1e-4)
+
+
+# How tokens behind others are given to it
+
+
+class Devices:
+    """A generator as on devices that take a prompt once, and single tokens that it makes."""
+
+    def __init__(self, real: Generator) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def append_tokens(self, tokens: Sequence[int]) -> None:
+        if self._real.token_count():
+            raise RuntimeError("Continuous decoding is not supported on the selected device type")
+        self._real.append_tokens(tokens)
+
+
+class Once(GenaiEngine):
+    """On such a device."""
+
+    def generator(self, room: int) -> Generator:
+        return Devices(super().generator(room))  # type: ignore[return-value]  # the rest is the real one's
+
+
+def test_devices_that_do_not_append_are_made_to_choose_the_token(tmp_path: Path) -> None:
+    folder = pipeline(tmp_path / "model", eos_token_id=[TOKENS[9], TOKENS[22]])  # at which it would stop
+    session = opened(folder, Once)
+    check(session)
+    package = open_package(folder)
+    engine = Once(package, package.graphs[0], devices()[0], USUAL)
+    assert (engine.appends, engine.chunk) == (False, CONTEXT)
+
+
+def test_a_graph_that_is_wrong_for_pieces_is_fed_token_by_token(tmp_path: Path) -> None:
+    check(opened(pipeline(tmp_path / "model", mask="whole")))
+
+
+def test_a_graph_that_is_wrong_behind_others_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match="gives other logits for a prompt that is fed at once"):
+        embedllm.load(pipeline(tmp_path / "model", mask="wrong"))
+
+
+def test_a_feed_that_is_stopped_appends_nothing(tmp_path: Path) -> None:
+    session = opened(pipeline(tmp_path / "model"))
+    session.feed(TOKENS[:9])
+    session.interrupt()
+    with pytest.raises(Interrupted):
+        session.feed(TOKENS[9:])
+    assert session.position == 9
+    session.interrupt(False)
+    np.testing.assert_allclose(session.feed_all(TOKENS[9:]), RIGHT[9:], atol=1e-4)
+    session.close()
+    session.close()
+    with pytest.raises(ValueError, match="this session was closed"):
+        session.feed([1])
+
+
+# Memory
+
+
+def with_shared_buffers(package: Path, folder: Path) -> Package:
+    """One graph of ours, whose attention appends in place, read as onnxruntime-genai's several are."""
+    config = stripped(package, folder) / "genai_config.json"
+    told = json.loads(config.read_text())
+    told["search"] = {**told["search"], "past_present_share_buffer": True}
+    config.write_text(json.dumps(told))
+    reading = read_pipeline(read_config(config))
+    return Package(reading.root, manifest_of(reading), reading.foreign)
+
+
+def test_a_sequence_that_outgrows_its_buffers_goes_on_in_larger_ones(
+    tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    ours = tiny_package("llama", max_position_embeddings=1000)
+    package = with_shared_buffers(ours, tmp_path / "model")
+    engine = GenaiEngine(package, package.graphs[0], devices()[0], Knobs(threads=1))
+    tokens = np.random.default_rng(5).integers(3, 200, 600).tolist()
+    session, capacities = engine.open(), []
+    for start, end in ((0, 200), (200, 300), (300, 301), (301, 600)):
+        logits = session.feed(tokens[start:end])
+        capacities.append(session.capacity)
+    assert capacities == [256, 512, 512, 1000]
+    whole = engine.open(900)
+    right = whole.feed(tokens)
+    assert whole.capacity == 1000
+    every = range(engine.vocabulary)
+    np.testing.assert_allclose(logits.values(every), right.values(every), atol=2e-2)
+    with embedllm.load(ours, device="cpu") as model:
+        reply = model.generate(tokens, GREEDY, max_tokens=1, stop_tokens=())
+    assert reply.tokens == tuple(right.top(1).tokens)
+    engine.close()
+    with pytest.raises(ValueError, match="this model was closed"):
+        engine.open()
+
+
+# What is refused
+
+
+def test_what_it_cannot_load_is_said_in_its_words(tmp_path: Path) -> None:
+    folder = pipeline(tmp_path / "model")
+    config = folder / "genai_config.json"
+    told = json.loads(config.read_text())
+    told["model"]["decoder"]["session_options"] = {"provider_options": [{"dml": {}}]}
+    config.write_text(json.dumps(told))
+    with pytest.raises(DeviceUnavailable, match=r"onnxruntime-genai \S+ cannot load '.*genai_config\.json': .+"):
+        embedllm.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "cpu"}, "use the device 'genai'"),
+        ({"exact": True}, "cannot be told to round nothing.*load it without exact"),
+        ({"kv": "int8"}, "keeps its KV as floats.*load it without kv"),
+        ({"device": "genai+cpu"}, "its KV can be neither taken out nor put in"),
+    ],
+)
+def test_what_it_cannot_do_is_said(tmp_path: Path, options: dict[str, object], said: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=f"(?s){said}"):
+        embedllm.load(pipeline(tmp_path / "model"), **options)  # type: ignore[arg-type]  # one of them
+
+
+def test_a_package_of_ours_is_for_the_other_devices(tiny_package: Callable[..., Path]) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"several graphs, and no others.*use the device 'cpu'"):
+        embedllm.load(tiny_package("llama"), device="genai")
