@@ -8,7 +8,7 @@ have no effect on a run with bound buffers (1.31).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -30,12 +30,19 @@ def with_adapters(path: Path, decoder: Decoder) -> bytes:
             raise ValueError(f"the graph has no product '{value}'")
         maker = makers[value]
         maker.output[list(maker.output).index(value)] = f"{value}.alone"
-        added[maker.name] = _nodes(value, named[value].input[0], parts)
+        added[maker.name] = _nodes(value, _given(makers, named[value].input[0]), parts)
         graph.input.extend(info for part in parts for info in _inputs(part))
     ordered = [one for node in graph.node for one in (node, *added.get(node.name, ()))]
     del graph.node[:]
     graph.node.extend(ordered)
     return model.SerializeToString()
+
+
+def _given(makers: Mapping[str, NodeProto], x: str) -> str:
+    """What a product is of, before its columns are brought into the order of the weights'."""
+    while x in makers and ".in_order." in x:
+        x = makers[x].input[0]
+    return x
 
 
 def _nodes(value: str, x: str, parts: Sequence[Linear]) -> list[NodeProto]:

@@ -28,7 +28,7 @@ def add_adapters(model: ov.Model, decoder: Decoder) -> None:
             product = named.get(f"{name}.product") or named.get(name)
         if product is None or alone is None or product.get_type_name() != "MatMul":
             raise RuntimeError(f"the model has no product '{value}'")  # as OpenVINO's own, for the caller to name
-        x = _unpadded(product.input(0).get_source_output(), f"{name}.padded")
+        x = _given(product.input(0).get_source_output())
         readers = alone.get_target_inputs()
         outputs = []
         for part in parts:
@@ -59,7 +59,8 @@ def _parameter(name: str, shape: list[int]) -> ov.Node:
     return made
 
 
-def _unpadded(x: ov.Output, padded: str) -> ov.Output:
-    """Without the zeros that a last group of the weights is filled up with."""
-    node = x.get_node()
-    return node.input(0).get_source_output() if node.get_friendly_name() == padded else x
+def _given(x: ov.Output) -> ov.Output:
+    """Without the zeros that a last group of the weights is filled up with, and not yet in their columns' order."""
+    while (node := x.get_node()).get_friendly_name().endswith((".padded", ".in_order")):
+        x = node.input(0).get_source_output()
+    return x

@@ -31,6 +31,8 @@ from embedllm.rows import Row
 from embedllm.tensorfile import TensorFile, read_header
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedllm.adapters import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.types import F32
@@ -39,7 +41,7 @@ DEVICE = Device(
     name="reference", backend=f"numpy {np.__version__}", description="slow; for checking results", available=True
 )
 _KEPT = 250_000_000  # weights; smaller models keep their matrices as floats, larger ones unpack them at every step
-_DTYPES = {"U8": np.uint8, "F16": np.float16, "F32": np.float32}
+_DTYPES = {"U8": np.uint8, "I32": np.int32, "F16": np.float16, "F32": np.float32}
 
 
 class ReferenceEngine:
@@ -103,7 +105,16 @@ class ReferenceEngine:
         assert weight is not None
         if scale is None:
             return weight.astype(np.float32)
-        return dequantize(Packed(weight, scale, zero, minimum), packing, linear.columns)
+        floats = dequantize(Packed(weight, scale, zero, minimum), packing, linear.columns)
+        return floats[:, self._inverse(packing.order)] if packing.order else floats
+
+    def _inverse(self, matrix: str) -> NDArray[np.intp]:
+        """Where each column lies of what has the order of a matrix."""
+        order = self.tensor(f"{matrix}.order")
+        inverse = np.argsort(order)
+        if (order[inverse] != np.arange(len(order))).any():
+            raise PackageError(f"'{matrix}.order' does not name each column once. Export the folder again.")
+        return inverse
 
 
 class ReferenceSession(Layers):

@@ -150,7 +150,8 @@ def _packing(found: Description) -> str:
         kind = f"{way.bits}-bit floats"
         if way.group is not None:
             zeros = "with minimums" if way.minimum else "symmetric" if way.symmetric else "with zero points"
-            kind = f"{way.bits} bits in groups of {way.group}, {zeros}"
+            order = ", columns in another order" if way.ordered else ""
+            kind = f"{way.bits} bits in groups of {way.group}, {zeros}{order}"
         ways.append(f"{way.matrices} of {kind}")
     return "; ".join(ways)
 

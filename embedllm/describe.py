@@ -77,6 +77,7 @@ class PackingCount:
     group: int | None  # values that share a scale; None for plain floats
     symmetric: bool | None
     minimum: bool = False  # minimums in place of zero points
+    ordered: bool = False  # columns lie in another order than the model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,15 +264,16 @@ def _rope(rope: Rope) -> dict[str, object]:
 
 def _packing(quantization: object) -> tuple[PackingCount, ...]:
     entries = quantization.values() if isinstance(quantization, dict) else ()
-    ways: Counter[tuple[int, int | None, bool | None, bool]] = Counter()
+    ways: Counter[tuple[int, int | None, bool | None, bool, bool]] = Counter()
     for entry in entries:
         if isinstance(entry, dict):
             bits = int(entry.get("bits", 0))
-            way = bits, entry.get("group"), entry.get("symmetric"), bool(entry.get("minimum"))
-            ways[way if bits < 16 else (bits, None, None, False)] += 1
+            kinds = bool(entry.get("minimum")), bool(entry.get("order"))
+            way = bits, entry.get("group"), entry.get("symmetric"), *kinds
+            ways[way if bits < 16 else (bits, None, None, False, False)] += 1
     return tuple(
-        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric, minimum=minimum)
-        for (bits, group, symmetric, minimum), count in ways.most_common()
+        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric, minimum=minimum, ordered=ordered)
+        for (bits, group, symmetric, minimum, ordered), count in ways.most_common()
     )
 
 

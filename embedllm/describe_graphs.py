@@ -179,7 +179,7 @@ def _matrices(
 def _sources(names: Sequence[str], header: TensorFile) -> Iterator[Tensor]:
     """What matrices are made from."""
     for name in names:
-        for kind in ("weight", "scale", "minimum", "zero"):
+        for kind in ("weight", "scale", "minimum", "zero", "order"):
             if (tensor := header.tensors.get(f"{name}.{kind}")) is not None:
                 yield tensor
 

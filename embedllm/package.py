@@ -27,7 +27,8 @@ WEIGHTS = "weights.safetensors"
 FORMAT = 1  # of the manifest
 PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
 ENCODER_FORMAT = 3  # of a model that embeds or scores texts
-CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over), and the largest that is not refused
+CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over)
+ORDERED_FORMAT = 5  # of matrices whose columns lie in another order (#order), and the largest that is not refused
 _SHOWN = 8  # names of files in an error
 _AGAIN = "Copy or export the folder again."
 
@@ -226,9 +227,9 @@ def _listed(folder: Path) -> Package:
     manifest = _read_manifest(path)
     with _naming(path):
         version = integer_of(manifest, "format", least=1)
-    if version > CARRIED_FORMAT:
+    if version > ORDERED_FORMAT:
         raise PackageError(
-            f"'{folder}' has format {version}; this version of embedllm reads up to {CARRIED_FORMAT}. "
+            f"'{folder}' has format {version}; this version of embedllm reads up to {ORDERED_FORMAT}. "
             "Upgrade with: pip install -U embedllm"
         )
     with _naming(path):

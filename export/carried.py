@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.decoder import Linear
+from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.decoder_tensors import tables
 from embedllm.export.methods import asked_of
 from embedllm.export.origin import Source, places, stretches
+from embedllm.export.plan import matrix_runs
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing
 
 if TYPE_CHECKING:
@@ -35,18 +38,38 @@ class PackedSource(Source, Protocol):
         ...
 
 
-def carried(source: Source, matrices: Collection[Linear]) -> dict[str, Packing]:
+@runtime_checkable
+class OrderedSource(PackedSource, Protocol):
+    """A source of which packed() gives the columns of some matrices in another order than rows() does."""
+
+    def order(self, name: str) -> NDArray[np.int32] | None:
+        """Which of a tensor's columns each packed one is, [columns]; None: each itself."""
+        ...
+
+
+def carried(source: Source, decoder: Decoder) -> dict[str, Packing]:
     """How a source holds those matrices that it does not hold as plain numbers, by the matrix's name.
 
     Empty when it holds none quantized: floats alone are rounded as ever.
+    Raises ExportError for a table whose columns lie in another order.
     """
     if not isinstance(source, PackedSource):
         return {}
-    found = {
-        linear.name: packing
-        for linear in matrices
-        if not _is_transposed(linear) and (packing := source.packing(f"{linear.source}.weight")) is not None
-    }
+    found: dict[str, Packing] = {}
+    for run in matrix_runs(decoder):
+        owners: dict[bytes, str] = {}  # of an order, the first matrix with it
+        for linear in run:
+            packing = None if _is_transposed(linear) else source.packing(f"{linear.source}.weight")
+            if packing is not None:
+                order = source.order(f"{linear.source}.weight") if isinstance(source, OrderedSource) else None
+                name = "" if order is None else owners.setdefault(order.tobytes(), linear.name)
+                found[linear.name] = replace(packing, order=name)
+    for table in tables(decoder):
+        if table.name in found and found[table.name].order:
+            raise ExportError(
+                f"the columns of the table '{table.source}.weight' lie in another order (desc_act), in which rows "
+                "cannot be looked up. Give the bits that the weights are to be rounded to once more, such as --bits 4."
+            )
     return found if any(packing.quantized for packing in found.values()) else {}
 
 

@@ -31,6 +31,9 @@ class Dialect:
     splits_qkv: bool = False
     kv_bits: int = 0  # of a cached key or value, whose scales come from export/kv_scales.py; 0: as the activations
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
+    gathers_rows: bool = (
+        False  # Gather copies whole rows; the CPU's takes 8 ns for each single value (ONNX Runtime 1.31)
+    )
     float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:
@@ -84,6 +87,7 @@ FLOAT32 = Dialect(
     norm_in_attention=False,
     bias_in_matmul=True,
     gathers_blocks=False,
+    gathers_rows=True,
     recurrent=True,
 )
 FLOAT16 = Dialect(

@@ -22,7 +22,8 @@ MICROSOFT = "com.microsoft"
 FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 _OPSET = 21
 _IR_VERSION = 10
-_STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8}
+_STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8,
+                 "I32": TensorProto.INT32}  # fmt: skip
 
 
 class Graph:

@@ -13,12 +13,16 @@ from embedllm.errors import ExportError, PackageError
 from embedllm.export.expert_tensors import find_experts
 from embedllm.export.hub import Location
 from embedllm.export.open_files import OpenFiles
+from embedllm.export.packed_checkpoints import PackedMatrix
 from embedllm.export.packed_schemes import scheme_of, without_scheme
 from embedllm.export.quantized import QuantizedMatrix, find_quantized
 from embedllm.tensor_floats import FLOATS, to_float32
 from embedllm.tensorfile import BYTES, Tensor, read_header
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from embedllm.export.quantize import Packed, Packing
     from embedllm.types import F32
 
@@ -117,6 +121,11 @@ class HuggingFaceSource:
         found = self._packed(name)
         assert found is not None, name  # as `packing` found
         return found.packed(self._read_kept, self._packing(found), start, stop)
+
+    def order(self, name: str) -> NDArray[np.int32] | None:
+        """Which of a tensor's columns each packed one is; None: each itself."""
+        found = self._packed(name)
+        return found.order(self._read_kept) if isinstance(found, PackedMatrix) else None
 
     def _packed(self, name: str) -> QuantizedMatrix | None:
         return find_quantized(self._scheme, self._tensors, name, self._read_kept)

@@ -18,6 +18,7 @@ class Products:
         self.graph = graph
         self.packing = packing
         self.dialect = dialect
+        self._ordered: set[str] = set()  # values of in_order() that there are
 
     def embedding(self, table: Linear, tokens: str = "input_ids") -> str:
         """Rows of a table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape.
@@ -112,7 +113,7 @@ class Products:
     def linear(self, x: str, parts: Sequence[Linear], name: str, *, output: str = "") -> str:
         """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side.
 
-        x: [B, T, columns]; where no matrix has minimums, any number of dimensions in front of the columns.
+        x: [B, T, columns]; where no matrix has minimums or an order, any number of dimensions in front of the columns.
         Those that are packed in different ways are products of their own; the node of the first is called `name`.
         """
         graph = self.graph
@@ -133,6 +134,8 @@ class Products:
         graph, packing = self.graph, self.packing[parts[0].name]
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
         bias = self.biases(parts, name)
+        if packing.order and not self.dialect.float_matrices:  # whose floats lie as they are meant
+            x = self.in_order(x, packing.order)
         zero_points = 0 if packing.symmetric else groups
         in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
@@ -169,6 +172,22 @@ class Products:
         if added:
             graph.node("Add", [total, bias], [result], f"{name}.bias")
         return result
+
+    def in_order(self, x: str, order: str) -> str:
+        """x [B, T, columns] with its columns in the order of a matrix's; written once for all that have it."""
+        graph, name = self.graph, f"{x}.in_order.{order}"
+        if name in self._ordered:
+            return name
+        self._ordered.add(name)
+        places = graph.stored([f"{order}.order"])
+        if not self.dialect.gathers_rows:
+            graph.node("Gather", [x, places], [name], name, axis=-1)
+            return name
+        turned, gathered = f"{name}.turned", f"{name}.gathered"
+        graph.node("Transpose", [x], [turned], turned, perm=[2, 0, 1])
+        graph.node("Gather", [turned, places], [gathered], gathered, axis=0)
+        graph.node("Transpose", [gathered], [name], name, perm=[1, 2, 0])
+        return name
 
     def lowest(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:
         """What the minimums of groups add to a product: each times the sum of the inputs of its group.

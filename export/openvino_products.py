@@ -17,6 +17,7 @@ class Products:
         self.ir = ir
         self._packing = packing
         self._sums: dict[tuple[Value, int], Value] = {}  # by the input and the size of its groups
+        self._ordered: dict[tuple[Value, str], Value] = {}  # by the input and the matrix whose order it is
 
     def rows(self, table: Linear, places: Value, name: str) -> Value:
         """Rows of a table, which stays packed: only what is gathered is unpacked. places: i32 or i64."""
@@ -45,12 +46,14 @@ class Products:
         if len(alike) > 1:
             products = [self.linear(x, some, f"{name}.{at}") for at, some in enumerate(alike)]
             return ir.op("Concat", products, name, axis=-1)
+        packing = self._packing.get(parts[0].name)
+        if packing is not None and packing.order:
+            x = self._in_order(x, packing.order, columns, name)
         surplus = self._stored_columns(parts[0]) - columns
         if surplus:  # of the input, which is small: a slice of the weights would unpack them
             pads = [ir.constant([0, 0, 0]), ir.constant([0, 0, surplus]), ir.constant(0.0, "f32")]
             x = ir.op("Pad", [x, *pads], f"{name}.padded", pad_mode="constant")
         floats = self._floats(parts, f"{name}.weight")
-        packing = self._packing.get(parts[0].name)
         has_minimums = packing is not None and packing.minimum
         is_whole = not has_bias and not has_minimums
         product = ir.op(
@@ -69,6 +72,14 @@ class Products:
             return product
         bias = ir.stored([f"{part.name}.bias" for part in parts], "f32", [sum(part.rows for part in parts)])
         return ir.op("Add", [product, bias], name, tensor=tensor, **BROADCAST)
+
+    def _in_order(self, x: Value, order: str, columns: int, name: str) -> Value:
+        """x with its last dimension in the order of a matrix's columns."""
+        ir, key = self.ir, (x, order)
+        if key not in self._ordered:
+            places = ir.stored([f"{order}.order"], "i32", [columns])
+            self._ordered[key] = ir.op("Gather", [x, places, ir.constant(-1)], f"{name}.in_order", batch_dims=0)
+        return self._ordered[key]
 
     def _floats(self, parts: Sequence[Linear], name: str) -> Value:
         """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed."""

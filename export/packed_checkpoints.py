@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from embedllm.errors import ExportError
+from embedllm.export.column_order import plain_groups, sorted_by_group
 from embedllm.export.packed_schemes import GROUPS, WHOLE, Scheme
 from embedllm.export.quantize import Packed, Packing, pack_bits
 from embedllm.tensor_floats import FLOATS, to_float32
@@ -88,12 +89,7 @@ class PackedMatrix:
 
     def packing(self, read: Read) -> Packing:
         """How it is stored: in 8 bits where a zero point does not fit into 4. Raises ExportError where it cannot be."""
-        order = self._order(read)
-        if order is not None and (np.diff(order) < 0).any():
-            raise ExportError(
-                f"the groups of '{self.name}' are of columns that do not lie together (desc_act), which is not carried "
-                "over. Give the bits that the weights are to be rounded to once more, such as --bits 4."
-            )
+        self.order(read)  # which may be refused
         group, scale_bits = self._group, 16 if self._types <= {"F16"} else 32
         if self.scheme.kind == "mlx":
             bits = max(self.scheme.bits, 4)
@@ -106,8 +102,9 @@ class PackedMatrix:
         return Packing(bits=bits, group=group, symmetric=symmetric, scale_bits=scale_bits)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
-        """Rows [start, stop) as they are stored. packing: of packing()."""
-        codes = self._codes(read, start, stop)
+        """Rows [start, stop) as they are stored, in the order of columns that order() gives. packing: of packing()."""
+        codes, order = self._codes(read, start, stop), self.order(read)
+        codes = codes if order is None else codes.take(order, axis=1)
         missing = packing.groups(codes.shape[1]) * packing.group - codes.shape[1]
         codes = np.pad(codes, ((0, 0), (0, missing))).reshape(len(codes), -1, packing.group)
 
@@ -122,18 +119,24 @@ class PackedMatrix:
         minimum = floats("biases") if packing.minimum else None
         return Packed(pack_bits(codes, packing.bits), floats(_SCALES[self.scheme.kind]), zero, minimum)
 
+    def order(self, read: Read) -> NDArray[np.int32] | None:
+        """The columns sorted by their groups (desc_act), [columns]; None where they lie so already.
+
+        Raises ExportError for groups of other sizes than config.json says.
+        """
+        groups = self._group_of(read)
+        return None if groups is None else sorted_by_group(groups, self.scheme.group, self.name)
+
     def rows(self, read: Read, start: int, stop: int) -> F32:
         """Rows [start, stop) as the floats that they stand for."""
-        order, columns = self._order(read), self.shape[1]
-        if order is None:
-            group = self.scheme.group if self.scheme.group > 0 else columns
-            order = np.arange(columns) // group
+        given = self._group_of(read)
+        group = plain_groups(self.shape[1], self.scheme.group) if given is None else given
         values = self._codes(read, start, stop).astype(np.float32)
         if self.scheme.kind != "mlx":
-            values -= self._zeros(read, start, stop)[:, order].astype(np.float32)
-        values *= self._floats(read, _SCALES[self.scheme.kind], start, stop)[:, order]
+            values -= self._zeros(read, start, stop)[:, group].astype(np.float32)
+        values *= self._floats(read, _SCALES[self.scheme.kind], start, stop)[:, group]
         if self.scheme.kind == "mlx":
-            values += self._floats(read, "biases", start, stop)[:, order]
+            values += self._floats(read, "biases", start, stop)[:, group]
         return values
 
     @property
@@ -203,16 +206,16 @@ class PackedMatrix:
         values = to_float32(read(tensor, start * size, (stop - start) * size), tensor.dtype)
         return values.reshape(stop - start, -1)[:, : self._groups]
 
-    def _order(self, read: Read) -> NDArray[np.int32] | None:
+    def _group_of(self, read: Read) -> NDArray[np.int32] | None:
         """The group of each column, where the checkpoint says so. Raises ExportError for a group that there is not."""
         tensor = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
         if tensor is None:
             return None
-        order = np.frombuffer(read(tensor, 0, tensor.length), "<i4")
+        groups = np.frombuffer(read(tensor, 0, tensor.length), "<i4")
         last = self._groups - 1
-        if order.min(initial=0) < 0 or order.max(initial=0) > last:
-            raise ExportError(f"a column of '{self.name}' is of the group {order.max()}; expected 0 to {last}.")
-        return order
+        if (wrong := groups[(groups < 0) | (groups > last)]).size:
+            raise ExportError(f"a column of '{self.name}' is of the group {wrong[0]}; expected 0 to {last}.")
+        return groups
 
 
 def find_packed(scheme: Scheme, tensors: Mapping[str, Tensor], name: str) -> PackedMatrix | None:

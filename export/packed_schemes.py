@@ -73,7 +73,7 @@ def _compressed(said: Mapping[str, object]) -> Scheme:
         raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
     weights, strategy = found[0], found[0].get("strategy")
     if form == "pack-quantized":
-        _expect("actorder", weights.get("actorder"), (None, "static", "weight"))
+        _expect("actorder", weights.get("actorder"), (None, "group", "dynamic", "static", "weight"))
         group = -1 if strategy == "channel" else weights.get("group_size")
         return _scheme("compressed", weights.get("num_bits"), group, (4, 8))
     _expect("num_bits", weights.get("num_bits"), (8,))

@@ -27,13 +27,13 @@ from embedllm.export.openvino_tokenizer import check_installed, link_weights, wr
 from embedllm.export.origin import Source
 from embedllm.export.parts import cut_in_place
 from embedllm.export.place import appears_whole, check_place, named_place
-from embedllm.export.plan import Plan, Recipe, matrices, plan
+from embedllm.export.plan import Plan, Recipe, plan
 from embedllm.export.progress import Progress, write_json
 from embedllm.export.rotation import RotatedSource
 from embedllm.export.sources import open_source
 from embedllm.export.stream import check_source, write_weights
 from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
-from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, WEIGHTS, sha256
+from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 
@@ -96,7 +96,7 @@ def convert(
         check_encoder(decoder, recipe, given)
         texts = texts_of(location.folder)
         tokens = special_tokens(reader, decoder.vocabulary)
-        held = carried(reader, matrices(decoder)) if recipe.bits is None else {}
+        held = carried(reader, decoder) if recipe.bits is None else {}
         recipe = recipe if held else recipe.of_floats
         check_carried(held, recipe, {"lora": lora, "calibration": calibration, "importance": importance})
         decided = plan(decoder, recipe, held=held)
@@ -188,7 +188,8 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
         (partial / graph.file).write_bytes(build(graph.dialect, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
     form: dict[str, object] = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
-    if not all(packing.is_plain for packing in decided.packing.values()):
-        form = {"format": CARRIED_FORMAT}
+    packings = decided.packing.values()
+    if not all(packing.is_plain for packing in packings):
+        form = {"format": ORDERED_FORMAT if any(packing.order for packing in packings) else CARRIED_FORMAT}
     manifest = manifest_of(partial, job.facts | form, decided.decoder, graphs, decided.packing, hashes)
     write_json(partial / MANIFEST, manifest)

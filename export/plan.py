@@ -88,11 +88,11 @@ def plan(
         raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
     kept = _kept(decoder, recipe, held or {})
     packing = dict(packing or _packing(decoder, recipe, kept))
-    runs = tuple(alike for run in _runs(decoder) for alike in packed_alike(run, packing))
+    runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
     graphs = openvino_graph if decoder.encoder is None else openvino_encoder
     constants = graphs.constants(decoder, packing)
     entries = [
-        _small(decoder),
+        _small(decoder, packing),
         [Entry(CONSTANTS, "U8", (len(constants),))],
         *(block for run in runs for block in blocks(run, packing[run[0].name])),
     ]
@@ -107,9 +107,18 @@ def plan(
     )
 
 
-def matrices(decoder: Decoder) -> tuple[Linear, ...]:
-    """All that are stored in a packing of their own, in file order."""
-    return tuple(linear for run in _runs(decoder) for linear in run)
+def matrix_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
+    """All matrices that are stored in a packing of their own, in file order; those of a run have the same input."""
+    yield from ((linear,) for linear in (*tables(decoder), *outer_matrices(decoder)))
+    for layer in decoder.layers:
+        yield from layer_runs(layer)
+    if not decoder.tied:
+        yield (decoder.head,)
+
+
+def with_orders(decoder: Decoder, packing: Mapping[str, Packing]) -> Iterator[Linear]:
+    """Those matrices whose order of columns is stored, in file order. packing: by the name of the matrix."""
+    yield from (linear for run in matrix_runs(decoder) for linear in run if packing[linear.name].order == linear.name)
 
 
 def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
@@ -143,26 +152,18 @@ def _packing(decoder: Decoder, recipe: Recipe, kept: Mapping[str, Packing]) -> d
         )
     except ValueError as error:
         raise ExportError(str(error)) from error
-    names = {linear.name: body for run in _runs(decoder) for linear in run}
+    names = {linear.name: body for run in matrix_runs(decoder) for linear in run}
     return {**names, decoder.head.name: head, decoder.embedding.name: table, **kept}
 
 
-def _runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
-    yield from ((linear,) for linear in (*tables(decoder), *outer_matrices(decoder)))
-    for layer in decoder.layers:
-        yield from layer_runs(layer)
-    if not decoder.tied:
-        yield (decoder.head,)
-
-
-def _small(decoder: Decoder) -> list[Entry]:
-    """Norms, biases, routers and rotary tables: float32, as small things cost nothing to keep exact."""
+def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:
+    """Norms, biases, routers and rotary tables: float32, as small things cost nothing to keep exact; and orders."""
     entries = [Entry(vector.name, "F32", (vector.size,)) for vector in vectors(decoder)]
     entries += [Entry(f"{m.name}.weight", "F32", (m.rows, m.columns)) for m in small_matrices(decoder)]
     for number, rope in enumerate(decoder.ropes):
         shape = decoder.context, rope.rotated // 2
         entries += [Entry(rope_name(number, part), "F32", shape) for part in ("cos", "sin")]
-    return entries
+    return [*entries, *(Entry(f"{m.name}.order", "I32", (m.columns,)) for m in with_orders(decoder, packing))]
 
 
 def blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _LEAST_EXPONENT = -24  # of float16
 _LEAST_STEP, _LOG_127 = np.float32(2.0**-24), np.float32(np.log2(127))
 _SEARCHED = (4,)  # bits; eight lose a two-hundredth of what four do (docs/numerics.md)
-_PLAIN = {"scale_bits": 16, "minimum": False}  # fields of a Packing that manifests of plain folders do not have
+# fields of a Packing that manifests of plain folders do not have
+_PLAIN = {"scale_bits": 16, "minimum": False, "order": ""}
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
 
@@ -34,6 +35,7 @@ class Packing:
     # of what was quantized elsewhere (docs/format.md#carried-over)
     scale_bits: int = 16  # of a float: 32 where 16 would lose some of a scale
     minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
+    order: str = ""  # the matrix whose "MATRIX.order" says which column each stored one is; none: they lie as they are
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8, 16, 32):
@@ -44,6 +46,8 @@ class Packing:
             raise ValueError(f"scale_bits is {self.scale_bits}; expected 16 or 32.")
         if type(self.minimum) is not bool or (self.minimum and self.symmetric):
             raise ValueError(f"minimum is {self.minimum!r} and symmetric {self.symmetric!r}; expected one of both.")
+        if type(self.order) is not str:
+            raise ValueError(f"order is {self.order!r}; expected the name of a matrix.")
 
     @property
     def stores_zeros(self) -> bool:

@@ -17,11 +17,11 @@ import numpy as np
 from embedllm.backends.threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export import rope
-from embedllm.export.carried import PackedSource, read_packed
+from embedllm.export.carried import OrderedSource, PackedSource, read_packed
 from embedllm.export.decoder import Linear
 from embedllm.export.decoder_tensors import rope_name, small_matrices, vectors
 from embedllm.export.origin import Source, check_matrix, check_vector, read_matrix, read_vector
-from embedllm.export.plan import Plan
+from embedllm.export.plan import Plan, with_orders
 from embedllm.export.quantize import NOT_FINITE, Packed, Packing, quantize
 from embedllm.export.weights import CONSTANTS, Layout, Writer
 
@@ -121,6 +121,11 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
             for start in range(0, decoder.context, step):
                 table = rope.tables(turning, min(start + step, decoder.context), start)[index]
                 write(rope_name(number, part), table)
+    for linear in with_orders(decoder, plan.packing):
+        assert isinstance(source, OrderedSource), "the plan has it from there"
+        order = source.order(f"{linear.source}.weight")
+        assert order is not None, linear.name
+        write(f"{linear.name}.order", order)
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 

@@ -14,7 +14,7 @@ from embedllm.export.decoder import Decoder
 from embedllm.export.decoder_json import to_json
 from embedllm.export.decoder_tensors import linears, outer_matrices, small_matrices, tables, vectors
 from embedllm.export.flavours import Model, build, flavours
-from embedllm.export.plan import Plan, matrices, plan
+from embedllm.export.plan import Plan, plan
 from embedllm.export.progress import write_json
 from embedllm.export.stream import check_source, write_weights
 from embedllm.package import FORMAT, MANIFEST, WEIGHTS, sha256
@@ -57,7 +57,7 @@ def described_package(
     """Writes a package with one graph; returns the folder. source: None: of that seed."""
     folder.mkdir(parents=True)
     source = source or RandomSource(decoder, seed)
-    decided = plan(decoder, recipe, held=carried(source, matrices(decoder)))
+    decided = plan(decoder, recipe, held=carried(source, decoder))
     check_source(source, decided)
     hashes = {WEIGHTS: write_weights(source, decided, folder / WEIGHTS, lambda count: None)}
     graph = next(graph for graph in flavours(decoder) if graph.dialect == flavour)

@@ -37,6 +37,24 @@ class HeldRandomSource(RandomSource):
         return rounded(self.rows(name, start, stop), self._packing)
 
 
+class OrderedRandomSource(HeldRandomSource):
+    """The columns of every matrix in an order that others of as many columns have, too; of one matrix in its own."""
+
+    def __init__(self, decoder: Decoder, packing: Packing, *, plain: str) -> None:
+        super().__init__(decoder, packing)
+        self._plain = plain
+
+    def order(self, name: str) -> np.ndarray | None:
+        if name == f"{self._plain}.weight":
+            return None
+        columns = self.tensors[name].shape[1]
+        return np.random.default_rng(columns).permutation(columns).astype(np.int32)
+
+    def packed(self, name: str, start: int, stop: int) -> Packed:
+        order, rows = self.order(name), self.rows(name, start, stop)
+        return rounded(rows if order is None else rows.take(order, axis=1), self._packing)
+
+
 def rounded(rows: F32, packing: Packing) -> Packed:
     """Integers with minimums, with zero points, or around the middle."""
     missing = -rows.shape[1] % packing.group

@@ -14,7 +14,7 @@ from embedllm.errors import PackageError
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.decoder_json import to_json
-from embedllm.package import CARRIED_FORMAT, FORMAT, MANIFEST, WEIGHTS, FileEntry, Graph, open_package, sha256
+from embedllm.package import FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, FileEntry, Graph, open_package, sha256
 from tests.tiny import tiny_config
 
 CONTENTS = {WEIGHTS: b"weights", "model.onnx": b"graph", "tokenizer.json": b"{}"}
@@ -210,10 +210,10 @@ def test_a_wrong_or_missing_value_is_named_with_its_key(key: str, value: object,
 
 
 def test_a_newer_format_says_how_to_upgrade_whatever_else_it_holds(folder: Path) -> None:
-    write_manifest(folder, {"format": CARRIED_FORMAT + 1, "files": ["another structure"]})
+    write_manifest(folder, {"format": ORDERED_FORMAT + 1, "files": ["another structure"]})
     message = refusal(folder)
     assert (
-        f"'{folder}' has format {CARRIED_FORMAT + 1}; this version of embedllm reads up to {CARRIED_FORMAT}" in message
+        f"'{folder}' has format {ORDERED_FORMAT + 1}; this version of embedllm reads up to {ORDERED_FORMAT}" in message
     )
     assert message.endswith("Upgrade with: pip install -U embedllm")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,13 @@ def words(values: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndar
     return found.view(np.int32)
 
 
-def quantized(form: Format, random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, np.ndarray]:
-    """A matrix's tensors by the last part of their names, and what the format's formula makes of them."""
+def quantized(
+    form: Format, random: np.random.Generator, rows: int, columns: int, column: np.ndarray | None = None
+) -> tuple[Tensors, np.ndarray]:
+    """A matrix's tensors by the last part of their names, and what the format's formula makes of them.
+
+    column: the group of each; None: those of a group lie together.
+    """
     group = columns if form.group < 0 else form.group
     groups, levels = -(-columns // group), 1 << form.bits
     q = random.integers(0, levels, (rows, columns))
@@ -93,7 +98,8 @@ def quantized(form: Format, random: np.random.Generator, rows: int, columns: int
     high = levels + low if form.bits < 8 else levels
     zero = np.full((rows, groups), levels // 2) if form.symmetric else random.integers(low, high, (rows, groups))
     scale = (random.uniform(0.5, 1, (rows, groups)) / levels / columns**0.5).astype(np.float16)
-    column = np.arange(columns) // group
+    in_order = column is None
+    column = np.arange(columns) // group if column is None else column
     wide = scale.astype(np.float32)[:, column]
     floats = (q - zero[:, column]).astype(np.float32) * wide
     if form.kind == "gptq":
@@ -106,21 +112,28 @@ def quantized(form: Format, random: np.random.Generator, rows: int, columns: int
         return {"qweight": words(q, 4), "qzeros": words(np.pad(zero, more), 4), "scales": np.pad(scale, more)}, floats
     if form.kind == "compressed":
         zeros = {} if form.symmetric else {"weight_zero_point": words(zero.T, form.bits).T}
+        zeros |= {} if in_order else {"weight_g_idx": column.astype(np.int32)}
         return {"weight_packed": words(q, form.bits), "weight_scale": scale, **zeros}, floats
     minimum = (random.standard_normal((rows, groups)) / 16).astype(np.float16)
     made = {"weight": words(q, form.bits).view(np.uint32), "scales": scale, "biases": minimum}
     return made, q.astype(np.float32) * wide + minimum.astype(np.float32)[:, column]
 
 
-def checkpoint(folder: Path, form: Format) -> dict[str, np.ndarray]:
-    """Writes a tiny llama whose layers are quantized, of MLX the tables, too; gives the floats that it stands for."""
+def checkpoint(
+    folder: Path, form: Format, column: Callable[[str, int], np.ndarray | None] = lambda *_: None
+) -> dict[str, np.ndarray]:
+    """Writes a tiny llama whose layers are quantized, of MLX the tables, too; gives the floats that it stands for.
+
+    column: the group of each column, by the matrix and how many it has; None: those of a group lie together.
+    """
     tiny_checkpoint(folder, "llama", vocab_size=320)
     config, random = json.loads((folder / "config.json").read_text()), np.random.default_rng(5)
     (folder / "config.json").write_text(json.dumps(config | form.said))
     tensors, floats = load_file(folder / "model.safetensors"), Tensors()
     for name, values in list(tensors.items()):
         if values.ndim == 2 and ("_proj" in name or form.kind == "mlx"):
-            made, floats[name] = quantized(form, random, *values.shape)
+            rows, columns = values.shape
+            made, floats[name] = quantized(form, random, rows, columns, column(name, columns))
             del tensors[name]
             base = name.removesuffix(".weight")
             tensors |= {f"{base}.{part}": np.ascontiguousarray(each) for part, each in made.items()}
@@ -206,25 +219,6 @@ def test_a_zero_point_of_16_takes_8_bits(tmp_path: Path) -> None:
     source = opened(tmp_path / "c")
     assert source.packing(f"{NAME}.weight") == Packing(bits=8, symmetric=False)
     source.close()
-
-
-def test_columns_in_another_order_are_refused_but_can_be_rounded(tmp_path: Path) -> None:
-    floats = checkpoint(tmp_path / "c", gptq(symmetric=True))
-    tensors = load_file(tmp_path / "c" / "model.safetensors")
-    order = np.random.default_rng(1).permutation(96)  # of the columns of a matrix, with what belongs to them
-    packed, scales = tensors[f"{NAME}.qweight"].T, tensors[f"{NAME}.scales"]
-    codes = (np.repeat(packed, 8, axis=1).view(np.uint32) >> np.tile(np.arange(8, dtype=np.uint32) * 4, 12)) & 15
-    tensors[f"{NAME}.qweight"] = np.ascontiguousarray(words(codes[:, order], 4).T)
-    tensors[f"{NAME}.g_idx"] = (order // 32).astype(np.int32)
-    assert scales.shape == (3, 64)
-    save_file(tensors, tmp_path / "c" / "model.safetensors")
-    source = opened(tmp_path / "c")
-    np.testing.assert_array_equal(source.rows(f"{NAME}.weight", 0, 64), floats[f"{NAME}.weight"][:, order])
-    source.close()
-    with pytest.raises(ExportError, match=r"down_proj\.weight' are of columns .* \(desc_act\).*--bits 4"):
-        convert(tmp_path / "c", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    assert open_package(convert(tmp_path / "c", tmp_path / "out", Recipe(bits=4))).manifest["format"] == 1
 
 
 @pytest.mark.parametrize(("config", "message"), [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, WEIGHTS
+from embedllm.package import ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS
 from tests.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.server import ROOT
 
@@ -92,7 +92,7 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         with_change(folder, "graphs/0/file", "other.onnx"),
         with_change(folder, "files", {name: entry for name, entry in listed.items() if name != WEIGHTS}),
         with_change(folder, "context", 4096),
-        json.dumps({"format": CARRIED_FORMAT + 1, "files": ["another structure"]}),
+        json.dumps({"format": ORDERED_FORMAT + 1, "files": ["another structure"]}),
         with_change(folder, "format", ENCODER_FORMAT),
     ]
     other, weights, contexts, newer, texts_only = refusals(node, texts)
@@ -100,7 +100,7 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
     assert f"it does not list '{WEIGHTS}'" in weights
     assert "it gives two contexts, 4096 and, in its architecture, 128" in contexts
     assert (
-        f"has format {CARRIED_FORMAT + 1}; this version of embedllm-web reads up to {CARRIED_FORMAT}. Upgrade" in newer
+        f"has format {ORDERED_FORMAT + 1}; this version of embedllm-web reads up to {ORDERED_FORMAT}. Upgrade" in newer
     )
     assert "embeds or scores texts, which is not done in browsers" in texts_only
 

@@ -69,6 +69,7 @@ export class FloatBytes extends Uint8Array {
     const minimums = packing.minimum ? this.#floats(`${name}.minimum`) : null;
     const zeros = packing.symmetric || minimums ? null : this.#read(this.#entry(`${name}.zero`));
     unpackGroups({ bytes, scales, minimums, zeros, rows, columns, ...packing }, into);
+    if (packing.order) putInOrder(into, new Int32Array(this.#read(this.#entry(`${packing.order}.order`)).buffer));
   }
 
   /** @param {string} name of a number for each group @returns {Float32Array} */
@@ -141,6 +142,19 @@ export function unpackGroups({ bytes, scales, minimums, zeros, rows, columns, bi
         for (let place = first; place < last; place++) into[place] += minimum;
       }
     }
+  }
+}
+
+/**
+ * Puts the columns of a matrix where they belong.
+ *
+ * @param {Float32Array} matrix [rows, columns] @param {Int32Array} order [columns], which of them each one is
+ */
+export function putInOrder(matrix, order) {
+  const columns = order.length;
+  for (let first = 0; first < matrix.length; first += columns) {
+    const row = matrix.slice(first, first + columns);
+    for (let at = 0; at < columns; at++) matrix[first + order[at]] = row[at];
   }
 }
 

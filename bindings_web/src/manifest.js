@@ -4,7 +4,7 @@ import { PackageError } from "./errors.js";
 
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
-const FORMAT = 4; // of the manifest, with matrices carried over; a folder with a larger one is refused
+const FORMAT = 5; // of the manifest, with columns in another order; a folder with a larger one is refused
 const TEXTS_FORMAT = 3; // of models that embed or score whole texts
 const AGAIN = "Export the folder again and put it there whole.";
 
