@@ -9,6 +9,7 @@ from embedllm.errors import ExportError
 
 GROUPS = (16, 32, 64, 128, 256)  # sizes that matrices are stored in
 WHOLE = 128  # a scale for a whole row is one for each group of so many
+_FLOAT4 = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}  # formats of compressed-tensors: group
 _KEYS = ("quantization_config", "quantization")  # of config.json
 
 
@@ -17,7 +18,7 @@ class Scheme:
     """How the matrices of a checkpoint are packed, of which one may be left out."""
 
     # "gptq", "awq", "gemv" (AWQ's, too), "compressed" or "mlx"; "scaled": of 8 bits each, with scales;
-    # "bitsandbytes"; "hqq"
+    # "float4": NVFP4 and MXFP4; "bitsandbytes"; "hqq"
     kind: str
     bits: int
     group: int  # -1: a scale for a whole row
@@ -55,8 +56,11 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
         return Scheme(kind="bitsandbytes", bits=8 if said.get("load_in_8bit") else 4, group=-1)
     if method == "hqq":
         return Scheme(kind="hqq", bits=8, group=-1)  # each matrix says its own
-    if method == "fp8":
+    if method in ("fp8", "fbgemm_fp8"):
         return _scaled(said.get("weight_block_size"))
+    if method == "modelopt":
+        _expect("quant_algo", said.get("quant_algo"), ("FP8", "NVFP4"))
+        return _scaled(None) if said["quant_algo"] == "FP8" else Scheme(kind="float4", bits=4, group=16)
     if method is None and "group_size" in said:
         _expect("mode", said.get("mode", "affine"), ("affine",))
         if own := [name for name, each in said.items() if isinstance(each, Mapping)]:
@@ -66,8 +70,8 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
 
 
 def _compressed(said: Mapping[str, object]) -> Scheme:
-    form, groups = said.get("format"), said.get("config_groups")
-    _expect("format", form, ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized"))
+    form, groups = str(said.get("format")), said.get("config_groups")
+    _expect("format", form, ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", *_FLOAT4))
     found = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
     if len(found) != 1 or not isinstance(found[0], Mapping):
         raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")
@@ -76,6 +80,10 @@ def _compressed(said: Mapping[str, object]) -> Scheme:
         _expect("actorder", weights.get("actorder"), (None, "group", "dynamic", "static", "weight"))
         group = -1 if strategy == "channel" else weights.get("group_size")
         return _scheme("compressed", weights.get("num_bits"), group, (4, 8))
+    if form in _FLOAT4:
+        _expect("group_size", weights.get("group_size"), (_FLOAT4[form],))
+        _expect("symmetric", weights.get("symmetric", True), (True,))
+        return Scheme(kind="float4", bits=4, group=_FLOAT4[form])
     _expect("num_bits", weights.get("num_bits"), (8,))
     _expect("strategy", strategy, ("tensor", "channel", "block"))
     _expect("symmetric", weights.get("symmetric", True), (True,))

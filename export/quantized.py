@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.export.bitsandbytes import find_bitsandbytes
+from embedllm.export.float4 import find_float4
 from embedllm.export.hqq import find_hqq
 from embedllm.export.packed_checkpoints import Read, find_packed
 from embedllm.export.packed_schemes import Scheme
@@ -41,6 +42,8 @@ def find_quantized(
         return None
     if scheme.kind == "scaled":
         return find_scaled(scheme, tensors, name)
+    if scheme.kind == "float4":
+        return find_float4(scheme, tensors, name)
     if scheme.kind == "bitsandbytes":
         return find_bitsandbytes(tensors, name, read)
     if scheme.kind == "hqq":

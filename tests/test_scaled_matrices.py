@@ -72,6 +72,8 @@ FP8: dict[str, object] = {"quant_method": "fp8", "fmt": "e4m3", "activation_sche
 FORMS: dict[str, tuple[dict[str, object], str, str, str, tuple[int, int]]] = {
     "fp8": (FP8 | {"weight_block_size": [48, 64]}, "F8_E4M3", "F32", "weight_scale_inv", (48, 64)),
     "fp8, one scale": (FP8, "F8_E5M2", "F32", "weight_scale", (0, 0)),
+    "fp8, fbgemm": ({"quant_method": "fbgemm_fp8"}, "F8_E4M3", "F32", "weight_scale", (1, 0)),
+    "fp8, ModelOpt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "F8_E4M3", "F32", "weight_scale", (0, 0)),
     "float, rows": (compressed("float", "float-quantized", "channel"), "F8_E4M3", "BF16", "weight_scale", (1, 0)),
     "float, blocks": (compressed("float", "float-quantized", "block", [32, 32]), "F8_E4M3", "F32", "weight_scale",
                       (32, 32)),

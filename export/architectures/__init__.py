@@ -45,7 +45,7 @@ def describe(config: Config, context: int | None = None) -> Decoder:
     if config.has("quantization_config") and not _is_mxfp4(config):
         raise UnsupportedModel(
             "this checkpoint is already quantized ('quantization_config' in config.json); "
-            "expected float weights (bf16, f16 or f32), MXFP4, GPTQ, AWQ, compressed-tensors, MLX, FP8, HQQ or "
+            "expected float weights (bf16, f16 or f32), MXFP4, GPTQ, AWQ, compressed-tensors, MLX, FP8, NVFP4, HQQ or "
             "bitsandbytes. Export from the original checkpoint.",
             model_type=model_type,
         )
