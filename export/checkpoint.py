@@ -27,11 +27,7 @@ def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | 
         raise ValueError(f"task is {task!r}; expected None or one of: {', '.join(encoders.TASKS)}.")
     config = reader.config
     if isinstance(reader, GgufSource):
-        if task not in (None, "chat"):
-            raise ExportError(
-                f"models that are to {task} are not read from GGUF; export the checkpoint that it was made from."
-            )
-        return reader.described(_described(config, context))
+        return reader.described(_of_gguf(reader, context, task or reader.task))
     folder = None if task == "chat" else read_sentence_folder(reader.folder)
     wanted = task or encoders.task_of(config, folder)
     if wanted == "chat":
@@ -39,6 +35,17 @@ def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | 
     if folder is not None and wanted == "embed":
         reader.folders = folder.folders
     return encoders.describe_encoder(config, folder, wanted, context)
+
+
+def _of_gguf(reader: GgufSource, context: int | None, task: str) -> Decoder:
+    if task == "chat":
+        return _described(reader.config, context)
+    if task != reader.task:
+        raise ExportError(
+            f"'{reader.location.name}' is a model to {reader.task} by what the file says and holds, and has nothing to "
+            f"{task} with. Leave the task out, or export the checkpoint that it was made from."
+        )
+    return encoders.describe_encoder(reader.config, reader.sentences, task, context)
 
 
 def _described(config: Mapping[str, object], context: int | None) -> Decoder:

@@ -13,6 +13,7 @@ import numpy as np
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.carried import ordered
 from embedllm.export.gguf_config import config_of, guessing_layers
+from embedllm.export.gguf_encoders import sentences_of, task_of
 from embedllm.export.gguf_model import GgufModel, Placed, read_model
 from embedllm.export.gguf_names import Place, places
 from embedllm.export.gguf_restated import restated
@@ -42,6 +43,8 @@ class GgufSource:
         self._model: GgufModel = read_model(path)
         self.config, self._family = config_of(self._model)
         self.folders: tuple[str, ...] = ()  # of sentence-transformers: there are none
+        self.task = task_of(self._model, self._family)
+        self.sentences = sentences_of(self._model) if self.task == "embed" else None
         self._places: Mapping[str, Place] = {}
         self._files = OpenFiles()
         self._texts = tempfile.TemporaryDirectory(prefix="embedllm-gguf-")

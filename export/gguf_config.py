@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
+from embedllm.export.gguf_encoders import ENCODERS, table_sizes
 from embedllm.export.gguf_families import FAMILIES, GATING, GUESSING, PATTERN, WINDOW, Family
 from embedllm.export.gguf_rope import rope_scaling
 from embedllm.export.nearest import nearest
@@ -51,6 +52,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "residual_scale": ("residual_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
 }
+_KNOWN = {**FAMILIES, **ENCODERS}
 # What every family takes: those of its sizes, those that are read elsewhere, and those of no consequence
 _COMMON = {
     "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
@@ -70,11 +72,11 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     name = model.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ExportError(f"'{model.path}' does not say what model it is ('general.architecture'); expected a name.")
-    family = FAMILIES.get(name)
+    family = _KNOWN.get(name)
     if family is None:
         raise UnsupportedModel(
             f"'{model.path}' is a model of the architecture '{name}', which is not read from GGUF. "
-            f"Known: {', '.join(FAMILIES)}.{nearest(name, FAMILIES)} Try the checkpoint that it was made from.",
+            f"Known: {', '.join(_KNOWN)}.{nearest(name, _KNOWN)} Try the checkpoint that it was made from.",
             model_type=name,
         )
     prefix = f"{name}."
@@ -96,6 +98,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     config |= {key: value for key, value in family.values.items() if key not in config}
     config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type
+    config |= table_sizes(model) if family.both_ways else {}
     config |= family.more(own, model.tensors.keys())
     return config, family
 
@@ -151,9 +154,9 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
         raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
     head_dim = sizes.head_dim
     is_uneven = not family.is_latent and own.integer("attention.value_length", head_dim) != head_dim
-    if is_uneven or not own.flag("attention.causal", True):
-        raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts both ways; "
-                               "such models are not read from GGUF.")  # fmt: skip
+    if is_uneven or own.flag("attention.causal", not family.both_ways) == family.both_ways:
+        raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts otherwise than "
+                               "its architecture does; such models are not read from GGUF.")  # fmt: skip
     part = own.integer("rope.dimension_count", head_dim) / head_dim
     is_biased = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
     found: dict[str, object] = {

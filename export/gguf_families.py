@@ -16,6 +16,7 @@ WINDOW = ("attention.sliding_window", PATTERN)
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
 LOG_MULTIPLIER, ATTENTION_FACTOR = "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor"
 GATING, GUESSING = "expert_gating_func", "nextn_predict_layers"
+POOLING = "pooling_type"  # what a model that embeds texts makes of the vectors of tokens
 _EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
 _ROUTED = (
     *_EXPERTS, GATING, "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
@@ -34,6 +35,7 @@ class Family:
 
     model_type: str
     turned: bool = False  # of q and k, rows that turn together are neighbours; in checkpoints, in halves of a head
+    both_ways: bool = False  # tokens see those behind them, too
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
@@ -154,7 +156,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, *WINDOW), more=_llama),
     "qwen2": Family(model_type="qwen2"),
     "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
-    "qwen3": Family(model_type="qwen3"),
+    "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
     "qwen3moe": Family(model_type="qwen3_moe", keys=_EXPERTS, values={"norm_topk_prob": True}),
     "gemma": Family(model_type="gemma"),
     "gemma2": Family(model_type="gemma2", keys=(*WINDOW, *_CAPS), more=_gemma),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import numpy as np
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.decoder import Attention, Decoder, Latent, Layer, Linear, Mlp, Moe, Norm
+from embedllm.export.decoder import Attention, Decoder, Encoder, Latent, Layer, Linear, Mlp, Moe, Norm
 from embedllm.export.gguf_families import Family
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
     Raises UnsupportedModel for parts that GGUF has otherwise.
     """
     found = dict(_matrix(decoder.embedding, "token_embd"))
-    found |= _norm(decoder.norm, "output_norm") | _norm(decoder.embedding_norm, "token_embd_norm")
+    encoder, last = decoder.encoder, f"blk.{len(decoder.layers) - 1}"
+    is_behind = encoder is not None and encoder.sums_normed  # then the last layer's norm is the model's
+    found |= _norm(decoder.norm, f"{last}.layer_output_norm" if is_behind else "output_norm")
+    found |= _norm(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
     if not decoder.tied:
         found |= _matrix(decoder.head, "output")
     if decoder.positions is not None:
@@ -58,7 +61,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
         block, attention = f"blk.{index}", layer.attention
         if not isinstance(attention, Attention) or layer.token_input is not None:
             raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
-        for part, where in _norms(layer, block, tensors):
+        for part, where in _norms_behind(layer, block) if is_behind else _norms(layer, block, tensors):
             found |= _norm(part, where)
         found |= _attention(attention, block, family, tensors)
         found |= _mlp(layer.mlp, block, tensors)
@@ -75,6 +78,18 @@ def _norm(norm: Norm | None, name: str) -> dict[str, Place]:
         return {}
     found = {norm.source: Place(tensor=f"{name}.weight")}
     return found | {norm.bias: Place(tensor=f"{name}.bias")} if norm.bias else found
+
+
+def _encoder(encoder: Encoder | None) -> dict[str, Place]:
+    """What models that read whole texts have besides: rows for the parts of a pair, and what makes a score."""
+    found: dict[str, Place] = {}
+    if encoder is not None and encoder.types is not None:
+        found |= _matrix(encoder.types, "token_types", is_row=encoder.types.rows == 1)
+    if encoder is not None and encoder.scores:
+        first, last = encoder.steps
+        found |= _matrix(first.linear, "cls") | _norm(first.norm, "cls.norm") | _matrix(last.linear, "cls.output")
+        found[f"{last.linear.source}.weight"] = Place(tensor="cls.output.weight", is_row=True)
+    return found
 
 
 def _attention(attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
@@ -133,6 +148,12 @@ def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[
     yield layer.attention_post_norm, f"{block}.post_attention_norm"
     yield layer.mlp_norm, first if has_two else f"{block}.{before}"
     yield layer.mlp_post_norm, f"{block}.post_ffw_norm"
+
+
+def _norms_behind(layer: Layer, block: str) -> Iterator[tuple[Norm | None, str]]:
+    """Of layers whose sums are normed."""
+    yield layer.attention_norm, f"{block}.attn_output_norm"
+    yield layer.mlp_norm, f"{block}.layer_output_norm"
 
 
 def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:

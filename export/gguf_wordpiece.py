@@ -15,7 +15,8 @@ from embedllm.export.gguf_vocabulary import CONTROL, NORMAL, PREFIX, Vocabulary
 
 _START, _INSIDE = "\u2581", "##"
 _LONGEST = 100  # characters of a word; longer ones are unknown, as transformers has it
-# A vocabulary says by its words how texts are changed before they are cut, of which a few are somebody's additions
+_LOWERCASE, _STRIP = "normalizer.lowercase", "normalizer.strip_accents"  # newer files have these
+# Of others the words say how texts are changed before they are cut; a few of them are somebody's additions
 _FEW = 0.01
 
 
@@ -28,7 +29,9 @@ def word_piece(vocabulary: Vocabulary) -> dict[str, object]:
             "checkpoint that the file was made from."
         )
     words = [text for text, kind in zip(tokens, vocabulary.types, strict=True) if kind == NORMAL and not _is_mark(text)]
-    lowers = _mostly_kept(words, str.lower)
+    is_said = _LOWERCASE in vocabulary.values
+    lowers = vocabulary.flag(_LOWERCASE, _mostly_kept(words, str.lower))
+    strips = vocabulary.flag(_STRIP, lowers and (is_said or _mostly_kept(words, _without_accents)))
     first, last, unknown = (_mark(vocabulary, roles, text) for roles, text in
                             ((("cls", "bos"), "[CLS]"), (("sep", "eos"), "[SEP]"), (("unk",), "[UNK]")))  # fmt: skip
     single: list[Piece] = [(first, 0), ("A", 0), (last, 0)]
@@ -40,7 +43,7 @@ def word_piece(vocabulary: Vocabulary) -> dict[str, object]:
         "vocab": {text: at for at, text in enumerate(tokens)},
     }
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-                  "strip_accents": lowers and _mostly_kept(words, _without_accents), "lowercase": lowers}  # fmt: skip
+                  "strip_accents": strips, "lowercase": lowers}  # fmt: skip
     return whole_json(
         vocabulary,
         model,

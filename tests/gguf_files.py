@@ -61,14 +61,19 @@ def write_gguf(
     """
     config = usual(json.loads((folder / "config.json").read_text()))
     name = architecture or name_of(config)
-    writer = gguf.GGUFWriter(path, name)
     ids = {"eos": config.get("eos_token_id"), "padding": config.get("pad_token_id")}
     said = {**metadata(config, name), **tokens(folder, pre), **special(ids), **(more or {})}
+    tensors = change(converted(loaded(folder / "model.safetensors"), config, name))
+    return write_file(path, name, said, tensors, kind=kind)
+
+
+def write_file(path: Path, name: str, said: Mapping[str, Any], tensors: Tensors, *, kind: str) -> Path:
+    """Metadata and tensors under their GGUF names. name: of the architecture."""
+    writer = gguf.GGUFWriter(path, name)
     for key, value in said.items():
         if value is not None:
             put(writer, key, value)
-    tensors = loaded(folder / "model.safetensors")
-    for tensor, values in change(converted(tensors, config, name)).items():
+    for tensor, values in tensors.items():
         is_matrix = values.ndim > 1 and not tensor.endswith(".bias")  # those of experts are one tensor
         if is_matrix and kind != "F32" and (kind == "F16" or not values.shape[-1] % 32):
             quantized = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
@@ -101,6 +106,8 @@ def put(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, np.ndarray):
+        writer.add_array(key, value.tobytes() if value.dtype == np.uint8 else value.tolist())
     else:
         assert isinstance(value, Sequence)
         writer.add_array(key, value)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedllm.export.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN
+from embedllm.export.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED
 
 CHARSMAP = base64.b64decode(json.loads((Path(__file__).parent / "golden" / "charsmap.json").read_text()))
 _WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
@@ -77,9 +77,14 @@ def train_unigram() -> Tokenizer:
     return made
 
 
-def word_piece_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
-    """BertModel.set_vocab: what begins a word gets a space, what does not loses its mark."""
+def word_piece_metadata(tokenizer: Tokenizer, count: int = 0) -> dict[str, Any]:
+    """BertModel.set_vocab: what begins a word gets a space, what does not loses its mark.
+
+    count: tokens of the model, where it has more than the tokenizer.
+    """
     texts, kinds = _tokens(tokenizer)
+    more = range(len(texts), count)
+    texts, kinds = texts + [f"[PAD{at}]" for at in more], kinds + [UNUSED] * len(more)
     spelled = [text if kind == CONTROL else text[2:] if text.startswith("##") else f"▁{text}"
                for text, kind in zip(texts, kinds, strict=True)]  # fmt: skip
     roles = {

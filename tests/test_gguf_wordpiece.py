@@ -60,6 +60,18 @@ def test_the_kinds_differ() -> None:
     assert found == {("e", "É", "é")}
 
 
+@pytest.mark.parametrize(("said", "text"), [
+    ({}, "E\u00e9"),
+    ({"lowercase": True}, "ee"),
+    ({"lowercase": True, "strip_accents": False}, "e\u00e9"),
+    ({"lowercase": False, "strip_accents": True}, "Ee"),
+])  # fmt: skip
+def test_what_newer_files_say_goes_before_what_the_words_tell(said: dict[str, bool], text: str) -> None:
+    metadata = word_piece_metadata(pair("cased")[0])
+    metadata |= {f"tokenizer.ggml.normalizer.{key}": value for key, value in said.items()}
+    assert rebuilt(metadata).normalizer.normalize_str("E\u00e9") == text
+
+
 HAND = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "▁a", "b", "▁#", "▁b"]
 WRITTEN = {
     "tokenizer.ggml.model": "bert",
