@@ -53,12 +53,15 @@ class GenaiEngine:
         """Raises DeviceError for a folder that it does not load, or that gives other logits for the same prompt."""
         assert package.foreign is not None  # no other folder has such a graph
         self.device = device
-        self.context = package.context
+        self._window = package.foreign.window
+        # what fills a window up is counted, too
+        self.context = package.context - (self._window.size - 1 if self._window else 0)
+        self.largest = package.context
         self.remedy = LARGER_MODEL
         self.vocabulary = package.traced.vocabulary
         self.output = package.foreign.names.logits
         self.gives_all = True  # logits of every token of a piece, until it is found otherwise
-        self._is_windowed = package.foreign.windowed
+        self.filler = self._window.filler if self._window else None
         path = package.folder / graph.file
         try:
             config = _OG.Config(str(package.folder))
@@ -67,8 +70,8 @@ class GenaiEngine:
             options = _OG.GeneratorParams(self._model).get_search_options()
         except Exception as error:
             raise DeviceError(f"{device.backend} cannot load '{path}': {first_line(error)}") from error
-        # a generator takes the memory of all the tokens that it has room for at once; of fixed sizes, of the context
-        self.is_shared = options["past_present_share_buffer"] and not self._is_windowed
+        # a generator takes the memory of all the tokens that it has room for at once; with windows that is all
+        self.is_shared = options["past_present_share_buffer"] and self._window is None
         self._try(MOST_DIFFERENCE[package.foreign.names.rounds], str(path))
         _log.info("'%s' takes tokens behind others %s", path, "in pieces" if self.appends else "one by one")
 
@@ -90,10 +93,11 @@ class GenaiEngine:
 
     def _overlay(self, knobs: Knobs) -> dict[str, object]:
         """What the configuration shall say otherwise."""
-        told: dict[str, object] = {}
+        # where it is made to choose a token, it stops at one that ends a reply: here at the last, which is seldom one
+        told: dict[str, object] = {"eos_token_id": self.vocabulary - 1}
         if threads := knobs.threads or compute_threads():
             told["decoder"] = {"session_options": {"intra_op_num_threads": threads}}
-        if not self._is_windowed:
+        if self._window is None:
             # Of a piece it gives the logits of the last token that is no padding, and where all are, what lies before
             # the first (0.18; tests/test_genai.py): here a padding token means what it says
             told["pad_token_id"] = _NO_TOKEN
@@ -102,11 +106,11 @@ class GenaiEngine:
     def _try(self, most: float, path: str) -> None:
         """Finds out how tokens are given behind others: appended, or one by one, by making it choose each.
 
-        The latter on devices that do not append, and where a piece has a fixed size. Raises DeviceError where the
+        The latter on devices that do not append, and with windows, which it would fill up. Raises DeviceError where the
         logits are wrong in both ways.
         """
         failure = DeviceError(f"'{path}' {CANNOT_BE_FED}")
-        for appends in (False, True) if self._is_windowed else (True, False):
+        for appends in (True, False) if self._window is None else (False,):
             self.appends = appends
             self.chunk = CHUNK if appends else self.context  # a prompt goes in whole where single tokens follow it
             try:

@@ -42,6 +42,7 @@ class _Engine(Protocol):
     """What a session asks of its engine."""
 
     context: int
+    largest: int  # room that a generator can have
     remedy: str
     vocabulary: int
     output: str  # the name of its logits
@@ -49,6 +50,7 @@ class _Engine(Protocol):
     appends: bool  # tokens behind others are appended; else it is made to choose them, one by one
     gives_all: bool  # logits of every token that is appended
     chunk: int  # tokens of a prompt that are appended at once
+    filler: int | None  # the token that fills up what is appended, and so cannot be
 
     def generator(self, room: int) -> Generator: ...
 
@@ -81,6 +83,8 @@ class GenaiSession:
         """The logits behind the last of these tokens, or behind each: [1 or T, V]. What fails appends nothing."""
         engine = self._opened()
         check_tokens(tokens, self.position, vocabulary=engine.vocabulary, limit=engine.context, remedy=engine.remedy)
+        if engine.filler is not None:
+            _check_filler([*self._tokens, *tokens], engine.filler, last=engine.vocabulary - 1)
         try:
             self._begin(len(tokens), each=each)
             again = self._tokens[len(self._given) :]
@@ -118,7 +122,7 @@ class GenaiSession:
             return
         if end > self._room:
             wanted = max(end, self._asked, _GROWTH * self._room)
-            self._room = min(-(-wanted // _STEP) * _STEP, engine.context) if engine.is_shared else engine.context
+            self._room = min(-(-wanted // _STEP) * _STEP, engine.largest) if engine.is_shared else engine.largest
         self._renew()
 
     def _renew(self) -> Generator:
@@ -139,6 +143,8 @@ class GenaiSession:
                 raise Interrupted
             is_alone = (self._given and not engine.appends) or (each and not engine.gives_all)
             piece = list(tokens[at : at + (1 if is_alone else engine.chunk)])
+            if engine.filler in piece and not self._given:
+                piece = piece[: piece.index(engine.filler)]
             found = self._step(piece, each=each)
             rows = [*rows, found] if each else [found]
             at += len(piece)
@@ -150,7 +156,7 @@ class GenaiSession:
         is_each = each and len(piece) > 1
         try:
             if held and not engine.appends and not _chosen(generator, piece[0], engine.vocabulary):
-                generator, piece = self._renew(), [*held, *piece]  # it stops at a token that ends a reply
+                generator, piece = self._renew(), [*held, *piece]  # it stops there, but not where all is appended
             if not self._given or engine.appends:
                 generator.append_tokens(piece)
             found = generator.get_output(engine.output) if is_each else generator.get_logits()
@@ -163,6 +169,14 @@ class GenaiSession:
         if self._engine is None:
             raise ValueError("this session was closed")
         return self._engine
+
+
+def _check_filler(text: Sequence[int], filler: int, *, last: int) -> None:
+    """Raises ValueError for what can neither be appended, as it would count as filled up, nor chosen."""
+    if text[0] == filler:
+        raise ValueError(f"the first token, {filler}, is what fills windows up in this model; begin with another one.")
+    if filler in text and last in text:  # behind which it would stop
+        raise ValueError(f"the tokens {filler} and {last} cannot be in one text of this model; leave one out.")
 
 
 def _chosen(generator: Generator, token: int, vocabulary: int) -> bool:

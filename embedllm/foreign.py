@@ -25,6 +25,14 @@ _ITS_TEXTS = ("genai_config.json", "config.json", "tokenizer.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A piece of a prompt that has a fixed size."""
+
+    size: int  # tokens
+    filler: int  # the token that fills the last one up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
     """How a folder is to be read that has no manifest."""
 
@@ -33,7 +41,7 @@ class Foreign:
     devices: tuple[str, ...]  # that run it, best first: what "auto" means for it
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen
-    windowed: bool = False  # its graphs take pieces of a fixed size, and single tokens
+    window: Window | None = None  # its graphs take prompts in such, and single tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

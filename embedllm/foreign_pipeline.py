@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from embedllm.errors import PackageError
 from embedllm.export.dialects import GENAI
 from embedllm.export.traced import Names, Traced
-from embedllm.foreign import Foreign, Reading
+from embedllm.foreign import Foreign, Reading, Window
 from embedllm.foreign_onnx import weights_of
 from embedllm.foreign_texts import Texts, whole
-from embedllm.genai_config import MAKER, Config
+from embedllm.genai_config import MAKER, Config, section
 from embedllm.onnx_outline import FLOAT16, Outline, read_outline
 
 DEVICES = ("genai",)
@@ -29,7 +29,6 @@ def read(config: Config) -> Reading:
     vocabulary = _number(config.model, "vocab_size", config)
     heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
     layers, texts = _number(config.decoder, "num_hidden_layers", config), Texts(root)
-    window = config.decoder.get("sliding_window")
     return Reading(
         root=root,
         graph=config.path,
@@ -50,7 +49,7 @@ def read(config: Config) -> Reading:
             names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
             devices=DEVICES,
             weights=config.path.name,
-            windowed=isinstance(window, Mapping) and window.get("slide_inputs", True) is True,
+            window=_window(config),
         ),
     )
 
@@ -59,6 +58,19 @@ def _activations(outlines: Sequence[Outline]) -> str:
     """By what the graphs hand on: keys and values are among it."""
     kinds = {given.kind for outline in outlines for given in outline.outputs}
     return "float16" if FLOAT16 in kinds else "float32"
+
+
+def _window(config: Config) -> Window | None:
+    """Where a prompt is fed in pieces of a fixed size; other windows are of attention alone."""
+    window = section(config.decoder, "sliding_window", config.path, needed=False)
+    if not window or window.get("slide_inputs", True) is not True:
+        return None
+    filler = config.model.get("pad_token_id", 0)
+    if type(filler) is not int or filler < 0:
+        raise PackageError(
+            f"'pad_token_id' of '{config.path}' is {filler!r:.40}; expected a token. Fetch the file again."
+        )
+    return Window(size=_number(window, "window_size", config), filler=filler)
 
 
 def _number(data: Mapping[str, object], key: str, config: Config) -> int:

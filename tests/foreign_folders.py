@@ -10,19 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.utils import extract_model
 
 from embedllm.package import MANIFEST, WEIGHTS, open_package
-from tests.traced_models import CONTEXT, HEADS, HIDDEN, SIZE, VOCABULARY, write_checkpoint, write_graph
+from tests.traced_models import CONTEXT, HEADS, SIZE, VOCABULARY, write_checkpoint, write_graph
 
 KINDS = {np.int32: TensorProto.INT32, np.float16: TensorProto.FLOAT16}
-PAD = 11
-_PAIRS = ("0.key", "0.value")
-_INPUTS = {"input_ids": "input_ids", "attention_mask": "attention_mask", "position_ids": "position_ids",
-           "past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}  # fmt: skip
-_OUTPUTS = {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
-_DECODER = {"head_size": SIZE, "num_key_value_heads": HEADS, "num_hidden_layers": 1, "num_attention_heads": HEADS,
-            "hidden_size": HIDDEN, "inputs": _INPUTS, "outputs": _OUTPUTS}  # fmt: skip
+PAIRS = ("0.key", "0.value")
 
 
 def transformers_js(folder: Path, *names: str, mask: str = "right", beside: bool = False) -> Path:
@@ -111,7 +104,7 @@ def with_branch(path: Path) -> None:
     edit = Edit(path)
     edit.add_input("use_cache_branch", TensorProto.BOOL, [1])
     edit.constant("none", np.float32(0))
-    for pair in _PAIRS:
+    for pair in PAIRS:
         name = f"past_key_values.{pair}"
         edit.rename_input(name, f"seen.{pair}")
         edit.first("Where", ["use_cache_branch", name, "none"], f"seen.{pair}")
@@ -154,7 +147,7 @@ def with_narrow_masks(path: Path) -> None:
 def with_half_kv(path: Path) -> None:
     """Keys and values of 16 bits, as in model_fp16.onnx."""
     edit = Edit(path)
-    for pair in _PAIRS:
+    for pair in PAIRS:
         past, present = f"past_key_values.{pair}", f"present.{pair}"
         edit.drop_input(past)
         edit.rename_input(past, f"wide.{past}")
@@ -173,7 +166,7 @@ def genai(folder: Path, **model: object) -> Path:
     (folder / "model.safetensors").unlink()
     path = write_graph(folder).rename(folder / "decoder.onnx")
     edit = Edit(path)
-    for pair, short in zip(_PAIRS, ("k", "v"), strict=True):
+    for pair, short in zip(PAIRS, ("k", "v"), strict=True):
         past, present = f"past_key_values.{pair}", f"present.{pair}"
         given = next(one for one in edit.graph.input if one.name == past)
         given.name = f"past_{short}_0"
@@ -208,74 +201,4 @@ def optimum_intel(package: Path, folder: Path, **config: object) -> Path:
         **config,
     }
     (folder / "config.json").write_text(json.dumps(values))
-    return folder
-
-
-def pipeline(folder: Path, *, mask: str = "right", search: dict[str, object] | None = None, **model: object) -> Path:
-    """A folder of onnxruntime-genai in three graphs: embeddings, the decoder without them and its head."""
-    path = _whole(folder, mask)
-    parts = {"embeddings": (["input_ids"], ["rows"]),
-             "transformer": (["rows", "attention_mask", "position_ids", *_names("past_key_values")],
-                             ["y", *_names("present")]),
-             "lm_head": (["y"], ["logits"])}  # fmt: skip
-    stages = []
-    for name, (inputs, outputs) in parts.items():
-        extract_model(path, folder / f"{name}.onnx", inputs, outputs)
-        stages.append({name: {"filename": f"{name}.onnx", "inputs": inputs, "outputs": outputs}})
-    path.unlink()
-    described = {"type": "decoder-pipeline", "decoder": {**_DECODER, "pipeline": stages}}
-    return _configured(folder, {**described, **model}, search)
-
-
-def pictures(folder: Path) -> Path:
-    """The same in a folder of a model that takes pictures: their features are added to the embeddings."""
-    path = _whole(folder, "right")
-    extract_model(path, folder / "embedding.onnx", ["input_ids"], ["rows"])
-    extract_model(path, folder / "text.onnx", ["rows", "attention_mask", "position_ids", *_names("past_key_values")],
-                  ["logits", *_names("present")])  # fmt: skip
-    path.unlink()
-    edit = Edit(folder / "embedding.onnx")
-    edit.add_input("features", TensorProto.FLOAT, ["pictures", HIDDEN])
-    edit.rename_output("rows", "of_tokens")
-    edit.last("Add", ["of_tokens", edit.last("ReduceSum", ["features"], "added", keepdims=0)], "rows")
-    edit.save()
-    features = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["pictures", HIDDEN]) for name in ("in", "out")]
-    graph = helper.make_graph([helper.make_node("Identity", ["in"], ["out"])], "vision", features[:1], features[1:])
-    vision = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(vision, folder / "vision.onnx")
-    inputs = {**_INPUTS, "inputs_embeds": "rows"}
-    model = {
-        "type": "phi3v",
-        "decoder": {**_DECODER, "filename": "text.onnx", "inputs": inputs},
-        "embedding": {"filename": "embedding.onnx", "inputs": {"input_ids": "input_ids", "image_features": "features"},
-                      "outputs": {"inputs_embeds": "rows"}},
-        "vision": {"filename": "vision.onnx", "inputs": {"pixel_values": "in"}, "outputs": {"image_features": "out"}},
-    }  # fmt: skip
-    return _configured(folder, model, None)
-
-
-def _whole(folder: Path, mask: str) -> Path:
-    """The one graph that the others are cut out of: it counts tokens by their embeddings."""
-    write_checkpoint(folder)
-    (folder / "model.safetensors").unlink()
-    path = write_graph(folder, mask=mask)
-    edit = Edit(path)
-    for node in edit.graph.node:
-        if node.op_type == "Shape" and node.input[0] == "input_ids":
-            node.input[0] = "rows"
-    for name in ("rows", "y"):
-        shape = ["batch", "tokens", HIDDEN]
-        edit.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    edit.save()
-    return path
-
-
-def _names(kind: str) -> list[str]:
-    return [f"{kind}.{pair}" for pair in _PAIRS]
-
-
-def _configured(folder: Path, model: dict[str, object], search: dict[str, object] | None) -> Path:
-    described = {"context_length": CONTEXT, "vocab_size": VOCABULARY, "eos_token_id": [7, 9], "pad_token_id": PAD}
-    config = {"model": {**described, **model}, "search": search or {}}
-    (folder / "genai_config.json").write_text(json.dumps(config))
     return folder

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from embedllm.foreign_pipeline import read as read_pipeline
 from embedllm.genai_config import read_config
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Package, open_package
-from tests.foreign_folders import PAD, pictures, pipeline, stripped
+from tests.foreign_folders import stripped
+from tests.genai_folders import PAD, pictures, pipeline, windowed
 from tests.test_foreign import greedy
 from tests.traced_models import CONTEXT, VOCABULARY, expected, weights
 
@@ -26,7 +28,12 @@ pytest.importorskip("onnxruntime_genai")
 from embedllm.backends.genai import GenaiEngine, devices
 from embedllm.backends.genai_session import GenaiSession, Generator
 
-TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 30).tolist()
+if TYPE_CHECKING:
+    from embedllm.types import F32
+
+LAST = VOCABULARY - 1  # at which the generator would stop if it were made to choose it
+TOKENS = np.random.default_rng(3).integers(12, VOCABULARY, 30).tolist()
+TOKENS[9] = TOKENS[22] = LAST
 RIGHT = expected(weights(), TOKENS)
 GREEDY = embedllm.Sampling(temperature=0)
 
@@ -36,18 +43,18 @@ def opened(folder: Path, engine: type[GenaiEngine] = GenaiEngine) -> GenaiSessio
     return engine(package, package.graphs[0], devices()[0], USUAL).open()
 
 
-def check(session: GenaiSession) -> None:
+def check(session: GenaiSession, right: F32 = RIGHT) -> None:
     """Feeds in every way, and again behind a rewind."""
-    np.testing.assert_allclose(session.feed_all(TOKENS[:9]), RIGHT[:9], atol=1e-4)
+    np.testing.assert_allclose(session.feed_all(TOKENS[:9]), right[:9], atol=1e-4)
     for at in (9, 10):
         found = session.feed(TOKENS[at : at + 1])
-        np.testing.assert_allclose(found.values(range(VOCABULARY)), RIGHT[at], atol=1e-4)
-    np.testing.assert_allclose(session.feed(TOKENS[11:15]).values(range(VOCABULARY)), RIGHT[14], atol=1e-4)
+        np.testing.assert_allclose(found.values(range(VOCABULARY)), right[at], atol=1e-4)
+    np.testing.assert_allclose(session.feed(TOKENS[11:15]).values(range(VOCABULARY)), right[14], atol=1e-4)
     session.rewind(7)
     assert session.position == 7
-    np.testing.assert_allclose(session.feed_all(TOKENS[7:20]), RIGHT[7:20], atol=1e-4)
+    np.testing.assert_allclose(session.feed_all(TOKENS[7:20]), right[7:20], atol=1e-4)
     session.rewind(20)
-    np.testing.assert_allclose(session.feed(TOKENS[20:]).values(range(VOCABULARY)), RIGHT[-1], atol=1e-4)
+    np.testing.assert_allclose(session.feed(TOKENS[20:]).values(range(VOCABULARY)), right[-1], atol=1e-4)
     assert session.position == len(TOKENS)
 
 
@@ -118,17 +125,58 @@ class Devices:
 class Once(GenaiEngine):
     """On such a device."""
 
+    made = 0  # generators
+
     def generator(self, room: int) -> Generator:
+        self.made += 1
         return Devices(super().generator(room))  # type: ignore[return-value]  # the rest is the real one's
 
 
 def test_devices_that_do_not_append_are_made_to_choose_the_token(tmp_path: Path) -> None:
-    folder = pipeline(tmp_path / "model", eos_token_id=[TOKENS[9], TOKENS[22]])  # at which it would stop
-    session = opened(folder, Once)
-    check(session)
+    folder = pipeline(tmp_path / "model")
+    check(opened(folder, Once))
     package = open_package(folder)
     engine = Once(package, package.graphs[0], devices()[0], USUAL)
     assert (engine.appends, engine.chunk) == (False, CONTEXT)
+    session, before = engine.open(), engine.made
+    for start, end, made in ((0, 3, 1), (3, 4, 1), (4, 7, 2), (7, 8, 2)):  # several tokens begin anew
+        session.feed(TOKENS[start:end])
+        assert engine.made - before == made
+
+
+@pytest.mark.parametrize("window", [4, 32])
+def test_a_prompt_goes_through_windows_and_what_follows_token_by_token(tmp_path: Path, window: int) -> None:
+    without_places = weights() | {"places": np.zeros_like(weights()["places"])}
+    session = opened(windowed(tmp_path / "model", window))
+    check(session, expected(without_places, TOKENS))
+    filled = [*TOKENS[:6], PAD, *TOKENS[1:4], PAD]  # the token that fills windows up is one of the text, too
+    for tokens in (filled, filled[:7]):
+        session.rewind(0)
+        right = expected(without_places, tokens)
+        np.testing.assert_allclose(session.feed(tokens).values(range(VOCABULARY)), right[-1], atol=1e-4)
+        session.rewind(0)
+        np.testing.assert_allclose(session.feed_all(tokens), right, atol=1e-4)
+    with pytest.raises(ValueError, match=f"the tokens {PAD} and {LAST} cannot be in one text"):
+        session.feed([LAST])
+    session.rewind(0)
+    with pytest.raises(ValueError, match=f"the first token, {PAD}, is what fills windows up"):
+        session.feed([PAD, 1])
+
+
+def test_windows_leave_room_for_what_fills_them_up(tmp_path: Path) -> None:
+    package = open_package(windowed(tmp_path / "model", 8))
+    engine = GenaiEngine(package, package.graphs[0], devices()[0], USUAL)
+    assert (engine.context, engine.is_shared, engine.appends) == (CONTEXT - 7, False, False)
+    session = engine.open()
+    tokens = (TOKENS * 3)[: engine.context]
+    for count in (1, engine.context):
+        session.rewind(0)
+        session.feed(tokens[:count])
+        for token in tokens[count:]:
+            session.feed([token])
+        assert session.position == engine.context
+    with pytest.raises(ContextFull):
+        session.feed([1])
 
 
 def test_a_graph_that_is_wrong_for_pieces_is_fed_token_by_token(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from embedllm import backends
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.export.dialects import GENAI
 from embedllm.package import open_package
-from tests.foreign_folders import pictures, pipeline
+from tests.genai_folders import pictures, pipeline
 from tests.test_cli import embed
 from tests.traced_models import CONTEXT, HEADS, SIZE, VOCABULARY
 

@@ -28,7 +28,8 @@ from embedllm.export_cache import exports
 from embedllm.finding import find_package
 from embedllm.package import MANIFEST, WEIGHTS, open_package
 from tests import test_packed_checkpoints
-from tests.foreign_folders import pipeline, stripped, transformers_js
+from tests.foreign_folders import stripped, transformers_js
+from tests.genai_folders import pipeline
 from tests.hub_server import Hub, Repo, go_offline, read_folder, serving, use
 from tests.test_import import environment
 from tests.tiny import tiny_checkpoint
