@@ -75,12 +75,14 @@ class CudaEngine(ResidentEngine):
         return start(path, options, self.index, captures=self.captures)
 
 
-def start(path: str, options: ort.SessionOptions, index: int, *, captures: bool) -> ort.InferenceSession:
-    """A session on a GPU, whose steps are captured or not."""
+def start(
+    path: str, options: ort.SessionOptions, index: int, *, captures: bool, tf32: bool = True
+) -> ort.InferenceSession:
+    """A session on a GPU, whose steps are captured or not. tf32: products round float32 to 10 bits."""
     _load_libraries()
     with _unlogged(), _fast_attention():
         try:
-            options.add_provider(PROVIDER, _provider_options(index, capture=captures))
+            options.add_provider(PROVIDER, _provider_options(index, capture=captures, tf32=tf32))
             return ort.InferenceSession(path, options, enable_fallback=0)
         except Exception as error:
             if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
@@ -93,7 +95,7 @@ def lock_of(index: int) -> threading.RLock:
     return _LOCKS[index]
 
 
-def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
+def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str]:
     options = {
         "device_id": str(index),
         "arena_extend_strategy": "kSameAsRequested",
@@ -101,7 +103,7 @@ def _provider_options(index: int, *, capture: bool) -> dict[str, str]:
     }
     if shared := stream(index):
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(shared)}
-    return options | ({"enable_cuda_graph": "1"} if capture else {})
+    return options | ({"enable_cuda_graph": "1"} if capture else {}) | ({} if tf32 else {"use_tf32": "0"})
 
 
 @contextmanager

@@ -56,6 +56,11 @@ class Driver:
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
     lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU that ONNX Runtime drives."""
+        return self.provider is not None and self.provider.hardware == "GPU"
+
     def wanted(self, *, exact: bool, kv: str | None, dialects: Sequence[str]) -> list[str]:
         """Of the graphs that do what is asked, best first; dialects: that may be used, all when there are none."""
         found = self.kv.get(kv, ()) if kv else self.exact if exact else self.dialects
@@ -92,10 +97,6 @@ def _open_cpu(provider: Provider, choices: Choices) -> Engine:
     from embedllm.backends.ort import OrtEngine, warn_of_age
 
     warn_of_age()
-    if _graph(choices).dialect == TRACED.name:
-        from embedllm.backends.ort_traced import TracedEngine
-
-        return TracedEngine(choices.package, _graph(choices), choices.device, knobs=choices.knobs, exact=choices.exact)
     return OrtEngine(
         choices.package,
         _graph(choices),
@@ -142,6 +143,30 @@ def _open_directml(provider: Provider, choices: Choices) -> Engine:
     from embedllm.backends.directml import DirectMLEngine
 
     return DirectMLEngine(choices.package, _graph(choices), choices.device)
+
+
+def _open_provider(provider: Provider, choices: Choices) -> Engine:
+    """A provider of ONNX Runtime."""
+    if choices.graph is not None and choices.graph.dialect == TRACED.name:
+        return _open_traced(provider.engine, choices)
+    return _ENGINES[provider.engine](provider, choices)
+
+
+def _open_traced(kind: str, choices: Choices) -> Engine:
+    """A graph that another exporter has written. kind: a provider's `engine`."""
+    from embedllm.backends import traced_place
+    from embedllm.backends.ort_traced import TracedEngine
+
+    if kind == "cpu":
+        from embedllm.backends.ort import warn_of_age
+
+        warn_of_age()
+        place = traced_place.on_host(choices.device, choices.knobs, exact=choices.exact)
+    elif kind == "cuda":
+        place = traced_place.on_cuda(choices.device)
+    else:
+        place = traced_place.on_webgpu(choices.device)
+    return TracedEngine(choices.package, _graph(choices), place)
 
 
 def _open_ov(choices: Choices) -> Engine:
@@ -215,10 +240,11 @@ _ENGINES = {
 _LACKS = {"cpu": _cpu_lack}
 _QUANTIZED = {"cpu": {"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)}}
 _ENCODERS = ("cpu", "cuda")  # by a provider's `engine`: those that run models that embed or score texts
+_TRACED = ("cpu", "cuda", "webgpu")  # likewise: those that run graphs of other exporters
 _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(
-        open=partial(_ENGINES[provider.engine], provider),
+        open=partial(_open_provider, provider),
         dialects=provider.dialects,
         exact=provider.exact,
         kv=_QUANTIZED.get(provider.engine, {}),
@@ -226,7 +252,7 @@ _DRIVERS = {
         adapts=provider.engine == "cpu",
         recurrent=provider.engine == "cpu",
         odd_zero_points=provider.engine != "cuda",
-        traced=(TRACED.name,) if provider.engine == "cpu" else (),
+        traced=(TRACED.name,) if provider.engine in _TRACED else (),
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),

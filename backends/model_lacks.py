@@ -9,16 +9,23 @@ from embedllm.export.traced import Traced
 from embedllm.package import Package
 
 
-def traced_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str, str] | None:
+def traced_lack(package: Package, driver: Driver, *, exact: bool, kv: str | None) -> tuple[str, str] | None:
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
     if not isinstance(package.architecture, Traced):
         if driver.traced and not driver.dialects:
             return "it runs folders of onnxruntime-genai with several graphs, and no others", "use the device 'cpu'"
         return None
-    if not any(graph.dialect in driver.traced for graph in package.graphs):
+    runs = any(graph.dialect in driver.traced for graph in package.graphs)
+    if not runs or (driver.is_gpu and package.foreign is None):
         maker = "optimum" if package.foreign is None else package.foreign.maker
-        remedy = f"use the device '{'cpu' if package.foreign is None else package.foreign.devices[-1]}'"
+        remedy = f"use the device '{'cpu' if package.foreign is None else package.foreign.surest}'"
         return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
+    faults = {} if package.foreign is None else package.foreign.faults
+    if driver.provider is not None and driver.provider.device in faults:
+        remedy = "use the device 'cpu', or another graph of the folder by its path"
+        return f"in the graph of '{package.name}' {faults[driver.provider.device]}", remedy
+    if driver.is_gpu and exact:
+        return "how it rounds in a graph of another exporter is not known", "load it without exact, or on 'cpu'"
     return None if kv is None else (f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
 
 

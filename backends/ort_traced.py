@@ -7,7 +7,7 @@ attention does so, too. What it can be fed is found out by feeding it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ import numpy as np
 from embedllm.backends.base import (
     LARGER_EXPORT,
     LARGER_MODEL,
-    Device,
     Interrupted,
+    cannot_run,
     check_rewind,
     check_room,
     check_span,
@@ -27,18 +27,17 @@ from embedllm.backends.base import (
 )
 from embedllm.backends.feeding import CANNOT_BE_FED, difference
 from embedllm.backends.memory import return_freed_memory
-from embedllm.backends.ort import CHUNK, session_options
-from embedllm.backends.ort_runtime import first_line, ort
+from embedllm.backends.ort_runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.traced_inputs import Inputs
 from embedllm.backends.traced_kv import AppendedKv, CopiedKv
 from embedllm.errors import DeviceError
 from embedllm.export.traced import Names
-from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Graph, Package
 from embedllm.rows import Row
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
+    from embedllm.backends.traced_place import Place
     from embedllm.export.traced import Traced
     from embedllm.types import F32
 
@@ -47,15 +46,13 @@ MOST_DIFFERENCE = {False: 0.02, True: 0.2}  # by whether the graph rounds activa
 
 
 class TracedEngine:
-    """A folder's traced graph on the CPU; sessions share the weights."""
+    """A folder's traced graph on one device; sessions share the weights."""
 
-    chunk = CHUNK
-
-    def __init__(
-        self, package: Package, graph: Graph, device: Device, *, knobs: Knobs = USUAL, exact: bool = False
-    ) -> None:
-        """exact: float activations, whatever the graph allows. Raises DeviceError."""
-        self.device = device
+    def __init__(self, package: Package, graph: Graph, place: Place) -> None:
+        """Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead."""
+        self.device = place.device
+        self.place = place
+        self.chunk = place.chunk
         self.package = package
         self.traced = package.traced
         self.names = Names() if package.foreign is None else package.foreign.names
@@ -63,14 +60,13 @@ class TracedEngine:
         self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
         path = package.folder / graph.file
         try:
-            self._session: ort.InferenceSession | None = ort.InferenceSession(
-                os.fspath(path),
-                session_options(knobs, exact),
-                providers=["CPUExecutionProvider"],
-                enable_fallback=0,
-            )
+            with place.lock:
+                self._session: ort.InferenceSession | None = place.start(os.fspath(path))
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        if place.heavy and (left := left_to_the_cpu(self._session, place.heavy)):
+            lack = f"ONNX Runtime gave {', '.join(left)} of '{graph.file}' to the CPU"
+            raise cannot_run(place.device, lack, "use the device 'cpu', or another graph of the folder by its path")
         self.inputs = Inputs(self._session, self.names)
         if package.foreign is not None:
             self.traced = self._tried(path)
@@ -108,7 +104,8 @@ class TracedSession:
         self._inputs = engine.inputs
         self._session: ort.InferenceSession | None = engine.session
         shapes = self._inputs.kv(engine.traced.kv)
-        self._kv = AppendedKv(shapes, engine.context) if engine.names.appends else CopiedKv(shapes)
+        place = self._place = engine.place
+        self._kv = AppendedKv(shapes, engine.context, place) if engine.names.appends else CopiedKv(shapes, place)
         self._options = ort.RunOptions()
 
     @property
@@ -154,15 +151,12 @@ class TracedSession:
         self._check_open()
         traced, start = self._traced, self.position
         check_tokens(tokens, start, vocabulary=traced.vocabulary, limit=traced.context, remedy=self._engine.remedy)
-        at_once = len(tokens) if traced.in_pieces or not start else 1
-        if each and not self._inputs.gives_all:
-            at_once = 1
         held = self._kv.held()
         parts: list[F32] = []
         try:
-            for at in range(0, len(tokens), at_once):
-                rows = self._run(tokens[at : at + at_once], each=each)
-                if each and len(rows) < min(at_once, len(tokens) - at):  # the graph gives those of the last token only
+            for piece in self._pieces(tokens, each=each):
+                rows = self._run(piece, each=each)
+                if each and len(rows) < len(piece):  # the graph gives those of the last token only
                     self._inputs.gives_all = False
                     self._kv.put_back(held)
                     self.position = start
@@ -174,7 +168,20 @@ class TracedSession:
             raise
         return np.concatenate(parts).astype(np.float32, copy=False)
 
+    def _pieces(self, tokens: Sequence[int], *, each: bool) -> Iterator[Sequence[int]]:
+        """What the graph can be fed at once, one after the other."""
+        most = 1 if each and not self._inputs.gives_all else self._place.chunk
+        at = 0
+        while at < len(tokens):
+            count = most if self._traced.in_pieces or not self.position else 1
+            yield tokens[at : at + count]
+            at += count
+
     def _run(self, tokens: Sequence[int], *, each: bool) -> F32:
+        with self._place.lock:
+            return self._run_alone(tokens, each=each)
+
+    def _run_alone(self, tokens: Sequence[int], *, each: bool) -> F32:
         assert self._session is not None  # checked
         end = self.position + len(tokens)
         binding = self._session.io_binding()

@@ -111,6 +111,17 @@ def is_probed(device: Device) -> bool:
     return len(_halves(device)) == 1 and known_driver(device).probed
 
 
+def is_gpu(device: Device) -> bool:
+    """Whether it is a GPU that ONNX Runtime drives."""
+    return len(_halves(device)) == 1 and known_driver(device).is_gpu
+
+
+def has_float16(device: Device, dialects: Sequence[str]) -> bool:
+    """Whether a device computes in it, as far as the graphs tell that a probe found right; none: that it may run."""
+    right = dialects or known_driver(device).dialects
+    return any(one.activations == "float16" for one in DIALECTS if one.name in right)
+
+
 def parts(package: Package, device: Device, *, exact: bool = False) -> list[Device]:
     """The two devices of an available pair, the one that reads prompts first; or the device itself."""
     if len(_halves(device)) == 1:
@@ -268,7 +279,7 @@ def _lack(
     if len(_halves(device)) > 1:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)
-    if (lack := traced_lack(package, driver, kv=kv)) is not None:
+    if (lack := traced_lack(package, driver, exact=exact, kv=kv)) is not None:
         return lack
     if adapts and kv is not None and set(driver.kv.get(kv, ())) & _CALIBRATED:
         # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/test_adapters.py)

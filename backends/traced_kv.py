@@ -14,6 +14,8 @@ import numpy as np
 from embedllm.backends.ort_runtime import ort
 
 if TYPE_CHECKING:
+    from embedllm.backends.traced_place import Place
+
     Pairs: TypeAlias = Sequence[tuple[str, str]]  # what the graph calls past and present
 
 _STEP = 256  # tokens; capacities are multiples of it
@@ -23,14 +25,15 @@ _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constan
 class CopiedKv:
     """As the graph gives them back."""
 
-    def __init__(self, empty: Sequence[np.ndarray]) -> None:
-        self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in empty]
+    def __init__(self, empty: Sequence[np.ndarray], place: Place) -> None:
+        self._place = place
+        self._values = [place.hold(array) for array in empty]
 
     def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
         """end: tokens after the step."""
         for (past, present), value in zip(pairs, self._values, strict=True):
             binding.bind_ortvalue_input(past, value)
-            binding.bind_output(present)
+            binding.bind_output(present, *self._place.where)
 
     def take(self, given: Sequence[ort.OrtValue]) -> None:
         """What a step gave back."""
@@ -45,7 +48,8 @@ class CopiedKv:
 
     def cut(self, position: int) -> None:
         """Forgets what comes after."""
-        self._replace([array[:, :, :position] for array in self.arrays()])
+        # copies, as what an OrtValue shows does not keep the array that it was made of
+        self._replace([array[:, :, :position].copy() for array in self.arrays()])
 
     def append(self, position: int, state: Sequence[np.ndarray]) -> None:
         """state: [heads, T, size], of the tokens from `position` on."""
@@ -54,27 +58,27 @@ class CopiedKv:
 
     def arrays(self) -> list[np.ndarray]:
         """Keys and values of at least the tokens that are held."""
-        return [value.numpy() for value in self._values]
+        return [self._place.held(value) for value in self._values]
 
     def clear(self) -> None:
         self._values = []
 
     def _replace(self, arrays: Sequence[np.ndarray]) -> None:
-        self._values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        self._values = [self._place.hold(array) for array in arrays]
 
 
 class AppendedKv:
     """In buffers that attention appends to: a rewind is a number that nobody here needs to know."""
 
-    def __init__(self, empty: Sequence[np.ndarray], context: int) -> None:
-        self._arrays = list(empty)
+    def __init__(self, empty: Sequence[np.ndarray], context: int, place: Place) -> None:
+        self._place = place
+        self._values = [place.hold(array) for array in empty]
         self._context = context
         self._capacity = 0
 
     def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
         self._reserve(end)
-        for (past, present), array in zip(pairs, self._arrays, strict=True):
-            value = ort.OrtValue.ortvalue_from_numpy(array)
+        for (past, present), value in zip(pairs, self._values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
 
@@ -92,14 +96,17 @@ class AppendedKv:
     def append(self, position: int, state: Sequence[np.ndarray]) -> None:
         end = position + state[0].shape[1]
         self._reserve(end)
-        for array, new in zip(self._arrays, state, strict=True):
+        for index, new in enumerate(state):
+            array = self._place.held(self._values[index])
             array[0, :, position:end] = new
+            if not self._place.is_host:  # there it was the buffer itself
+                self._values[index] = self._place.hold(array)
 
     def arrays(self) -> list[np.ndarray]:
-        return self._arrays
+        return [self._place.held(value) for value in self._values]
 
     def clear(self) -> None:
-        self._arrays = []
+        self._values = []
         self._capacity = 0
 
     def _reserve(self, tokens: int) -> None:
@@ -108,9 +115,11 @@ class AppendedKv:
             return
         wanted = max(tokens, int(self._capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
-        for index, old in enumerate(self._arrays):
+        for index, value in enumerate(self._values):
+            old = self._place.held(value)
             _, heads, held, size = old.shape
+            # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
             new = np.zeros((1, heads, capacity, size), old.dtype)
             new[:, :, :held] = old
-            self._arrays[index] = new
+            self._values[index] = self._place.hold(new)
         self._capacity = capacity

@@ -71,8 +71,8 @@ class WebGpuEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
-        self.chunk = CHUNK if _attends_to_many() else SAFE
-        self.lock = _ONE_AT_A_TIME
+        self.chunk = chunk()
+        self.lock = LOCK
         self._spare: list[Buffers] = []
         if _is_packed(package.folder / graph.file):
             lack = f"'{graph.file}' is of an older version: its attention takes q, k and v in one tensor"
@@ -102,24 +102,20 @@ class WebGpuEngine:
         self._session = None
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
-        with _ONE_AT_A_TIME, device_errors(self.device):
-            value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, "webgpu")
-            self.write(value, array)
-        return value
+        with LOCK, device_errors(self.device):
+            return put(array)
 
     def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
-        with _ONE_AT_A_TIME, device_errors(self.device):
-            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
+        with LOCK, device_errors(self.device):
+            _write(value, array)
 
     def read(self, value: ort.OrtValue) -> np.ndarray:
-        copy = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _NUMBERS[value.data_type()])
-        with _ONE_AT_A_TIME, device_errors(self.device):
-            ort.copy_tensors([value], [copy])
-        return copy.numpy()
+        with LOCK, device_errors(self.device):
+            return get(value)
 
     def take(self, capacity: int) -> Buffers:
         """Buffers for so many tokens: those of a closed session when they are large enough."""
-        with _ONE_AT_A_TIME:
+        with LOCK:
             for spare in self._spare:
                 if spare.capacity >= capacity:
                     self._spare.remove(spare)
@@ -127,7 +123,7 @@ class WebGpuEngine:
             return Buffers(self, capacity)
 
     def give_back(self, buffers: Buffers) -> None:
-        with _ONE_AT_A_TIME:
+        with LOCK:
             if self._session is not None and len(self._spare) < _SPARE:
                 self._spare.append(buffers)
 
@@ -136,9 +132,7 @@ class WebGpuEngine:
         options.log_severity_level = _QUIET
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
-            with _ONE_AT_A_TIME, plugins.quiet():
-                _attach(options)
-                return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
+            return start(os.fspath(path), options)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
 
@@ -163,6 +157,36 @@ class WebGpuEngine:
         _log.info("ready in %.1f s", time.monotonic() - start)
 
 
+def start(path: str, options: ort.SessionOptions) -> ort.InferenceSession:
+    """A session on the GPU, without falling back to another device."""
+    with LOCK, plugins.quiet():
+        _attach(options)
+        return ort.InferenceSession(path, options, enable_fallback=0)
+
+
+def put(array: np.ndarray) -> ort.OrtValue:
+    """A copy of an array on the GPU. Called with the lock held."""
+    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, "webgpu")
+    _write(value, array)
+    return value
+
+
+def get(value: ort.OrtValue) -> np.ndarray:
+    """A copy of what is on the GPU. Called with the lock held."""
+    copy = ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), _NUMBERS[value.data_type()])
+    ort.copy_tensors([value], [copy])
+    return copy.numpy()
+
+
+def chunk() -> int:
+    """Most tokens that attention may be given at once. Raises DeviceError when the provider does not run."""
+    return CHUNK if _attends_to_many() else SAFE
+
+
+def _write(value: ort.OrtValue, array: np.ndarray) -> None:
+    ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
+
+
 def _is_packed(path: Path) -> bool:
     """Whether a graph lacks the Split that this provider's attention needs for it: docs/webgpu.md#faults."""
     data = path.read_bytes()
@@ -178,7 +202,7 @@ def _attach(options: ort.SessionOptions) -> None:
 def _attends_to_many() -> bool:
     """Whether prompts may be fed in pieces of more than SAFE tokens."""
     try:
-        with _ONE_AT_A_TIME, plugins.quiet():
+        with LOCK, plugins.quiet():
             right = attends_to_many(_attach)
     except Exception as error:
         raise DeviceError(f"ONNX Runtime {ort.__version__} cannot run on WebGPU: {first_line(error)}") from error
@@ -218,4 +242,4 @@ def _missing(reason: str, remedy: str) -> Device:
 
 
 _log = logging.getLogger("embedllm")
-_ONE_AT_A_TIME = threading.RLock()  # one GPU, one queue of its work, for all engines of the process
+LOCK = threading.RLock()  # one GPU, one queue of its work, for all engines of the process

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +38,19 @@ class Foreign:
 
     maker: str  # what writes such folders
     names: Names  # of an ONNX graph
-    devices: tuple[str, ...]  # that run it, best first: what "auto" means for it
+    devices: tuple[str, ...]  # what "auto" means for it: those that run it, best first, or "auto" itself
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
+    # by device, what of the graph it computes wrongly and says nothing: embedllm/foreign_faults.py
+    faults: Mapping[str, str] = field(default_factory=dict)
+    prefers: str = ""  # the device that it was made for, which "auto" tries first; empty: its maker says nothing
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen
     window: Window | None = None  # its graphs take prompts in such, and single tokens
+    is_asked: bool = False  # the graph that was chosen was asked for by its path
+
+    @property
+    def surest(self) -> str:
+        """The device that runs it wherever it is run."""
+        return "cpu" if self.devices[-1] == "auto" else self.devices[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

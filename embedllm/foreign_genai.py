@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from embedllm import foreign_pipeline
@@ -14,6 +15,8 @@ from embedllm.genai_config import CONFIG, MAKER, Config, read_config, section, t
 
 # keys of decoder.inputs and decoder.outputs that name what is fed here
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
+# ours by the providers of its session_options
+_DEVICES = {"cuda": "cuda", "dml": "directml", "webgpu": "webgpu"}
 _USUAL = Names()
 
 
@@ -33,7 +36,17 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     context = texts.context(stated=config.model.get("context_length"))
     kv = whole(config.decoder.get("num_key_value_heads")), whole(config.decoder.get("head_size"))
     eos = config.model.get("eos_token_id")
-    return reading_of(graph, texts, named, root=root, maker=MAKER, context=context, kv=kv, eos=eos)
+    return reading_of(graph, texts, named, root=root, maker=MAKER, context=context, kv=kv, eos=eos,
+                      prefers=_preferred(config), is_asked=chosen is not None)  # fmt: skip
+
+
+def _preferred(config: Config) -> str:
+    """The device of ours that a folder was made for, as its provider_options name it; empty where it is none."""
+    options = config.decoder.get("session_options")
+    given = options.get("provider_options") if isinstance(options, Mapping) else None
+    named = (one for one in (given if isinstance(given, list) else ()) if isinstance(one, Mapping))
+    names = [name.lower() for one in named for name in one]
+    return next((_DEVICES[name] for name in names if name in _DEVICES), "")
 
 
 def _names(config: Config) -> Names:

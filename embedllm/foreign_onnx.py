@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,16 +12,22 @@ from embedllm.errors import PackageError
 from embedllm.export.dialects import TRACED
 from embedllm.export.traced import Names, Traced
 from embedllm.foreign import Foreign, Reading
+from embedllm.foreign_faults import faults
 from embedllm.foreign_texts import Texts
 from embedllm.free_memory import free_bytes
 from embedllm.manifest_values import plain_name
 from embedllm.onnx_outline import FLOAT, FLOAT16, INT32, INT64, Declared, Outline, read_outline
 
-DEVICES = ("cpu",)
+DEVICES = ("auto",)
 _FOLDERS = ("onnx", ".")
 _BASES = ("model", "decoder_model_merged")  # of whole decoders with past keys and values
 # what a name ends with, the fastest on a processor first; float16 is computed there as float32
 _ENDINGS = ("_q4", "_quantized", "_int8", "_uint8", "_bnb4", "", "_q4f16", "_fp16")
+# the same on a GPU, most of which have no kernels for what is rounded by what is fed
+_ROUNDED, _HALVES = ("_quantized", "_int8", "_uint8"), ("_q4f16", "_fp16")
+FLOAT16_FIRST = (*_HALVES, "_q4", "", "_bnb4", *_ROUNDED)
+FLOAT32_FIRST = ("_q4", "", "_bnb4", *_ROUNDED, *_HALVES)
+_GRAPH = re.compile(r"(?:model|decoder_model_merged)(_\w+)?\.onnx")
 # inputs that are known besides tokens, mask and positions: docs/guide-foreign-folders.md
 OTHERS = ("use_cache_branch", "num_logits_to_keep", "logits_to_keep")
 _WHOLE = (INT32, INT64)
@@ -33,13 +40,13 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     if chosen is not None and chosen.suffix != ".onnx":
         return None
     found = _graphs(root)
-    path = chosen or _best(found)
+    path = chosen or best(found)
     if path is None:
         return None
     texts = Texts(root)
     passed_over = tuple(one.relative_to(root).as_posix() for one in found if one != path)
     return reading_of(path, texts, Names(), root=root, maker="transformers.js or optimum", context=texts.context(),
-                      kv=texts.kv, passed_over=passed_over)  # fmt: skip
+                      kv=texts.kv, passed_over=passed_over, is_asked=chosen is not None)  # fmt: skip
 
 
 def reading_of(
@@ -52,10 +59,13 @@ def reading_of(
     context: int,
     kv: tuple[int | None, int | None],
     eos: object = None,
+    prefers: str = "",
     passed_over: tuple[str, ...] = (),
+    is_asked: bool = False,
 ) -> Reading:
     """A folder whose graph is known. named, kv, eos: what it says of names, of KV heads and their size, and of the end.
 
+    prefers: the device that it was made for.
     Raises PackageError for a graph that cannot be run here.
     """
     outline = read_outline(path)
@@ -69,8 +79,8 @@ def reading_of(
         activations=activations,
         described=described,
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=eos),
-        foreign=Foreign(maker=maker, names=names, devices=DEVICES, weights=path.relative_to(root).as_posix(),
-                        passed_over=passed_over),
+        foreign=Foreign(maker=maker, names=names, devices=DEVICES, faults=faults(outline), prefers=prefers,
+                        weights=path.relative_to(root).as_posix(), passed_over=passed_over, is_asked=is_asked),
     )  # fmt: skip
 
 
@@ -78,19 +88,29 @@ def _graphs(root: Path) -> list[Path]:
     """Graphs of the whole decoder, best first; of one folder and one way to name them."""
     for folder in _FOLDERS:
         for base in _BASES:
-            pattern = re.compile(rf"{base}(_\w+)?\.onnx")
-            names = {path: match[1] or "" for path in (root / folder).glob("*.onnx")
-                     if (match := pattern.fullmatch(path.name))}  # fmt: skip
-            known = [path for path in names if names[path] in _ENDINGS]
-            if known:
-                others = sorted(names.keys() - set(known))
-                return [*sorted(known, key=lambda path: _ENDINGS.index(names[path])), *others]
+            found = [path for path in (root / folder).glob(f"{base}*.onnx") if _GRAPH.fullmatch(path.name)]
+            if any(_ending(path) in _ENDINGS for path in found):
+                return in_order(found, _ENDINGS)
     return []
 
 
-def _best(paths: Sequence[Path]) -> Path | None:
-    """The first whose weights are all there and fit into memory; the smallest when none does."""
-    free, sizes = free_bytes(), {path: size for path in paths if (size := _bytes(path)) is not None}
+def in_order(paths: Sequence[Path], endings: Sequence[str]) -> list[Path]:
+    """Graphs in the order of what their names end with; those that end otherwise come last."""
+    return sorted(paths, key=lambda path: (endings.index(end) if (end := _ending(path)) in endings else math.inf, path))
+
+
+def _ending(path: Path) -> str:
+    found = _GRAPH.fullmatch(path.name)
+    return (found and found[1]) or ""
+
+
+def best(paths: Sequence[Path], memory: int | None = None) -> Path | None:
+    """The first whose weights are all there and fit into memory; the smallest when none does.
+
+    memory: bytes of a device; None: what this machine has free.
+    """
+    free = free_bytes() if memory is None else memory
+    sizes = {path: size for path in paths if (size := _bytes(path)) is not None}
     fitting = [path for path, size in sizes.items() if free is None or size < free]
     if fitting:
         return fitting[0]

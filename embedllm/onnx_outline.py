@@ -6,9 +6,10 @@ Standard library only.
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,6 +39,7 @@ class Node:
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    numbers: Mapping[str, int] = field(default_factory=dict)  # its attributes that are whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Outline:
     nodes: tuple[Node, ...]
     files: tuple[str, ...]  # beside it, that its tensors lie in
     stored: int  # values of its tensors; packed ones count as the bytes that they lie in
+    widths: Mapping[str, int]  # the last dimension of each tensor that has any
 
 
 def read_outline(path: Path) -> Outline:
@@ -58,6 +61,11 @@ def read_outline(path: Path) -> Outline:
             return _Reader(data).outline()
     except (OSError, ValueError) as error:  # ValueError: an empty file, or what the reader found
         raise PackageError(f"'{path}' is no ONNX model that can be read: {error}. Fetch the file again.") from error
+
+
+def _signed(value: int) -> int:
+    """An int64 of the varint that it is written as."""
+    return value - 2**64 if value >= 2**63 else value
 
 
 class _Reader:
@@ -76,13 +84,16 @@ class _Reader:
         files: dict[str, None] = {}
         defaults: set[str] = set()
         stored = 0
+        widths: dict[str, int] = {}
         for number, _, span in self._fields(graphs[-1]):
             if number == 1:
                 nodes.append(self._node(span))
             elif number == 5:
-                name, count, file = self._tensor(span)
+                name, sizes, file = self._tensor(span)
                 defaults.add(name)
-                stored += count
+                stored += math.prod(sizes)
+                if sizes:
+                    widths[name] = sizes[-1]
                 if file is not None:
                     files[file] = None
             elif number in (11, 12):
@@ -93,10 +104,12 @@ class _Reader:
             nodes=tuple(nodes),
             files=tuple(files),
             stored=stored,
+            widths=widths,
         )
 
     def _node(self, span: Span) -> Node:
         inputs, outputs, operator = [], [], ""
+        numbers: dict[str, int] = {}
         for number, _, part in self._fields(span):
             if number == 1:
                 inputs.append(self._text(part))
@@ -104,16 +117,19 @@ class _Reader:
                 outputs.append(self._text(part))
             elif number == 4:
                 operator = self._text(part)
-        return Node(operator=operator, inputs=tuple(inputs), outputs=tuple(outputs))
+            elif number == 5:
+                given = {key: (value, at) for key, value, at in self._fields(part) if key in (1, 3)}
+                if len(given) == 2:
+                    numbers[self._text(given[1][1])] = _signed(given[3][0])
+        return Node(operator=operator, inputs=tuple(inputs), outputs=tuple(outputs), numbers=numbers)
 
-    def _tensor(self, span: Span) -> tuple[str, int, str | None]:
-        """Name, number of values, and the file that they lie in."""
-        name, count, file, is_outside = "", 1, None, False
+    def _tensor(self, span: Span) -> tuple[str, list[int], str | None]:
+        """Name, dimensions, and the file that its values lie in."""
+        name, sizes, file, is_outside = "", [], None, False
         for number, value, part in self._fields(span):
             if number == 1:
-                for size in self._sizes(value, part):
-                    count *= size
-                if count > _MOST:
+                sizes += self._sizes(value, part)
+                if math.prod(sizes) > _MOST:
                     raise ValueError(f"a tensor of more than {_MOST} values")
             elif number == 8:
                 name = self._text(part)
@@ -122,7 +138,7 @@ class _Reader:
                 file = entry.get(2, "") if entry.get(1) == "location" else file
             elif number == 14:
                 is_outside = value == _TO_EXTERNAL
-        return name, count, file if is_outside else None
+        return name, sizes, file if is_outside else None
 
     def _sizes(self, value: int, part: Span) -> Iterator[int]:
         """Of one field of dims: a number, or several packed."""

@@ -139,7 +139,8 @@ def load(
     is_usual = adapters is None and openvino is None
     measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
     found_here = registry.Found(package, exact=exact, kv=kv, adapts=adapts)
-    search = select.Search(found_here.named, wish, fastest=measured.fastest)
+    first = measured.fastest or (package.foreign.prefers if package.foreign is not None else "")
+    search = select.Search(found_here.named, wish, fastest=first)
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
@@ -157,7 +158,9 @@ def load(
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
-        engine, memory = open_first(package, search, knobs=knobs, exact=exact, kv=kv, openvino=openvino, adapters=found)
+        engine, memory, package = open_first(
+            package, search, knobs=knobs, exact=exact, kv=kv, openvino=openvino, adapters=found
+        )
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()

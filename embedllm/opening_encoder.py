@@ -37,7 +37,7 @@ def open_encoder(
         raise ValueError(f"'{package.name}' embeds or scores texts and generates none; leave out {given[0]}.")
     search = select.Search(registry.Found(package, exact=exact).named, wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine, memory = open_first(package, search, knobs=lambda device: knobs, exact=exact, kv=None, openvino=openvino,
+    engine, memory, _ = open_first(package, search, knobs=lambda device: knobs, exact=exact, kv=None, openvino=openvino,
                                 adapters=None)  # fmt: skip
     assert isinstance(engine, EncoderEngine)  # all that open such a package
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, memory=memory,

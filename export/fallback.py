@@ -142,9 +142,10 @@ def _feeds_alike(folder: Path, described: Traced) -> bool:
     from embedllm.backends.feeding import difference
     from embedllm.backends.ort import devices
     from embedllm.backends.ort_traced import MOST_DIFFERENCE, TracedEngine
+    from embedllm.backends.traced_place import on_host
 
     package = open_package(folder)
-    engine = TracedEngine(package, package.graphs[0], devices()[0])
+    engine = TracedEngine(package, package.graphs[0], on_host(devices()[0]))
     try:
         return difference(engine, described) <= MOST_DIFFERENCE[False]
     finally:

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.package import MANIFEST, WEIGHTS, open_package
-from tests.traced_models import CONTEXT, HEADS, SIZE, VOCABULARY, write_checkpoint, write_graph
+from tests.traced_models import CONTEXT, HEADS, HIDDEN, SIZE, VOCABULARY, write_checkpoint, write_graph
 
 KINDS = {np.int32: TensorProto.INT32, np.float16: TensorProto.FLOAT16}
 PAIRS = ("0.key", "0.value")
@@ -157,6 +157,36 @@ def with_half_kv(path: Path) -> None:
         edit.last("Cast", [f"wide.{present}"], present, to=TensorProto.FLOAT16)
         output = next(one for one in edit.graph.output if one.name == present)
         output.type.tensor_type.elem_type = TensorProto.FLOAT16
+    edit.save()
+
+
+def with_angles(path: Path) -> None:
+    """A product of positions, as of a rotation that is computed in the graph; of angles that change nothing."""
+    edit = Edit(path)
+    edit.constant("own.frequencies", np.zeros((1, HIDDEN), np.float32))
+    edit.constant("own.end", [-1])
+    edit.rename_output("placed", "own.plain")
+    places = edit.first("Cast", ["position_ids"], "own.places", to=TensorProto.FLOAT)
+    column = edit.first("Unsqueeze", [places, "own.end"], "own.column")
+    angles = edit.first("MatMul", [column, "own.frequencies"], "own.angles")
+    edit.first("Cos", [angles], "own.cosines")
+    added = next(at for at, node in enumerate(edit.graph.node) if "own.plain" in node.input)
+    edit.graph.node.insert(added, helper.make_node("Mul", ["own.plain", "own.cosines"], ["own.turned"], "/own.turned"))
+    edit.graph.node[added + 1].input[1] = "own.turned"
+    edit.save()
+
+
+def in_float16(path: Path) -> None:
+    """All of it in 16 bits, as a converter leaves it."""
+    edit = Edit(path)
+    least = np.finfo(np.float16).min
+    for tensor in edit.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = np.maximum(numpy_helper.to_array(tensor), least).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for value in (*edit.graph.input, *edit.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
     edit.save()
 
 

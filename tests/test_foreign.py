@@ -13,10 +13,15 @@ from onnxruntime.quantization import quantize_dynamic
 
 import embedllm
 from embedllm import foreign_onnx
+from embedllm.backends.drivers import driver_of
+from embedllm.backends.model_lacks import traced_lack
 from embedllm.backends.ort import devices
 from embedllm.backends.ort_traced import TracedEngine, TracedSession
+from embedllm.backends.traced_place import on_host
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
+from embedllm.export import Recipe
 from embedllm.finding import package_folder
+from embedllm.foreign_gpu import on_gpu
 from embedllm.package import MANIFEST, open_package
 from tests.foreign_folders import (
     Edit,
@@ -49,7 +54,7 @@ CHANGES: dict[str, Sequence[Callable[[Path], None]]] = {
 
 def opened(folder: Path) -> TracedSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], devices()[0]).open()
+    return TracedEngine(package, package.graphs[0], on_host(devices()[0])).open()
 
 
 def greedy(tokens: Sequence[int], count: int) -> tuple[int, ...]:
@@ -141,7 +146,7 @@ def test_a_graph_that_rounds_what_is_fed_at_once_is_fed_in_pieces(tmp_path: Path
     assert package.graphs[0].file == "onnx/model_quantized.onnx"
     assert package.foreign is not None
     assert package.foreign.names.rounds
-    engine, right = TracedEngine(package, package.graphs[0], devices()[0]), expected(weights(), TOKENS)
+    engine, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])), expected(weights(), TOKENS)
     assert engine.traced.in_pieces
     found = engine.open().feed_all(TOKENS)
     assert 0.99 < np.corrcoef(found.ravel(), right.ravel())[0, 1] < 1
@@ -155,6 +160,32 @@ def test_a_graph_that_is_wrong_behind_others_is_refused(tmp_path: Path) -> None:
 def test_devices_that_do_not_run_it_say_which_does(tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailable, match=r"transformers\.js or optimum wrote .*use the device 'cpu'"):
         embedllm.load(transformers_js(tmp_path / "model"), device="reference")
+
+
+def test_a_gpu_does_not_promise_exact_numbers_of_it(tmp_path: Path) -> None:
+    package = open_package(transformers_js(tmp_path / "model"))
+    for name in ("cuda", "webgpu"):
+        driver = driver_of(name)
+        assert driver is not None
+        assert traced_lack(package, driver, exact=False, kv=None) is None
+        assert traced_lack(package, driver, exact=True, kv=None) is not None
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_cuda_does_not_get_odd_rows_of_zero_points(
+    tiny_package: Callable[..., Path], tmp_path: Path, groups: int
+) -> None:
+    ours = tiny_package("llama", Recipe(symmetric=False), hidden_size=32 * groups, intermediate_size=64)
+    package = open_package(stripped(ours, tmp_path / "model"))
+    lacks = {}
+    for name in ("cuda", "webgpu"):
+        driver = driver_of(name)
+        assert driver is not None
+        lacks[name] = traced_lack(package, driver, exact=False, kv=None)
+    assert lacks["webgpu"] is None
+    assert (lacks["cuda"] is None) == (groups == 2)
+    if lacks["cuda"] is not None:
+        assert "3 zero points of 4 bits, an odd number" in lacks["cuda"][0]
 
 
 # Which graph
@@ -185,6 +216,34 @@ def test_a_path_to_a_graph_chooses_it(several: Path) -> None:
     assert (found.graphs[0].file, found.folder) == ("onnx/model_fp16.onnx", several)
     with embedllm.load(several / "onnx" / "model_fp16.onnx") as model:
         assert model.generate(TOKENS[:4], GREEDY, max_tokens=3, stop_tokens=()).tokens == greedy(TOKENS[:4], 3)
+
+
+@pytest.mark.parametrize(
+    ("has_float16", "memory", "file"),
+    [
+        (True, 0, "model_fp16.onnx"),
+        (False, 0, "model_q4.onnx"),
+        (True, 1, "model.onnx"),
+        (False, 2**30, "model_q4.onnx"),
+    ],
+)
+def test_a_gpu_takes_the_graph_that_suits_it(several: Path, has_float16: bool, memory: int, file: str) -> None:
+    for name in ("model_q4", "model_fp16", "model_odd"):  # the smallest is model.onnx
+        edit = Edit(several / "onnx" / f"{name}.onnx")
+        edit.constant("ballast", np.zeros(9999, np.float32))
+        edit.save()
+    package = open_package(several)
+    suited = on_gpu(package, has_float16=has_float16, memory=memory)
+    assert suited.graphs[0].file == f"onnx/{file}"
+    assert suited.folder == package.folder
+    asked = open_package(several / "onnx" / "model_odd.onnx")
+    assert on_gpu(asked, has_float16=has_float16, memory=memory) is asked
+
+
+def test_a_graph_that_a_gpu_would_take_and_that_cannot_be_fed_gives_way(several: Path) -> None:
+    with_more(several / "onnx" / "model_fp16.onnx")
+    package = open_package(several)
+    assert on_gpu(package, has_float16=True, memory=0) is package
 
 
 def test_a_graph_without_its_weights_is_passed_over(tmp_path: Path) -> None:
@@ -268,6 +327,29 @@ def test_attention_that_appends_gives_what_our_own_engine_gives(
     other = opened(folder)
     other.import_state(state)
     np.testing.assert_allclose(other.feed_all(tokens[290:]), whole[290:], atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ([], ""),
+        ([{"cuda": {"enable_cuda_graph": "0"}}], "cuda"),
+        ([{"dml": {}}], "directml"),
+        ([{"QNN": {}}, {"WebGPU": {}}], "webgpu"),
+        ("cuda", ""),
+        ([3], ""),
+    ],
+)
+def test_the_device_that_a_genai_folder_was_made_for_goes_first(tmp_path: Path, options: object, first: str) -> None:
+    folder = genai(tmp_path / "model")
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"] = {"provider_options": options}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    package = open_package(folder)
+    assert package.foreign is not None
+    assert package.foreign.prefers == first
+    with embedllm.load(folder, device="cpu") as model:
+        assert model.generate(TOKENS[:5], GREEDY, max_tokens=3, stop_tokens=()).tokens == greedy(TOKENS[:5], 3)
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,9 @@ def level(module: str) -> int:
             "export.scale_search",
             "export.traced",
             "foreign",
+            "foreign_faults",
             "foreign_genai",
+            "foreign_gpu",
             "foreign_onnx",
             "foreign_openvino",
             "foreign_pipeline",
@@ -466,17 +468,18 @@ def test_backends_import_little() -> None:
               "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.ort_states",
               "backends.kept_rows", "backends.kv_memory",
               "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",
-              "backends.threads", "backends.ort_runtime", "backends.reference_layers",
+              "backends.traced_place", "backends.threads", "backends.ort_runtime", "backends.reference_layers",
               "backends.reference_math"}  # fmt: skip
     allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}
     for found in imports():
         if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
             # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
             others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "ort_traced", "host", "probe",
-                      "traced_inputs", "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged", "ov_blocks",
-                      "ov_cut", "npu", "cuda", "encoder_engine", "resident", "resident_buffers", "device_session",
-                      "directml", "directml_session", "plugins", "web", "web_row", "webgpu", "webgpu_session",
-                      "webgpu_check", "adapted_openvino", "genai", "genai_session")  # fmt: skip
+                      "traced_inputs", "traced_place", "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged",
+                      "ov_blocks", "ov_cut", "npu", "cuda", "encoder_engine", "resident", "resident_buffers",
+                      "device_session", "directml", "directml_session", "plugins", "web", "web_row", "webgpu",
+                      "webgpu_session", "webgpu_check", "adapted_openvino", "genai",
+                      "genai_session")  # fmt: skip
             is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
             assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
 

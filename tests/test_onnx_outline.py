@@ -27,7 +27,9 @@ def model() -> onnx.ModelProto:
         helper.make_tensor_value_info("weight", TensorProto.FLOAT, [4, 5]),
     ]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT16, ["batch", 5])]
-    nodes = [helper.make_node("Own", ["tokens", "weight"], ["logits", "more"], domain="ours", axis=3)]
+    nodes = [
+        helper.make_node("Own", ["tokens", "weight"], ["logits", "more"], domain="ours", axis=3, last=-1, share=0.5)
+    ]
     return helper.make_model(helper.make_graph(nodes, "graph", inputs, outputs, [weight, outside]))
 
 
@@ -37,8 +39,12 @@ def test_it_gives_what_the_file_declares(tmp_path: Path) -> None:
     found = read_outline(path)
     assert found.inputs == (Declared(name="tokens", kind=INT64, dims=("batch", 300, "")),)  # the weight has a default
     assert found.outputs == (Declared(name="logits", kind=FLOAT16, dims=("batch", 5)),)
-    assert found.nodes == (Node(operator="Own", inputs=("tokens", "weight"), outputs=("logits", "more")),)
+    node = Node(
+        operator="Own", inputs=("tokens", "weight"), outputs=("logits", "more"), numbers={"axis": 3, "last": -1}
+    )
+    assert found.nodes == (node,)
     assert (found.files, found.stored) == (("beside.data",), 27)
+    assert found.widths == {"weight": 5, "outside": 7}
     assert FLOAT not in {one.kind for one in found.inputs}
 
 

@@ -12,6 +12,7 @@ import pytest
 import embedllm
 from embedllm.backends.ort import devices
 from embedllm.backends.ort_traced import TracedEngine, TracedSession
+from embedllm.backends.traced_place import on_host
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.package import open_package
@@ -64,7 +65,7 @@ def expected(source: Path, tokens: list[int]) -> np.ndarray:
 
 def opened(folder: Path) -> TracedSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], devices()[0], exact=True).open()
+    return TracedEngine(package, package.graphs[0], on_host(devices()[0], exact=True)).open()
 
 
 def off(found: np.ndarray, right: np.ndarray) -> float:
@@ -97,7 +98,7 @@ def test_a_folder_that_optimum_wrote_loads_as_it_is(source: Path, tmp_path: Path
     write_tokenizer(tmp_path / "own", VOCABULARY)
     package = open_package(tmp_path / "own")
     assert package.foreign is not None
-    session, right = TracedEngine(package, package.graphs[0], devices()[0]).open(), expected(source, TOKENS)
+    session, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])).open(), expected(source, TOKENS)
     assert off(session.feed_all(TOKENS[:32]), right[:32]) < 1e-3
     session.rewind(20)
     assert off(session.feed_all(TOKENS[20:]), right[20:]) < 1e-3

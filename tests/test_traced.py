@@ -14,6 +14,7 @@ import embedllm
 from embedllm.backends.base import Interrupted
 from embedllm.backends.ort import devices
 from embedllm.backends.ort_traced import TracedEngine, TracedSession
+from embedllm.backends.traced_place import on_host
 from embedllm.cli import cli
 from embedllm.errors import ContextFull, DeviceUnavailable, ExportError, PackageError, UnsupportedModel
 from embedllm.export import Recipe, convert, fallback
@@ -42,7 +43,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exports:
 
 def opened(folder: Path, *, exact: bool = True) -> TracedSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], devices()[0], exact=exact).open()
+    return TracedEngine(package, package.graphs[0], on_host(devices()[0], exact=exact)).open()
 
 
 @pytest.mark.parametrize("beside", [False, True])
