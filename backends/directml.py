@@ -76,7 +76,7 @@ class DirectMLEngine:
         self.chunk = package.context  # a prompt goes in one piece
         self.remedy = LARGER_EXPORT
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
-        self.lock = _ONE_AT_A_TIME
+        self.lock = LOCK
         number = number_of(device.name) if provider == PROVIDER else 0
         self._where = ("dml" if provider == PROVIDER else "cpu", number)  # of the KV, in ONNX Runtime's words
         if lack := DIRECTML.lack(package.decoder):
@@ -84,7 +84,7 @@ class DirectMLEngine:
         path = package.folder / graph.file
         try:
             with self.lock:
-                self._session: ort.InferenceSession | None = _start(os.fspath(path), provider, number)
+                self._session: ort.InferenceSession | None = start(os.fspath(path), provider, number)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
         left = left_to_the_cpu(self._session, HEAVY) if provider == PROVIDER else []
@@ -124,7 +124,7 @@ class DirectMLEngine:
         """None are kept: their memory goes when nobody holds them."""
 
 
-def _start(model: str | bytes, provider: str, number: int) -> ort.InferenceSession:
+def start(model: str | bytes, provider: str, number: int) -> ort.InferenceSession:
     """A session that falls back to nothing else."""
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
@@ -138,7 +138,7 @@ def _start(model: str | bytes, provider: str, number: int) -> ort.InferenceSessi
 def _lack(number: int) -> str:
     """Why no session can be made on an adapter; empty when one was made."""
     try:
-        _start(_NOTHING, PROVIDER, number)
+        start(_NOTHING, PROVIDER, number)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
         return f"no session can be made on it: {first_line(error)}"
     return ""
@@ -194,4 +194,4 @@ _NOTHING = bytes.fromhex(
     "0a020801620f0a0179120a0a08080112040a02080142040a001015"
 )
 # a session takes one run at a time; nothing says that several may make or copy buffers
-_ONE_AT_A_TIME = threading.RLock()
+LOCK = threading.RLock()

@@ -164,8 +164,10 @@ def _open_traced(kind: str, choices: Choices) -> Engine:
         place = traced_place.on_host(choices.device, choices.knobs, exact=choices.exact)
     elif kind == "cuda":
         place = traced_place.on_cuda(choices.device)
-    else:
+    elif kind == "webgpu":
         place = traced_place.on_webgpu(choices.device)
+    else:
+        place = traced_place.on_directml(choices.device, choices.package.context)
     return TracedEngine(choices.package, _graph(choices), place)
 
 
@@ -240,7 +242,7 @@ _ENGINES = {
 _LACKS = {"cpu": _cpu_lack}
 _QUANTIZED = {"cpu": {"int8": (INT8_KV.name,), "int4": (INT4_KV.name,)}}
 _ENCODERS = ("cpu", "cuda")  # by a provider's `engine`: those that run models that embed or score texts
-_TRACED = ("cpu", "cuda", "webgpu")  # likewise: those that run graphs of other exporters
+_TRACED = ("cpu", "cuda", "webgpu", "directml")  # likewise: those that run graphs of other exporters
 _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(

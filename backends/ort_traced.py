@@ -184,12 +184,13 @@ class TracedSession:
     def _run_alone(self, tokens: Sequence[int], *, each: bool) -> F32:
         assert self._session is not None  # checked
         end = self.position + len(tokens)
+        length = self._kv.reserve(end)
         binding = self._session.io_binding()
-        for name, value in self._inputs.feeds(tokens, self.position, each=each):
+        for name, value in self._inputs.feeds(tokens, self.position, each=each, length=length):
             binding.bind_ortvalue_input(name, value)
         binding.bind_output(self._engine.names.logits)
         pairs = self._engine.names.pairs(len(self._traced.kv))
-        self._kv.bind(binding, pairs, end)
+        self._kv.bind(binding, pairs)
         try:
             self._session.run_with_iobinding(binding, self._options)
         except Exception as error:

@@ -42,12 +42,18 @@ class Inputs:
             for at, (past, _) in enumerate(pairs)
         ]
 
-    def feeds(self, tokens: Sequence[int], start: int, *, each: bool) -> Iterator[tuple[str, ort.OrtValue]]:
-        """All but keys and values. each: the logits of every token are wanted, not of the last alone."""
+    def feeds(
+        self, tokens: Sequence[int], start: int, *, each: bool, length: int
+    ) -> Iterator[tuple[str, ort.OrtValue]]:
+        """All but keys and values.
+
+        each: the logits of every token are wanted, not of the last alone. length: of the mask, at least as many as are
+        held then.
+        """
         names, end = self._names, start + len(tokens)
         values = {
             names.tokens: np.array([tokens]),
-            names.mask: np.ones((1, end)),
+            names.mask: (np.arange(length) < end)[None],
             names.positions: np.arange(start, end)[None],
             _BRANCH: np.array([start > 0]),
             _FROM: np.array([0 if each else -1]),

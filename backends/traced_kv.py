@@ -29,8 +29,12 @@ class CopiedKv:
         self._place = place
         self._values = [place.hold(array) for array in empty]
 
-    def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
-        """end: tokens after the step."""
+    def reserve(self, end: int) -> int:
+        """Makes room for that many tokens; how long a mask of them is."""
+        return end
+
+    def bind(self, binding: ort.IOBinding, pairs: Pairs) -> None:
+        """The past, and what takes the present."""
         for (past, present), value in zip(pairs, self._values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_output(present, *self._place.where)
@@ -76,8 +80,7 @@ class AppendedKv:
         self._context = context
         self._capacity = 0
 
-    def bind(self, binding: ort.IOBinding, pairs: Pairs, end: int) -> None:
-        self._reserve(end)
+    def bind(self, binding: ort.IOBinding, pairs: Pairs) -> None:
         for (past, present), value in zip(pairs, self._values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
@@ -95,7 +98,7 @@ class AppendedKv:
 
     def append(self, position: int, state: Sequence[np.ndarray]) -> None:
         end = position + state[0].shape[1]
-        self._reserve(end)
+        self.reserve(end)
         for index, new in enumerate(state):
             array = self._place.held(self._values[index])
             array[0, :, position:end] = new
@@ -109,11 +112,14 @@ class AppendedKv:
         self._values = []
         self._capacity = 0
 
-    def _reserve(self, tokens: int) -> None:
-        """Makes room for that many; buffers grow one by one, so that only one is there twice."""
-        if tokens <= self._capacity:
-            return
-        wanted = max(tokens, int(self._capacity * _GROWTH))
+    def reserve(self, end: int) -> int:
+        """Buffers grow one by one, so that only one is there twice."""
+        if end > self._capacity:
+            self._grow(end)
+        return self._capacity if self._place.pads else end
+
+    def _grow(self, end: int) -> None:
+        wanted = max(end, int(self._capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
         for index, value in enumerate(self._values):
             old = self._place.held(value)

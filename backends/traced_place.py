@@ -35,6 +35,7 @@ class Place:
     # held while anything is bound, run or copied
     lock: AbstractContextManager[object] = field(default_factory=nullcontext)
     heavy: Set[str] = frozenset()  # operators of which none may be left to the CPU
+    pads: bool = False  # where attention appends in place, masks are as long as its buffers, with zeros at their end
 
     @property
     def is_host(self) -> bool:
@@ -91,6 +92,29 @@ def on_webgpu(device: Device) -> Place:
         chunk=webgpu.chunk(),
         lock=webgpu.LOCK,
         heavy=_HEAVY,
+    )
+
+
+def on_directml(device: Device, context: int, *, provider: str = "") -> Place:
+    """A GPU of Windows, whose attention is told how long its buffers are, and takes a prompt in one piece.
+
+    As docs/directml.md has it. context: tokens that a session can hold.
+    provider: as DirectMLEngine has it, for checking; empty: DirectML's.
+    """
+    from embedllm.backends import directml
+
+    chosen = provider or directml.PROVIDER
+    number = directml.number_of(device.name) if chosen == directml.PROVIDER else 0
+    where = ("dml" if chosen == directml.PROVIDER else "cpu", number)
+    return Place(
+        device=device,
+        start=lambda path: directml.start(path, chosen, number),
+        where=where,
+        put=lambda array: ort.OrtValue.ortvalue_from_numpy(array, *where),
+        chunk=context,
+        lock=directml.LOCK,
+        heavy=_HEAVY if chosen == directml.PROVIDER else frozenset(),
+        pads=True,
     )
 
 

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from embedllm.onnx_outline import Node, Outline
 
 _SCALES, _ZERO_POINTS = 2, 3  # inputs of both operators that have such
+# of GroupQueryAttention: those that DirectML does not read, the first one at this place (export/directml_rules.py), and
+# attributes of which it takes these values only
+_PLAIN, _VALUES = 7, {"do_rotary": 0, "local_window_size": -1, "softcap": 0, "smooth_softmax": 0}
 
 
 def faults(outline: Outline) -> dict[str, str]:
     """By the device that must not run it, what is in the way."""
-    counts = (count for node in outline.nodes if (count := _odd_zero_points(node, outline)) is not None)
-    if (count := next(counts, None)) is None:
-        return {}
-    lack = f"rows have {count} zero points of 4 bits, an odd number, which ONNX Runtime's CUDA operators misread"
-    return {"cuda": lack}  # docs/cuda.md
+    found: dict[str, str] = {}
+    for device, lack in _faults(outline):
+        found.setdefault(device, lack)
+    return found
 
 
-def _odd_zero_points(node: Node, outline: Outline) -> int | None:
-    """The zero points of a row of 4-bit values, where it has an odd number of them."""
-    if not any(node.inputs[_ZERO_POINTS:][:1]) or node.numbers.get("bits", 4) != 4:
-        return None
-    count, group = 0, node.numbers.get("block_size", 0)
+def _faults(outline: Outline) -> Iterator[tuple[str, str]]:
+    for node in outline.nodes:
+        bits, count = _zero_points(node, outline)
+        if count % 2 and bits == 4:  # docs/cuda.md
+            yield "cuda", f"rows have {count} zero points of 4 bits, an odd number, which its operators misread"
+        if count % 2 and bits == 8:  # docs/directml.md
+            yield "directml", f"rows have {count} zero points of 8 bits, an odd number, which it misreads"
+        if node.operator == "GroupQueryAttention" and (odd := _beyond(node)):
+            yield "directml", f"attention has {odd}, which DirectML does not do, and does not say"
+
+
+def _zero_points(node: Node, outline: Outline) -> tuple[float, int]:
+    """The bits of a node's matrix, and how many zero points a row has; 0 where it has none."""
+    bits, group = node.numbers.get("bits", 4), node.numbers.get("block_size", 0)
+    if not any(node.inputs[_ZERO_POINTS:][:1]):
+        return bits, 0
     if node.operator == "MatMulNBits" and group > 0:
-        count = -(-node.numbers.get("K", 0) // group)
-    elif node.operator == "GatherBlockQuantized":
-        count = outline.widths.get(node.inputs[_SCALES], 0)
-    return count if count % 2 else None
+        return bits, int(-(-node.numbers.get("K", 0) // group))
+    return bits, outline.widths.get(node.inputs[_SCALES], 0) if node.operator == "GatherBlockQuantized" else 0
+
+
+def _beyond(node: Node) -> str:
+    """What attention has that is not plain; empty when it is."""
+    odd = next((name for name, usual in _VALUES.items() if node.numbers.get(name, usual) != usual), "")
+    if not odd and not all(node.inputs[1:3]):
+        odd = "q, k and v in one tensor"
+    return odd or ("more inputs than the plain one" if any(node.inputs[_PLAIN:]) else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from embedllm.errors import PackageError
 FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10  # TensorProto.DataType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _MOST = 2**63  # values of a tensor
+_FLOAT_BYTES = 4
 _TO_EXTERNAL = 1  # TensorProto.data_location
 Span: TypeAlias = tuple[int, int]  # of bytes of the file
 _Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a varint, where bytes lie
@@ -39,7 +41,7 @@ class Node:
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    numbers: Mapping[str, int] = field(default_factory=dict)  # its attributes that are whole numbers
+    numbers: Mapping[str, float] = field(default_factory=dict)  # its attributes that are one number each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class _Reader:
 
     def _node(self, span: Span) -> Node:
         inputs, outputs, operator = [], [], ""
-        numbers: dict[str, int] = {}
+        numbers: dict[str, float] = {}
         for number, _, part in self._fields(span):
             if number == 1:
                 inputs.append(self._text(part))
@@ -118,9 +120,11 @@ class _Reader:
             elif number == 4:
                 operator = self._text(part)
             elif number == 5:
-                given = {key: (value, at) for key, value, at in self._fields(part) if key in (1, 3)}
-                if len(given) == 2:
+                given = {key: (value, at) for key, value, at in self._fields(part) if key in (1, 2, 3)}
+                if 1 in given and 3 in given:
                     numbers[self._text(given[1][1])] = _signed(given[3][0])
+                elif 1 in given and 2 in given:
+                    numbers[self._text(given[1][1])] = self._float(given[2][1])
         return Node(operator=operator, inputs=tuple(inputs), outputs=tuple(outputs), numbers=numbers)
 
     def _tensor(self, span: Span) -> tuple[str, list[int], str | None]:
@@ -177,6 +181,11 @@ class _Reader:
                 return self._text(part)
         return ""
 
+    def _float(self, span: Span) -> float:
+        if span[1] - span[0] != _FLOAT_BYTES:
+            raise ValueError(f"a float of {span[1] - span[0]} bytes")
+        return struct.unpack("<f", self._data[span[0] : span[1]])[0]
+
     def _text(self, span: Span) -> str:
         return self._data[span[0] : span[1]].decode()
 
@@ -193,7 +202,8 @@ class _Reader:
                 part = at, at + length
                 at += length
             elif wire in (_FIXED64, _FIXED32):
-                at += 8 if wire == _FIXED64 else 4
+                part = at, at + (8 if wire == _FIXED64 else 4)
+                at = part[1]
             else:
                 raise ValueError(f"byte {at} begins no field")
             if at > end:

@@ -38,7 +38,7 @@ def on_windows(monkeypatch: pytest.MonkeyPatch, working: Sequence[int], listed: 
     of_cpu = SimpleNamespace(ep_name="CPUExecutionProvider", device=SimpleNamespace(metadata={"Description": "A CPU"}))
     monkeypatch.setattr(directml.ort, "get_available_providers", lambda: [directml.PROVIDER])
     monkeypatch.setattr(directml.ort, "get_ep_devices", lambda: [of_cpu, *entries])
-    monkeypatch.setattr(directml, "_start", start)
+    monkeypatch.setattr(directml, "start", start)
 
 
 # as ONNX Runtime 1.24 words them
@@ -87,7 +87,7 @@ def test_a_provider_that_makes_no_session_is_listed_with_the_reason(monkeypatch:
         raise RuntimeError("887A0004 Failed to create DXGI factory.\nmore")
 
     monkeypatch.setattr(directml.ort, "get_available_providers", lambda: [directml.PROVIDER])
-    monkeypatch.setattr(directml, "_start", start)
+    monkeypatch.setattr(directml, "start", start)
     (device,) = directml.devices()
     assert not device.available
     assert device.reason == "no session can be made on it: 887A0004 Failed to create DXGI factory."
@@ -99,7 +99,7 @@ def test_the_provider_gets_what_it_needs_and_nothing_to_fall_back_to(monkeypatch
     monkeypatch.setattr(
         directml.ort, "InferenceSession", lambda model, options, **choices: seen.append((options, choices))
     )
-    directml._start(b"", directml.PROVIDER, 1)
+    directml.start(b"", directml.PROVIDER, 1)
     ((options, choices),) = seen
     assert choices == {"providers": [("DmlExecutionProvider", {"device_id": "1"})], "enable_fallback": 0}
     assert not options.enable_mem_pattern

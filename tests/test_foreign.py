@@ -17,7 +17,7 @@ from embedllm.backends.drivers import driver_of
 from embedllm.backends.model_lacks import traced_lack
 from embedllm.backends.ort import devices
 from embedllm.backends.ort_traced import TracedEngine, TracedSession
-from embedllm.backends.traced_place import on_host
+from embedllm.backends.traced_place import on_directml, on_host
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
 from embedllm.export import Recipe
 from embedllm.finding import package_folder
@@ -171,21 +171,66 @@ def test_a_gpu_does_not_promise_exact_numbers_of_it(tmp_path: Path) -> None:
         assert traced_lack(package, driver, exact=True, kv=None) is not None
 
 
-@pytest.mark.parametrize("groups", [2, 3])
-def test_cuda_does_not_get_odd_rows_of_zero_points(
-    tiny_package: Callable[..., Path], tmp_path: Path, groups: int
-) -> None:
-    ours = tiny_package("llama", Recipe(symmetric=False), hidden_size=32 * groups, intermediate_size=64)
-    package = open_package(stripped(ours, tmp_path / "model"))
-    lacks = {}
-    for name in ("cuda", "webgpu"):
+def lacks(folder: Path) -> dict[str, str]:
+    """Why GPUs do not run a folder; nothing of those that do."""
+    package, found = open_package(folder), {}
+    for name in ("cuda", "webgpu", "directml"):
         driver = driver_of(name)
         assert driver is not None
-        lacks[name] = traced_lack(package, driver, exact=False, kv=None)
-    assert lacks["webgpu"] is None
-    assert (lacks["cuda"] is None) == (groups == 2)
-    if lacks["cuda"] is not None:
-        assert "3 zero points of 4 bits, an odd number" in lacks["cuda"][0]
+        if (lack := traced_lack(package, driver, exact=False, kv=None)) is not None:
+            found[name] = lack[0]
+    return found
+
+
+@pytest.mark.parametrize(("groups", "bits", "wrong"), [(2, 4, []), (3, 4, ["cuda"]), (3, 8, ["directml"])])
+def test_a_gpu_does_not_get_odd_rows_of_zero_points_that_it_misreads(
+    tiny_package: Callable[..., Path], tmp_path: Path, groups: int, bits: int, wrong: list[str]
+) -> None:
+    sizes = {"hidden_size": 32 * groups, "intermediate_size": 64, "num_attention_heads": 3, "num_key_value_heads": 1}
+    folder = stripped(tiny_package("llama", Recipe(bits=bits, symmetric=False), **sizes), tmp_path / "model")
+    path = folder / "model.onnx"
+    edit = Edit(path)
+    for node in edit.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.op_type = "OtherAttention"  # which has lacks of its own
+    edit.save()
+    found = {name: lack for name, lack in lacks(folder).items() if "zero points" in lack}
+    assert list(found) == wrong
+    assert all("3 zero points" in lack for lack in found.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_directml_does_not_get_attention_that_it_does_only_in_part(
+    tiny_package: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
+    folder = stripped(tiny_package(family), tmp_path / "model")
+    assert lacks(folder).keys() == {"directml"}
+    assert "attention has do_rotary, which DirectML does not do" in lacks(folder)["directml"]
+    assert lacks(transformers_js(tmp_path / "plain")) == {}
+
+
+# What DirectML asks of a session, without DirectML
+
+
+def on_directml_s_terms(folder: Path) -> TracedSession:
+    package = open_package(folder)
+    place = on_directml(devices()[0], package.context, provider="CPUExecutionProvider")
+    return TracedEngine(package, package.graphs[0], place).open()
+
+
+def test_a_mask_as_long_as_the_buffers_changes_nothing(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    folder = stripped(tiny_package("llama", max_position_embeddings=600), tmp_path / "model")
+    tokens = np.random.default_rng(5).integers(3, 200, 300).tolist()
+    whole, session = opened(folder).feed_all(tokens), on_directml_s_terms(folder)
+    for start, stop in ((0, 200), (200, 201), (201, 300)):
+        np.testing.assert_allclose(session.feed_all(tokens[start:stop]), whole[start:stop], atol=2e-2)
+    session.rewind(250)
+    np.testing.assert_allclose(session.feed_all(tokens[250:]), whole[250:], atol=2e-2)
+
+
+def test_graphs_that_copy_run_on_its_terms_too(tmp_path: Path) -> None:
+    session = on_directml_s_terms(transformers_js(tmp_path / "model"))
+    np.testing.assert_allclose(session.feed_all(TOKENS), expected(weights(), TOKENS), atol=1e-4)
 
 
 # Which graph

@@ -134,10 +134,10 @@ def test_keys_and_values_stay_on_the_device(
     kv = AppendedKv(shapes, 8, engine.place) if appends else CopiedKv(shapes, engine.place)
     binding = engine.session.io_binding()
     with engine.place.lock:
-        for name, value in engine.inputs.feeds([3, 4], 0, each=False):
+        for name, value in engine.inputs.feeds([3, 4], 0, each=False, length=kv.reserve(2)):
             binding.bind_ortvalue_input(name, value)
         binding.bind_output(engine.names.logits)
-        kv.bind(binding, names, 2)
+        kv.bind(binding, names)
         engine.session.run_with_iobinding(binding)
         found = binding.get_outputs()[1:]
     assert [value.device_name().lower() for value in found] == [engine.place.where[0]] * 2 * count

@@ -39,9 +39,8 @@ def test_it_gives_what_the_file_declares(tmp_path: Path) -> None:
     found = read_outline(path)
     assert found.inputs == (Declared(name="tokens", kind=INT64, dims=("batch", 300, "")),)  # the weight has a default
     assert found.outputs == (Declared(name="logits", kind=FLOAT16, dims=("batch", 5)),)
-    node = Node(
-        operator="Own", inputs=("tokens", "weight"), outputs=("logits", "more"), numbers={"axis": 3, "last": -1}
-    )
+    numbers = {"axis": 3, "last": -1, "share": 0.5}
+    node = Node(operator="Own", inputs=("tokens", "weight"), outputs=("logits", "more"), numbers=numbers)
     assert found.nodes == (node,)
     assert (found.files, found.stored) == (("beside.data",), 27)
     assert found.widths == {"weight": 5, "outside": 7}
