@@ -48,6 +48,7 @@ class Splits:
     normalizer: str = ""  # of the text before: "NFC"
     whole_words: bool = False  # a piece that is a token is not merged from its parts
     starts: bool = False  # the BOS comes first unless the file says otherwise
+    between: int = 0  # EOS between the texts of a pair; 0: each has what it has alone
 
 
 _LLAMA3 = Splits(regexes=(_THREE_DIGITS,), whole_words=True, starts=True)
@@ -82,9 +83,11 @@ SPLITS: Mapping[str, Splits] = {
     "qwen2": Splits(regexes=(_ONE_DIGIT,), normalizer="NFC"),
     "qwen35": Splits(regexes=(_QWEN35,), normalizer="NFC"),
     **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), _QWEN2),
-    **dict.fromkeys(("gpt-2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "roberta-bpe", "exaone4", "trillion",
+    **dict.fromkeys(("gpt-2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion",
                      "granite-docling"), _GPT2),
-    **dict.fromkeys(("olmo", "mpt", "modern-bert"), Splits(as_gpt2=True, normalizer="NFC")),
+    **dict.fromkeys(("olmo", "mpt"), Splits(as_gpt2=True, normalizer="NFC")),
+    "modern-bert": Splits(as_gpt2=True, normalizer="NFC", between=1),
+    "roberta-bpe": Splits(as_gpt2=True, between=2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _DIGITS_GPT2),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),

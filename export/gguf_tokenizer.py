@@ -44,6 +44,7 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
         pre_tokenizer={"type": "Sequence", "pretokenizers": cuts},
         decoder={**level, "add_prefix_space": True, "use_regex": True},
         starts=splits.starts,
+        between=splits.between,
     )
 
 
@@ -102,13 +103,13 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
 
 
 def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: object, pre_tokenizer: object,
-         decoder: object, starts: bool) -> dict[str, object]:  # fmt: skip
-    """starts: whether a BOS comes first where the file does not say it."""
+         decoder: object, starts: bool, between: int = 0) -> dict[str, object]:  # fmt: skip
+    """starts, between: as around() has them."""
     used = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] != UNUSED}
     parts = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, **model}
     return whole_json(vocabulary, {"type": "BPE", **parts, "vocab": used}, normalizer=normalizer,
                       pre_tokenizer=pre_tokenizer, decoder=decoder,
-                      post_processor=around(vocabulary, starts=starts))  # fmt: skip
+                      post_processor=around(vocabulary, starts=starts, between=between))  # fmt: skip
 
 
 _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, object]]] = {

@@ -40,8 +40,12 @@ def ends(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> tuple[
     return [] if bos is None else [bos], [] if eos is None else [eos]
 
 
-def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> dict[str, object] | None:
-    """What puts them there; a text behind another one has its own. starts, stops: as ends() has it."""
+def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False, between: int = 0) -> dict[str, object] | None:
+    """What puts them there. starts, stops: as ends() has it.
+
+    between: so many EOS lie between two texts, of which only the first has a BOS; 0, or without both of these: the
+    second text has its own.
+    """
     bos, eos = ends(vocabulary, starts=starts, stops=stops)
     if not bos and not eos:
         return None
@@ -49,7 +53,8 @@ def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> dict
     def single(text: str, part: int) -> list[Piece]:
         return [(piece, part) for piece in (*bos, text, *eos)]
 
-    return template(vocabulary, single("A", 0), single("A", 0) + single("B", 1))
+    second = [(piece, 0) for piece in (*eos * (between - 1), "B", *eos)] if between and bos and eos else single("B", 1)
+    return template(vocabulary, single("A", 0), single("A", 0) + second)
 
 
 def template(vocabulary: Vocabulary, single: Sequence[Piece], pair: Sequence[Piece]) -> dict[str, object]:

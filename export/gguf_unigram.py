@@ -10,10 +10,11 @@ import base64
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.gguf_tokenizer_parts import Piece, around, ends, template, whole_json
+from embedllm.export.gguf_tokenizer_parts import around, whole_json
 from embedllm.export.gguf_vocabulary import BYTE, NORMAL, PREFIX, UNKNOWN, UNUSED, Vocabulary
 
 _SPACE = "\u2581"
+_BETWEEN = 2  # EOS between the texts of a pair, as XLM-RoBERTa has it
 _CHARSMAP, _LENGTH = "precompiled_charsmap", 4  # bytes in front of it: the trie's length
 
 
@@ -37,7 +38,7 @@ def unigram(vocabulary: Vocabulary) -> dict[str, object]:
         normalizer={"type": "Sequence", "normalizers": _steps(vocabulary, spaced=spaced)},
         pre_tokenizer=None,
         decoder={"type": "Sequence", "decoders": back},
-        post_processor=_around(vocabulary),
+        post_processor=around(vocabulary, starts=False, stops=True, between=_BETWEEN),
     )
 
 
@@ -70,15 +71,6 @@ def _steps(vocabulary: Vocabulary, *, spaced: bool) -> list[object]:
     if spaced:
         steps.append({"type": "Prepend", "prepend": _SPACE})
     return [*steps, replace({"String": " "}, _SPACE)]
-
-
-def _around(vocabulary: Vocabulary) -> dict[str, object] | None:
-    """A text between BOS and EOS; in a pair, an EOS more lies between both, as XLM-RoBERTa has it."""
-    bos, eos = ends(vocabulary, starts=False, stops=True)
-    if not bos or not eos:
-        return around(vocabulary, starts=False, stops=True)
-    single: list[Piece] = [(bos[0], 0), ("A", 0), (eos[0], 0)]
-    return template(vocabulary, single, [*single, (eos[0], 0), ("B", 0), (eos[0], 0)])
 
 
 def _charsmap(vocabulary: Vocabulary) -> bytes | None:

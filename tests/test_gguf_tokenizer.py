@@ -117,6 +117,19 @@ def test_a_bos_comes_first_where_the_file_says_so(changes: dict[str, object], id
     assert ours.encode("some text").ids == [*ids, *plain]
 
 
+@pytest.mark.parametrize(("pre", "pair"), [
+    ("roberta-bpe", [1, "a", 2, 2, "b", 2]),
+    ("modern-bert", [1, "a", 2, "b", 2]),
+    ("gpt-2", [1, "a", 2, 1, "b", 2]),
+])  # fmt: skip
+def test_pairs_are_put_together_as_rerankers_read_them(pre: str, pair: list[int | str]) -> None:
+    roles = {"bos_token_id": 1, "eos_token_id": 2, "add_bos_token": True, "add_eos_token": True}
+    ours = rebuilt(
+        {**DEMO_TOKENS, "tokenizer.ggml.pre": pre, **{f"tokenizer.ggml.{key}": at for key, at in roles.items()}}
+    )
+    assert ours.encode("a", "b").ids == [ours.token_to_id(at) if isinstance(at, str) else at for at in pair]
+
+
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "[PAD]"]
 WORDS = [
     "▁",
