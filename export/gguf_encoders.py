@@ -5,11 +5,13 @@ Source: conversion/bert.py and src/models/ of llama.cpp; MODEL_TENSORS of the Py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.config import Config
+from embedllm.export.decoder import Linear, Step
 from embedllm.export.gguf_families import PATTERN, POOLING, WINDOW, Family
 from embedllm.export.sentence_folder import SentenceFolder
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # values of POOLING, and what an Encoder calls them
 _SCORES = 4
 _SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "position_embd.weight"
+_DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
 _GIVEN = (POOLING, "classifier.output_labels")
 
 
@@ -46,10 +49,25 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
     return found
 
 
+def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"use_bidirectional_attention": True, "query_pre_attn_scalar": own.integer("attention.key_length")}
+
+
 ENCODERS: Mapping[str, Family] = {
     "bert": Family(model_type="bert", both_ways=True, keys=_GIVEN, more=_bert),
     "modern-bert": Family(
         model_type="modernbert", both_ways=True, keys=(*_GIVEN, *WINDOW, "rope.freq_base_swa"), more=_modern_bert
+    ),
+    "gemma-embedding": Family(
+        model_type="gemma3_text",
+        both_ways=True,
+        more=_gemma,
+        keys=(
+            POOLING,
+            *WINDOW,
+            "rope.freq_base_swa",
+            *(f"{dense}_feat_{end}" for dense in _DENSES for end in ("in", "out")),
+        ),
     ),
 }
 
@@ -79,7 +97,15 @@ def sentences_of(model: GgufModel) -> SentenceFolder:
             f"'{model.path}' makes of the vectors of tokens what '{POOLING}' {pooling!r} stands for; known: "
             f"{', '.join(f'{value} ({name})' for value, name in _POOLINGS.items())}."
         )
-    return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], normalised=True)
+    held = [name for name in _DENSES if f"{name}.weight" in model.tensors]
+    denses = tuple(_dense(model, index, name) for index, name in enumerate(held))
+    return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], denses=denses, normalised=True)
+
+
+def _dense(model: GgufModel, index: int, name: str) -> Step:
+    rows, *columns = model.tensors[f"{name}.weight"].shape
+    linear = Linear(name=f"steps.{index}", source=name, rows=rows, columns=math.prod(columns), bias=False)
+    return Step(linear=linear)
 
 
 def _pooling(model: GgufModel) -> int | None:

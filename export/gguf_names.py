@@ -81,7 +81,7 @@ def _norm(norm: Norm | None, name: str) -> dict[str, Place]:
 
 
 def _encoder(encoder: Encoder | None) -> dict[str, Place]:
-    """What models that read whole texts have besides: rows for the parts of a pair, and what makes a score."""
+    """What models that read whole texts have besides: rows for the parts of a pair, and what is behind the pooling."""
     found: dict[str, Place] = {}
     if encoder is not None and encoder.types is not None:
         found |= _matrix(encoder.types, "token_types", is_row=encoder.types.rows == 1)
@@ -89,6 +89,9 @@ def _encoder(encoder: Encoder | None) -> dict[str, Place]:
         first, last = encoder.steps
         found |= _matrix(first.linear, "cls") | _norm(first.norm, "cls.norm") | _matrix(last.linear, "cls.output")
         found[f"{last.linear.source}.weight"] = Place(tensor="cls.output.weight", is_row=True)
+    elif encoder is not None:
+        for step in encoder.steps:
+            found |= _matrix(step.linear, step.linear.source)
     return found
 
 

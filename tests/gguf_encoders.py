@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from tests.gguf_files import Config, Tensors, converted, loaded, write_file
 from tests.gguf_tokenizers import word_piece_metadata
 
 MEAN, CLS, LAST = 1, 2, 3  # of pooling_type
-_ARCHITECTURES = {"modernbert": "modern-bert", "qwen3": "qwen3"}  # others are "bert"
+_ARCHITECTURES = {"modernbert": "modern-bert", "qwen3": "qwen3", "gemma3_text": "gemma-embedding"}  # others are "bert"
 _PREFIXES = ("bert.", "distilbert.", "roberta.", "model.")
 _LEFT_OUT = ("pooler.dense.", "embeddings.position_ids")
 _DISTIL = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
@@ -32,11 +33,13 @@ def write_encoder(
     tokens: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
     flat: bool = False,
+    denses: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """A checkpoint's folder as one GGUF file.
 
     kind: of the matrices, as gguf calls it. tokens: of the tokenizer; None: those of the folder's WordPiece.
     more: metadata besides; None leaves out. flat: tables of one row are vectors, as llama-quantize writes them.
+    denses: matrices behind the pooling, as EmbeddingGemma has them.
     """
     config = json.loads((folder / "config.json").read_text())
     config |= {ours: config[theirs] for ours, theirs in _DISTIL.items() if theirs in config}
@@ -46,7 +49,7 @@ def write_encoder(
     tensors = _prepared(loaded(folder / "model.safetensors"), config)
     said = {f"{name}.{key}": value for key, value in _metadata(config, tensors, name).items()}
     said |= {f"{name}.pooling_type": pooling, **tokens, **(more or {})}
-    tensors = converted(tensors, config, name)
+    tensors = converted(tensors, config, name) | {f"{key}.weight": values for key, values in (denses or {}).items()}
     if flat:
         tensors = {key: values.reshape(-1) if values.shape[0] == 1 else values for key, values in tensors.items()}
     return write_file(path, name, said, tensors, kind=kind)
@@ -57,7 +60,7 @@ def _prepared(tensors: Tensors, config: Config) -> Tensors:
     found: Tensors = {}
     for source, values in tensors.items():
         place = next((source.removeprefix(prefix) for prefix in _PREFIXES if source.startswith(prefix)), source)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "gemma3_text"):
             place = f"model.{place}"
         if "roberta" in config["model_type"] and place == "embeddings.position_embeddings.weight":
             values = values[config["pad_token_id"] + 1 :]
@@ -69,7 +72,7 @@ def _prepared(tensors: Tensors, config: Config) -> Tensors:
 
 
 def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
-    positions = tensors.get("embeddings.position_embeddings.weight")
+    positions, ropes = tensors.get("embeddings.position_embeddings.weight"), config.get("rope_parameters") or {}
     found: dict[str, Any] = {
         "context_length": config["max_position_embeddings"] if positions is None else len(positions),
         "embedding_length": config["hidden_size"],
@@ -79,14 +82,17 @@ def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
         "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_eps", 1e-12)),
         "attention.causal": name == "qwen3",
     }
-    if name == "qwen3":
-        rope = config.get("rope_parameters") or config
+    if name in ("qwen3", "gemma-embedding"):
+        rope = ropes.get("full_attention", ropes)
         del found["attention.layer_norm_epsilon"]
         found |= {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": rope["rope_theta"],
                   "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": config["head_dim"],
                   "attention.value_length": config["head_dim"]}  # fmt: skip
+    if name == "gemma-embedding":
+        kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+        found |= {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": kinds,
+                  "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"]}  # fmt: skip
     if name == "modern-bert":
-        ropes = config["rope_parameters"]
         found |= {"attention.sliding_window": config["local_attention"], "rope.scaling.type": "none",
                   "attention.sliding_window_pattern": config["global_attn_every_n_layers"],
                   "rope.freq_base": ropes["full_attention"]["rope_theta"],

@@ -162,6 +162,9 @@ CASES = {
     "modernbert": _case("modernbert"),
     "modernbert-biased": _case("modernbert-biased", "cls"),
     "qwen3": _case("qwen3", "lasttoken"),
+    "gemma3_text": dataclasses.replace(
+        _case("gemma3_text"), values={**ENCODERS["gemma3_text"].values, "query_pre_attn_scalar": 16}
+    ),
 }
 SCORED = {name: _case(name) for name in ("roberta-scored", "xlm-roberta-scored", "modernbert-scored")}
 
@@ -193,6 +196,28 @@ def test_vectors_of_each_architecture_follow_transformers(name: str, tmp_path: P
 
 
 @pytest.mark.peer
+def test_matrices_behind_the_pooling_are_those_of_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make_checkpoint(tmp_path / "checkpoint", CASES["gemma3_text"])
+    random = np.random.default_rng(0)
+    denses = {
+        f"dense_{2 + at}": random.standard_normal(shape).astype(np.float32)
+        for at, shape in enumerate([(128, 64), (48, 128)])
+    }
+    found = []
+    for held in ({}, denses):
+        folder = convert(
+            write_encoder(tmp_path / f"{len(held)}.gguf", tmp_path / "checkpoint", denses=held),
+            tmp_path / f"of {len(held)}",
+            FLOATS,
+        )
+        with embedllm.load(folder, device="cpu", exact=True) as model:
+            found.append(model.embed(list(TEXTS), normalize=False))
+    expected = found[0] @ denses["dense_2"].T @ denses["dense_3"].T
+    assert np.abs(found[1] - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.peer
 @pytest.mark.parametrize("name", SCORED)
 def test_scores_of_each_architecture_are_those_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -207,16 +232,17 @@ def test_scores_of_each_architecture_are_those_of_its_checkpoint(name: str, tmp_
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
-def test_llama_cpp_gives_the_same_of_one_file(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "distilbert", "modernbert", "qwen3", "gemma3_text"])
+def test_llama_cpp_gives_the_same_of_one_file(name: str, tmp_path: Path) -> None:
     """Tokens, and vectors as near as its own tanh form of GELU is."""
     llama_cpp: Any = pytest.importorskip("llama_cpp")
-    tokenizer = train_word_piece(lowercase=True) if family == "bert" else train_unigram()
-    tokens = word_piece_metadata(tokenizer) if family == "bert" else unigram_metadata(tokenizer)
-    case = _case(family)
-    make_checkpoint(tmp_path / "checkpoint", dataclasses.replace(
-        case, values={**case.values, "vocab_size": tokenizer.get_vocab_size()}))  # fmt: skip
-    file = write_encoder(tmp_path / "m.gguf", tmp_path / "checkpoint", tokens=tokens)
+    tokenizer = train_unigram() if name == "xlm-roberta" else train_word_piece(lowercase=True)
+    tokens = unigram_metadata(tokenizer) if name == "xlm-roberta" else word_piece_metadata(tokenizer)
+    case = CASES[name]
+    values = {**case.values, "vocab_size": tokenizer.get_vocab_size()}
+    make_checkpoint(tmp_path / "checkpoint", dataclasses.replace(case, values=values))
+    pooling = POOLINGS[case.pooling]
+    file = write_encoder(tmp_path / "m.gguf", tmp_path / "checkpoint", tokens=tokens, pooling=pooling)
     texts = ["The License is granted to you, naïve café!", "東京は日本の首都です。 x", "  free of charge  "]
     ours = convert(file, tmp_path / "out", FLOATS)
     theirs = llama_cpp.Llama(str(file), embedding=True, verbose=False, n_ctx=128, n_batch=128)
