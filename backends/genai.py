@@ -69,7 +69,10 @@ class GenaiEngine:
             self._model = _OG.Model(config)
             options = _OG.GeneratorParams(self._model).get_search_options()
         except Exception as error:
-            raise DeviceError(f"{device.backend} cannot load '{path}': {first_line(error)}") from error
+            raise DeviceError(
+                f"{device.backend} cannot load '{path}': {first_line(error).rstrip('.')}. Correct that file, or "
+                "install the build with the providers that it names (docs/guide-foreign-folders.md#several-graphs)."
+            ) from error
         # a generator takes the memory of all the tokens that it has room for at once; with windows that is all
         self.is_shared = options["past_present_share_buffer"] and self._window is None
         self._try(MOST_DIFFERENCE[package.foreign.names.rounds], str(path))
@@ -95,8 +98,11 @@ class GenaiEngine:
         """What the configuration shall say otherwise."""
         # where it is made to choose a token, it stops at one that ends a reply: here at the last, which is seldom one
         told: dict[str, object] = {"eos_token_id": self.vocabulary - 1}
+        # each graph has threads of its own: those that wait for work must not keep the others' cores busy
+        options: dict[str, object] = {"session.intra_op.allow_spinning": str(int(knobs.spinning))}
         if threads := knobs.threads or compute_threads():
-            told["decoder"] = {"session_options": {"intra_op_num_threads": threads}}
+            options["intra_op_num_threads"] = threads
+        told["decoder"] = {"session_options": options}
         if self._window is None:
             # Of a piece it gives the logits of the last token that is no padding, and where all are, what lies before
             # the first (0.18; tests/test_genai.py): here a padding token means what it says
