@@ -40,9 +40,7 @@ def with_adapters(path: Path, decoder: Decoder) -> bytes:
 
 def _given(makers: Mapping[str, NodeProto], x: str) -> str:
     """What a product is of, before its columns are brought into the order of the weights'."""
-    while x in makers and ".in_order." in x:
-        x = makers[x].input[0]
-    return x
+    return makers[x].input[0] if x in makers and ".in_order." in x else x
 
 
 def _nodes(value: str, x: str, parts: Sequence[Linear]) -> list[NodeProto]:

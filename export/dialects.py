@@ -31,9 +31,8 @@ class Dialect:
     splits_qkv: bool = False
     kv_bits: int = 0  # of a cached key or value, whose scales come from export/kv_scales.py; 0: as the activations
     recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
-    gathers_rows: bool = (
-        False  # Gather copies whole rows; the CPU's takes 8 ns for each single value (ONNX Runtime 1.31)
-    )
+    # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
+    gathers_elements: bool = False
     float_matrices: bool = False  # products read matrices as float32, in the file of export/floats.py: browsers only
 
     def multiplies(self, bits: int, *, zero_points: int) -> bool:
@@ -87,7 +86,7 @@ FLOAT32 = Dialect(
     norm_in_attention=False,
     bias_in_matmul=True,
     gathers_blocks=False,
-    gathers_rows=True,
+    gathers_elements=True,
     recurrent=True,
 )
 FLOAT16 = Dialect(

@@ -116,12 +116,13 @@ class Mlps:
         places = graph.op("Transpose", [found], "places", perm=[1, 0])  # [n, 1]
         flat = graph.op("Squeeze", [found, graph.constant(0)], "flat")
         rows = graph.op("Gather", [tokens, flat], "rows", axis=0)
-        packings = [self.products.packing[part.name] for part in (expert.gate, expert.up, expert.down) if part]
-        is_apart = any(packing.minimum or packing.order for packing in packings)
-        if is_apart:  # sums of groups and orders are written for three dimensions
+        has_minimums = any(
+            self.products.packing[part.name].minimum for part in (expert.gate, expert.up, expert.down) if part
+        )
+        if has_minimums:  # the sums of groups are written for three dimensions
             rows = graph.op("Unsqueeze", [rows, graph.constant(0)], "rows.apart")
         made = self.mlp(expert, rows)
-        if is_apart:
+        if has_minimums:
             made = graph.op("Squeeze", [made, graph.constant(0)], "made.flat")
         shares = graph.op("Gather", [weight, flat], "shares", axis=0)
         weighed = graph.op("Mul", [made, graph.op("Unsqueeze", [shares, graph.constant(1)], "share")], "weighed")

@@ -113,7 +113,7 @@ class Products:
     def linear(self, x: str, parts: Sequence[Linear], name: str, *, output: str = "") -> str:
         """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side.
 
-        x: [B, T, columns]; where no matrix has minimums or an order, any number of dimensions in front of the columns.
+        x: [B, T, columns]; where no matrix has minimums, any number of dimensions in front of the columns.
         Those that are packed in different ways are products of their own; the node of the first is called `name`.
         """
         graph = self.graph
@@ -174,19 +174,19 @@ class Products:
         return result
 
     def in_order(self, x: str, order: str) -> str:
-        """x [B, T, columns] with its columns in the order of a matrix's; written once for all that have it."""
+        """x with its last dimension in the order of a matrix's columns; written once for all that have it."""
         graph, name = self.graph, f"{x}.in_order.{order}"
         if name in self._ordered:
             return name
         self._ordered.add(name)
         places = graph.stored([f"{order}.order"])
-        if not self.dialect.gathers_rows:
+        if not self.dialect.gathers_elements:
             graph.node("Gather", [x, places], [name], name, axis=-1)
             return name
-        turned, gathered = f"{name}.turned", f"{name}.gathered"
-        graph.node("Transpose", [x], [turned], turned, perm=[2, 0, 1])
-        graph.node("Gather", [turned, places], [gathered], gathered, axis=0)
-        graph.node("Transpose", [gathered], [name], name, perm=[1, 2, 0])
+        shape, each = f"{name}.shape", f"{name}.places"
+        graph.node("Shape", [x], [shape], shape)
+        graph.node("Expand", [places, shape], [each], each)
+        graph.node("GatherElements", [x, each], [name], name, axis=-1)
         return name
 
     def lowest(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:

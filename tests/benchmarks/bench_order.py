@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.bench_order [--layers 8]
 
-In the shape of Qwen3-0.6B with fewer layers and rows of its table, 4 bits in groups of 128.
+In the shape of Qwen3-0.6B with fewer layers and rows of its table, 4 bits in groups of 128, by one thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from embedllm.backends.base import Engine
 from embedllm.backends.registry import devices, open_engine
@@ -18,10 +22,14 @@ from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
 from embedllm.export.quantize import Packing
+from embedllm.knobs import Knobs
 from embedllm.package import open_package
 from tests.described import described_package
 from tests.held import HeldRandomSource, OrderedRandomSource
 from tests.tiny import tiny_config
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
           "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 512}  # fmt: skip
@@ -30,15 +38,18 @@ _FLAVOURS = {"cpu": "generic-float32", "openvino": "openvino"}
 _PACKING = Packing(bits=4, group=128)
 
 
-def timed(engine: Engine) -> tuple[float, list[float]]:
-    """Seconds of a prompt, and of each step behind it."""
-    session, times = engine.open(), []
-    for tokens in (list(range(_PROMPT)), *([token] for token in range(_STEPS))):
-        start = time.perf_counter()
-        session.feed(tokens)
-        times.append(time.perf_counter() - start)
-    session.close()
-    return times[0], times[1:]
+def timed(engines: Sequence[Engine]) -> NDArray[np.float64]:
+    """Seconds of a prompt and of each step behind it, [1 + steps, engines], each token by one after the other."""
+    sessions = [engine.open() for engine in engines]
+    times = np.empty((1 + _STEPS, len(engines)))
+    for at in range(1 + _STEPS):
+        for number, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.feed([at] if at else list(range(_PROMPT)))
+            times[at, number] = time.perf_counter() - start
+    for session in sessions:
+        session.close()
+    return times
 
 
 def main() -> None:
@@ -51,15 +62,16 @@ def main() -> None:
     for name, flavour in _FLAVOURS.items():
         device = next(device for device in devices() if device.name == name)
         with tempfile.TemporaryDirectory() as folder:
-            engines = {
-                kind: open_engine(open_package(described_package(Path(folder) / kind, decoder, Recipe(),
-                                                                 flavour=flavour, source=source)), device)
+            engines = [
+                open_engine(open_package(described_package(Path(folder) / kind, decoder, Recipe(), flavour=flavour,
+                                                           source=source)), device, knobs=Knobs(threads=1))
                 for kind, source in sources.items()
-            }  # fmt: skip
-            found = [{kind: timed(engine) for kind, engine in engines.items()} for _ in range(_ROUNDS)]  # by turns
-            for kind, engine in engines.items():
-                prompt, step = min(each[kind][0] for each in found), min(min(each[kind][1]) for each in found)
-                print(f"{name}, {kind}: {_PROMPT} tokens {1000 * prompt:.1f} ms, a step {1000 * step:.3f} ms")
+            ]  # fmt: skip
+            found = 1000 * np.stack([timed(engines) for _ in range(_ROUNDS)])
+            prompts, steps = found[:, 0].min(axis=0), found[:, 1:].min(axis=(0, 1))
+            for kind, prompt, step in zip(sources, prompts, steps, strict=True):
+                print(f"{name}, {kind}: {_PROMPT} tokens {prompt:.1f} ms, a step {step:.3f} ms")
+            for engine in engines:
                 engine.close()
 
 
