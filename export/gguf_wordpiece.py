@@ -16,7 +16,8 @@ from embedllm.export.gguf_vocabulary import CONTROL, NORMAL, PREFIX, Vocabulary
 _START, _INSIDE = "\u2581", "##"
 _LONGEST = 100  # characters of a word; longer ones are unknown, as transformers has it
 _LOWERCASE, _STRIP = "normalizer.lowercase", "normalizer.strip_accents"  # newer files have these
-# Of others the words say how texts are changed before they are cut; a few of them are somebody's additions
+# Of others the words say how texts are changed before they are cut: those of bert-base-uncased and -chinese have no
+# capitals and no accents. A few may be somebody's additions
 _FEW = 0.01
 
 

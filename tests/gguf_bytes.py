@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 F32, STRING, LIST, UINT32 = 0, 8, 9, 4
+_NUMBERS = (0, 1, 2, 7, 48, 1 << 16, (1 << 32) - 1)  # values that metadata may be damaged to
 
 
 def text(value: str | bytes, length: int | None = None) -> bytes:
@@ -45,3 +49,13 @@ def file(entries: Sequence[bytes] = (), tensors: Sequence[Tensor] = (), *, data:
     found = counts or (len(tensors), len(entries))
     head = b"GGUF" + struct.pack("<IQQ", version, *found) + b"".join(entries) + b"".join(t.head() for t in tensors)
     return head + bytes(-len(head) % 32) + bytes(data)
+
+
+def damaged(rng: random.Random, keys: list[str]) -> dict[str, Any]:
+    """Metadata of which one or two values are others, of the right kind or another."""
+
+    def value() -> object:
+        return rng.choice([None, rng.choice(_NUMBERS), rng.choice([0.0, -1.5, 1e38, math.inf, math.nan]), "text", True,
+                           [1, 2], [0.5] * 307, ["a"] * 307])  # fmt: skip
+
+    return {key: value() for key in rng.sample(keys, rng.randint(1, 2))}

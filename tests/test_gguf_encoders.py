@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,17 @@ from tokenizers import Tokenizer
 import embedllm
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
+from embedllm.export.checkpoint import describe_checkpoint
 from embedllm.export.encoders import describe_encoder
+from embedllm.export.plan import plan
+from embedllm.export.sources import open_source
+from embedllm.export.stream import check_source
 from embedllm.package import open_package
 from embedllm.text import Tokenizer as Texts
 from tests.described import RandomSource
 from tests.encoder_folders import CONFIG, write_embedder
 from tests.encoders import ENCODERS, TEXTS, Case, make_checkpoint
+from tests.gguf_bytes import damaged
 from tests.gguf_encoders import CLS, LAST, MEAN, write_encoder
 from tests.gguf_files import loaded, write_gguf
 from tests.gguf_tokenizers import train_unigram, train_word_piece, unigram_metadata, word_piece_metadata
@@ -133,6 +139,25 @@ def test_what_cannot_be_read_is_refused(
     with pytest.raises(error, match=message):
         convert(file, tmp_path / "out", task=task)
     assert not (tmp_path / "out").exists()
+
+
+def test_metadata_of_any_values_is_refused_or_read(tmp_path: Path) -> None:
+    folder, tokenizer = write_roberta(tmp_path / "checkpoint")
+    tokens, rng, refused = unigram_metadata(tokenizer), random.Random(0), 0
+    own = ("pooling_type", "context_length", "embedding_length", "block_count", "attention.head_count",
+           "attention.causal")  # fmt: skip
+    keys = [*tokens, *(f"bert.{key}" for key in own), "tokenizer.ggml.merges"]
+    for _ in range(60):
+        file = write_encoder(tmp_path / "m.gguf", folder, tokens=tokens, more=damaged(rng, keys))
+        try:
+            _, source = open_source(file)
+            try:
+                check_source(source, plan(describe_checkpoint(source, context=None, task=None), FLOATS))
+            finally:
+                source.close()
+        except ExportError:
+            refused += 1
+    assert 15 < refused < 60
 
 
 def test_a_model_that_generates_text_has_no_vectors(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import shutil
 import tracemalloc
@@ -31,6 +30,7 @@ from embedllm.export.plan import plan
 from embedllm.export.stream import check_source
 from embedllm.package import open_package
 from tests import gguf_bytes
+from tests.gguf_bytes import damaged
 from tests.gguf_files import Change, Tensors, loaded, write_gguf
 from tests.tiny import TEMPLATE, tiny_checkpoint
 
@@ -194,19 +194,6 @@ def test_a_type_that_is_not_read_is_named(llama: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", llama, change=lambda tensors: {**tensors, **whole})
     with pytest.raises(ExportError, match="is I8, which is not read; known: F32, F16, BF16, Q4_0, Q4_1"):
         convert(file, tmp_path / "out")
-
-
-NUMBERS = (0, 1, 2, 7, 48, 1 << 16, (1 << 32) - 1)
-
-
-def damaged(rng: random.Random, keys: list[str]) -> dict[str, Any]:
-    """Metadata of which one or two values are others, of the right kind or another."""
-
-    def value() -> object:
-        return rng.choice([None, rng.choice(NUMBERS), rng.choice([0.0, -1.5, 1e38, math.inf, math.nan]), "text", True,
-                           [1, 2], [0.5] * 307, ["a"] * 307])  # fmt: skip
-
-    return {key: value() for key in rng.sample(keys, rng.randint(1, 2))}
 
 
 def test_metadata_of_any_values_is_refused_or_read_in_little_memory(llama: Path, tmp_path: Path) -> None:
