@@ -21,7 +21,9 @@ from embedllm.backends.traced_place import on_directml, on_host
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
 from embedllm.export import Recipe
 from embedllm.finding import package_folder
+from embedllm.foreign_faults import faults
 from embedllm.foreign_gpu import on_gpu
+from embedllm.onnx_outline import Node, Outline
 from embedllm.package import MANIFEST, open_package
 from tests.foreign_folders import (
     Edit,
@@ -209,6 +211,27 @@ def test_directml_does_not_get_attention_that_it_does_only_in_part(
     assert lacks(transformers_js(tmp_path / "plain")) == {}
 
 
+@pytest.mark.parametrize(
+    ("inputs", "numbers", "said"),
+    [
+        # as onnxruntime-genai's builder writes it for DirectML
+        ("q k v pk pv s t", {"do_rotary": 0, "local_window_size": -1, "softcap": 0.0}, None),
+        ("q k v pk pv s t - - -", {}, None),
+        ("q k v pk pv s t cos sin", {"do_rotary": 1}, "do_rotary"),
+        ("q k v pk pv s t", {"local_window_size": 32}, "local_window_size"),
+        ("q k v pk pv s t", {"softcap": 50.0}, "softcap"),
+        ("q - - pk pv s t", {}, "q, k and v in one tensor"),
+        ("q k v pk pv s t - - - - - - - qn kn", {}, "more inputs than the plain one"),
+    ],
+)
+def test_only_plain_attention_is_for_directml(inputs: str, numbers: dict[str, float], said: str | None) -> None:
+    names = tuple("" if name == "-" else name for name in inputs.split())
+    node = Node(operator="GroupQueryAttention", inputs=names, outputs=("o", "nk", "nv"), numbers=numbers)
+    found = faults(Outline(inputs=(), outputs=(), nodes=(node,), files=(), stored=0, widths={}))
+    assert found == ({} if said is None else {"directml": found["directml"]})
+    assert said is None or f"attention has {said}," in found["directml"]
+
+
 # What DirectML asks of a session, without DirectML
 
 
@@ -385,7 +408,9 @@ def test_attention_that_appends_gives_what_our_own_engine_gives(
         ([3], ""),
     ],
 )
-def test_the_device_that_a_genai_folder_was_made_for_goes_first(tmp_path: Path, options: object, first: str) -> None:
+def test_the_device_that_a_genai_folder_was_made_for_goes_first(
+    tmp_path: Path, options: object, first: str, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = genai(tmp_path / "model")
     config = json.loads((folder / "genai_config.json").read_text())
     config["model"]["decoder"]["session_options"] = {"provider_options": options}
@@ -393,7 +418,9 @@ def test_the_device_that_a_genai_folder_was_made_for_goes_first(tmp_path: Path, 
     package = open_package(folder)
     assert package.foreign is not None
     assert package.foreign.prefers == first
-    with embedllm.load(folder, device="cpu") as model:
+    caplog.set_level("INFO", "embedllm")
+    with embedllm.load(folder) as model:
+        assert not first or model.device.name == first or f"not {first}: " in caplog.text
         assert model.generate(TOKENS[:5], GREEDY, max_tokens=3, stop_tokens=()).tokens == greedy(TOKENS[:5], 3)
 
 
