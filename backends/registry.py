@@ -272,15 +272,16 @@ def _lack(
     if is_encoder and (len(_halves(device)) > 1 or known_driver(device).open_encoder is None):
         reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
         return reason, "use the device 'cpu', 'cuda' or 'openvino'"
+    alone = len(_halves(device)) == 1
+    if alone and (lack := traced_lack(package, known_driver(device), exact=exact, kv=kv)) is not None:
+        return lack
     if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
         return "it takes no adapters with this library", _WITHOUT_ADAPTERS
-    if len(_halves(device)) > 1 and isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:
+    if not alone and isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:
         return "two devices at once share their KV, and a recurrent model has states beside it", "use one of them"
-    if len(_halves(device)) > 1:
+    if not alone:
         return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
     driver = known_driver(device)
-    if (lack := traced_lack(package, driver, exact=exact, kv=kv)) is not None:
-        return lack
     if adapts and kv is not None and set(driver.kv.get(kv, ())) & _CALIBRATED:
         # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/test_adapters.py)
         return (
