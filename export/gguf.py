@@ -15,18 +15,18 @@ from embedllm.export.carried import ordered
 from embedllm.export.gguf_config import config_of, guessing_layers
 from embedllm.export.gguf_encoders import sentences_of, task_of
 from embedllm.export.gguf_model import GgufModel, Placed, read_model
-from embedllm.export.gguf_names import Place, places
+from embedllm.export.gguf_names import places
+from embedllm.export.gguf_place import Place
 from embedllm.export.gguf_restated import restated
 from embedllm.export.gguf_rope import ROTATIONS
 from embedllm.export.gguf_texts import write_texts
 from embedllm.export.gguf_types import READ, TYPES, floats, packed, packing_of
 from embedllm.export.hub import Location
 from embedllm.export.open_files import OpenFiles
-from embedllm.export.quantize import Packing
+from embedllm.export.quantize import Packed, Packing
 
 if TYPE_CHECKING:
     from embedllm.export.decoder import Decoder
-    from embedllm.export.quantize import Packed
     from embedllm.types import F32
 
 SUFFIX = ".gguf"
@@ -109,10 +109,14 @@ class GgufSource:
         if place.turned_over:
             return self._turned_over(tensor, start, stop)
         if place.rows is None:
-            return self._floats(tensor, width, place.start + start, place.start + stop)
-        wanted = place.rows[start:stop]
-        first = int(wanted.min())
-        return self._floats(tensor, width, first, int(wanted.max()) + 1)[wanted - first]
+            values = self._floats(tensor, width, place.start + start, place.start + stop)
+        else:
+            wanted = place.rows[start:stop]
+            first = int(wanted.min())
+            values = self._floats(tensor, width, first, int(wanted.max()) + 1)[wanted - first]
+        if place.is_exp:
+            return _logarithms(values, f"'{tensor.file}': tensor '{place.tensor}'")
+        return values if place.columns is None else values[:, place.columns]
 
     def packing(self, name: str) -> Packing | None:
         """How a tensor is stored so that nothing is lost; None for what is not read, which check() refuses."""
@@ -121,8 +125,10 @@ class GgufSource:
         if place is None or tensor is None:
             return None
         held = packing_of(TYPES[tensor.type])
-        is_across = held is not None and held.quantized and place.turned_over  # its groups do not lie along our rows
-        return Packing(bits=32) if is_across else held
+        if held is None or not held.quantized:
+            return held
+        is_split = place.columns is not None and place.run % held.group
+        return Packing(bits=32) if place.turned_over or is_split else held  # its groups do not lie along our rows
 
     def packed(self, name: str, start: int, stop: int) -> Packed:
         """Rows [start, stop) of a quantized tensor, as they are stored."""
@@ -131,7 +137,13 @@ class GgufSource:
         wanted = np.arange(place.start + start, place.start + stop) if place.rows is None else place.rows[start:stop]
         first, last = int(wanted.min()), int(wanted.max()) + 1
         rows = packed(TYPES[tensor.type], self._raw(tensor, width, first, last), last - first)
-        return rows if place.rows is None else ordered([rows], wanted - first)
+        rows = rows if place.rows is None else ordered([rows], wanted - first)
+        held = packing_of(TYPES[tensor.type])
+        if place.columns is None or held is None:
+            return rows
+        order = place.columns[:: held.group] // held.group
+        minimum = None if rows.minimum is None else rows.minimum[:, order]
+        return Packed(rows.weight[:, order], rows.scale[:, order], None, minimum)  # no type of GGUF has zero points
 
     def _find(self, name: str) -> tuple[Place, Placed]:
         place = self._places.get(name)
@@ -164,6 +176,13 @@ class GgufSource:
     def close(self) -> None:
         self._files.close()
         self._texts.cleanup()
+
+
+def _logarithms(values: F32, place: str) -> F32:
+    """x of -exp(x), to the last digit of float32 or nearly so."""
+    if not (np.isfinite(values).all() and (values < 0).all()):
+        raise ExportError(f"{place} has values that are not below 0. Get the file again.")
+    return np.log(-values.astype(np.float64)).astype(np.float32)
 
 
 def _size(place: Place, tensor: Placed) -> tuple[int, int | None]:

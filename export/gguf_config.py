@@ -47,7 +47,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "residual_scale": ("residual_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
@@ -99,7 +99,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type
     config |= table_sizes(model) if family.both_ways else {}
-    config |= family.more(own, model.tensors.keys())
+    config |= family.more(own, model.tensors)
     return config, family
 
 

@@ -5,11 +5,15 @@ Source: what llama.cpp's converters write (conversion/), and what it takes for g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from embedllm.errors import UnsupportedModel
+from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.config import Config
+
+if TYPE_CHECKING:
+    from embedllm.export.gguf_model import Placed
 
 PATTERN = "attention.sliding_window_pattern"
 WINDOW = ("attention.sliding_window", PATTERN)
@@ -24,6 +28,8 @@ _ROUTED = (
 )  # fmt: skip
 _LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
            LOG_MULTIPLIER)  # fmt: skip
+_DELTA = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+          "full_attention_interval", GUESSING)  # fmt: skip
 _SEEING = ("rope.dimension_sections", "n_deepstack_layers")  # of what is seen: places of texts are one number
 _SOFTMAX, _SIGMOID = 1, 2  # values of GATING
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
@@ -38,16 +44,17 @@ class Family:
     both_ways: bool = False  # tokens see those behind them, too
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
+    is_tiled: bool = False  # of a delta rule, the value heads of a key head are not neighbours
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
     is_latent: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
     # of what scales the rotation, besides; and what config.json calls it
     rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
     rope_key: str = "rope_scaling"
-    # of the architecture's keys, and the names of the tensors
-    more: Callable[[Config, Collection[str]], Mapping[str, object]] = lambda own, names: {}
+    # of the architecture's keys, and the tensors
+    more: Callable[[Config, Mapping[str, Placed]], Mapping[str, object]] = lambda own, tensors: {}
 
 
-def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _gemma(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """The largest ones divide by another root than that of a head's size, which only the layers' number tells."""
     each = own.integer("embedding_length") / own.integer("attention.head_count")
     if own.has("attention.scale"):
@@ -59,45 +66,88 @@ def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
 _LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
 
 
-def _granite(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
     usual = own.integer("attention.key_length", each) ** -0.5
     scale = own.number("attention.scale", usual) or usual
     return {"attention_multiplier": scale, "logits_scaling": own.number("logit_scale", 1.0) or 1.0}
 
 
-def _cohere(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _cohere(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {"logit_scale": own.number("logit_scale", 1.0) or 1.0}
 
 
-def _llama(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _llama(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     if own.integer("expert_count", 0, least=0):
         return {"model_type": "mixtral"}
     return {"model_type": "mistral"} if own.integer("attention.sliding_window", 0, least=0) else {}
 
 
-def _granite_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _granite_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     has_shared = own.integer("expert_shared_feed_forward_length", 0, least=0)
-    return {**_granite(own, names), "model_type": "granitemoeshared" if has_shared else "granitemoe"}
+    return {**_granite(own, tensors), "model_type": "granitemoeshared" if has_shared else "granitemoe"}
 
 
-def _internlm2(own: Config, names: Collection[str]) -> Mapping[str, object]:
-    return {"bias": "blk.0.attn_q.bias" in names}
+def _internlm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"bias": "blk.0.attn_q.bias" in tensors}
 
 
-def _glm4_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in names}
+def _glm4_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
 
-def _hunyuan_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _hunyuan_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {"moe_topk": own.integer("expert_used_count")}
 
 
-def _olmo2(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Layers without attention have no heads of keys."""
+    layers = own.integer("block_count")
+    heads = own.integers("attention.head_count_kv") if isinstance(own.value("attention.head_count_kv"), list) else None
+    return {
+        "num_key_value_heads": own.integer("attention.head_count_kv") if heads is None else max(heads, default=0),
+        "layer_types": ["full_attention" if attends else "conv" for attends in _attending(tensors, layers)],
+        "norm_eps": own.number("attention.layer_norm_rms_epsilon", above=0),
+        "conv_L_cache": _agreed(own, "shortconv.l_cache", tensors, ".shortconv.conv.weight", -1),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in tensors),
+        "block_auto_adjust_ff_dim": False,
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in tensors),
+    }
+
+
+def _delta(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    layers = own.integer("block_count") - own.integer(GUESSING, 0, least=0)
+    values = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
+    attends = _attending(tensors, layers)
+    return {
+        "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
+        "linear_num_key_heads": own.integer("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": own.integer("ssm.state_size"),
+        "linear_value_head_dim": max(1, own.integer("ssm.inner_size") // values),
+        "linear_conv_kernel_dim": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
+        "attention_bias": any(name.endswith(".attn_k.bias") for name in tensors),
+    }
+
+
+def _agreed(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
+    """A number of parts, which graphs are made of one by one: what tensors of these names have along an axis."""
+    said, found = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
+    if found - {said}:
+        raise ExportError(f"'{key}' is {said}; the tensors '*{end}' have {', '.join(map(str, sorted(found)))}.")
+    return said
+
+
+def _attending(tensors: Mapping[str, Placed], layers: int) -> list[bool]:
+    """Which layers have attention."""
+    return [f"blk.{index}.attn_q.weight" in tensors for index in range(layers)]
+
+
+def _olmo2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {"model_type": "olmo3"} if own.integer(WINDOW[0], 0, least=0) else {}
 
 
-def _mistral3(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _mistral3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """Mistral Small's files say nothing of how queries grow."""
     return {} if own.has(_GROWTH) else {"model_type": "mistral"}
 
@@ -112,12 +162,12 @@ def _mistral3_rope(own: Config) -> Mapping[str, object]:
     return {**growth, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
 
 
-def _deepseek(own: Config, names: Collection[str]) -> Mapping[str, object]:
+def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """DeepSeek-V3's kind where corrections choose the experts, else V2's.
 
     Newer files give the sizes of keys and values as they are remembered by llama.cpp, and their own ones apart.
     """
-    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in names)
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
     turned = own.integer("rope.dimension_count")
     groups = own.integer("expert_group_count", 0, least=0)
@@ -220,6 +270,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "stablelm": Family(model_type="stablelm"),
     "starcoder2": Family(model_type="starcoder2", keys=WINDOW, values={"sliding_window": None}),
+    "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
+    "lfm2moe": Family(model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=_lfm2),
+    "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *_DELTA), more=_delta),
+    "qwen35": Family(model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), is_tiled=True, more=_delta),
     "gpt2": Family(model_type="gpt2"),
     "jais2": Family(model_type="jais2"),
     "gptneox": Family(model_type="gpt_neox"),

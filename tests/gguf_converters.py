@@ -100,12 +100,58 @@ def _corrected(name: str, values: np.ndarray, config: Config) -> Tensors:
     return {name: values}
 
 
+def _convolved(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Of LFM2."""
+    if ".conv.conv." in name:
+        return {name: values.squeeze(1) if values.ndim == 3 else values}
+    return {name.replace(".expert_bias", ".expert_bias.bias"): values}
+
+
+def tiled(values: np.ndarray, keys: int, heads: int, axis: int = 0) -> np.ndarray:
+    """_reorder_v_heads of Qwen 3.5's converter: of `heads` value heads along an axis."""
+    shape = values.shape
+    parts = values.reshape(*shape[:axis], keys, heads // keys, shape[axis] // heads, *shape[axis + 1 :])
+    return np.ascontiguousarray(parts.swapaxes(axis, axis + 1).reshape(shape))
+
+
+def _qwen35(name: str, values: np.ndarray, config: Config) -> Tensors:
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys != heads and ".linear_attn." in name and not name.endswith(".norm.weight"):
+        if ".in_proj_qkv." in name or ".conv1d." in name:
+            before = 2 * keys * config["linear_key_head_dim"]
+            values = np.concatenate([values[:before], tiled(values[before:], keys, heads)])
+        else:
+            values = tiled(values, keys, heads, axis=int(".out_proj." in name))
+    return _qwen3_next(name, values, config)
+
+
+def _qwen3_next(name: str, values: np.ndarray, config: Config) -> Tensors:
+    if name.endswith(".A_log"):
+        return {name: -np.exp(values)}
+    if name.endswith(".dt_bias"):
+        return {name.replace(".dt_bias", ".dt_proj.bias"): values}
+    if ".conv1d." in name:
+        return {name: values.squeeze(1)}
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return {name: values + np.float32(1)}
+    if ".in_proj_qkvz." in name:
+        keys, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        of_values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+        shares = np.split(values.reshape(keys, -1, values.shape[-1]), np.cumsum([key_dim, key_dim, of_values]), axis=1)
+        q, k, v, z = (share.reshape(-1, values.shape[-1]) for share in shares)
+        return {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+    return {name: values}
+
+
 CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "gpt2": _gpt2,
     "internlm2": _internlm2,
     "deepseek2": _deepseek,
+    "qwen3next": _qwen3_next,
+    "qwen35": _qwen35,
+    **dict.fromkeys(("lfm2", "lfm2moe"), _convolved),
     **dict.fromkeys(("glm4moe", "dots1", "exaone-moe", "ernie4_5-moe"), _corrected),
 }
 
@@ -120,6 +166,14 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
         return {"expert_used_count": config["moe_topk"][0], "expert_shared_count": 1}
     if name == "granitemoe":
         return {"expert_shared_feed_forward_length": config.get("shared_intermediate_size")}
+    if name in ("qwen3next", "qwen35"):
+        heads = config["linear_num_value_heads"]
+        return {"ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+                "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
+                "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": 4,
+                "rope.dimension_sections": [11, 11, 10, 0] if name == "qwen35" else None}  # fmt: skip
+    if name == "lfm2":
+        return _of_convolutions(config)
     if name not in ROUTED:
         return {}
     shared = config.get("n_shared_experts", config.get("num_shared_experts", config.get("moe_num_shared_experts")))
@@ -133,9 +187,26 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
         "expert_weights_norm": config.get("norm_topk_prob"),
         "expert_group_count": config.get("n_group"),
         "expert_group_used_count": config.get("topk_group"),
-        "expert_gating_func": SIGMOID if name in ("glm4moe", "dots1", "exaone-moe") else None,
+        "expert_gating_func": SIGMOID if name in ("glm4moe", "dots1", "exaone-moe", "lfm2moe") else None,
     }
+    if name == "lfm2moe":
+        return {**found, **_of_convolutions(config), "leading_dense_block_count": config["num_dense_layers"]}
     return {**found, **_latent(config, rope)} if name == "deepseek2" else found
+
+
+def _of_convolutions(config: Config) -> dict[str, Any]:
+    inner = config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = config["block_multiple_of"]
+        inner = multiple * -(-int(config["block_ffn_dim_multiplier"] * int(2 * inner / 3)) // multiple)
+    heads = config["num_key_value_heads"]
+    return {
+        "feed_forward_length": inner,
+        "shortconv.l_cache": config["conv_L_cache"],
+        "attention.head_count_kv": [0 if kind == "conv" else heads for kind in config["layer_types"]],
+        "attention.layer_norm_rms_epsilon": config["norm_eps"],
+        "attention.layer_norm_epsilon": None,
+    }
 
 
 def _latent(config: Config, rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
                  "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
                  "granitemoeshared": "granitemoe", "glm4_moe": "glm4moe", "glm": "chatglm", "olmo3": "olmo2",
                  "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe", "hunyuan_v1_dense": "hunyuan-dense",
-                 "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3"}  # fmt: skip
+                 "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3",
+                 "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35"}  # fmt: skip
 
 
 Change = Callable[[Tensors], Tensors]
@@ -217,7 +218,7 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
         found[place] = values.reshape(-1) if "ffn_gate_inp_shexp" in place else values
     for source, parts in experts.items():
         stacked = np.stack([parts[number] for number in sorted(parts)])
-        if ".block_sparse_moe." in source:  # as llama.py of the converters calls them
+        if ".block_sparse_moe." in source or name == "lfm2moe":  # as the converters call them
             source = source.replace("model.layers", "layers").replace(".block_sparse_moe.", ".feed_forward.")
         place = names.get_name(source, try_suffixes=(".weight", ".bias"))
         assert place is not None, source

@@ -63,9 +63,13 @@ def test_an_export_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind", "values"), [
     ("gpt_oss", "MXFP4", {}), ("deepseek_v2", "Q8_0", SIZES), ("granitemoeshared", "Q4_0", {}),
+    ("qwen3_5_text", "Q4_1", {"linear_value_head_dim": 32}), ("qwen3_5_text", "Q8_0", {}), ("lfm2", "Q8_0", {}),
 ])  # fmt: skip
 def test_blocks_are_carried_over(name: str, kind: str, values: Mapping[str, object], tmp_path: Path) -> None:
-    """Of DeepSeek's keys, whose blocks lie across the rows, the floats that they stand for."""
+    """Of DeepSeek's keys, whose blocks lie across the rows, the floats that they stand for.
+
+    Of Qwen 3.5's value heads, whose columns are in another order, the blocks where each is of one head.
+    """
     file = write_gguf(tmp_path / "m.gguf", checkpoint(tmp_path / "hf", name, **values), kind=kind)
     carried = open_package(convert(file, tmp_path / "carried", Recipe(exact=True)))
     floats = open_package(convert(file, tmp_path / "floats", WHOLE))
@@ -112,6 +116,25 @@ def joined_experts(tensors: Tensors) -> Tensors:
     return found
 
 
+def in_one(tensors: Tensors) -> Tensors:
+    """All that a delta rule reads in one matrix, head by head, as in Qwen3-Next's first files."""
+    found = dict(tensors)
+    for name in tensors:
+        if name.endswith("attn_gate.weight"):
+            z, qkv = found.pop(name), found.pop(name.replace("gate", "qkv"))
+            q, k, v = np.split(qkv, [32, 64])  # of 2 key heads of 16
+            parts = [part.reshape(2, -1, part.shape[-1]) for part in (q, k, v, z)]
+            found[name.replace("attn_gate", "ssm_in")] = np.concatenate(parts, axis=1).reshape(-1, z.shape[-1])
+    return found
+
+
+def test_qwen3_nexts_first_files_are_read(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "qwen3_next")
+    first = convert(write_gguf(tmp_path / "first.gguf", folder, change=in_one), tmp_path / "first", WHOLE)
+    newer = convert(write_gguf(tmp_path / "newer.gguf", folder), tmp_path / "newer", WHOLE)
+    assert (first / "weights.safetensors").read_bytes() == (newer / "weights.safetensors").read_bytes()
+
+
 def guessing(tensors: Tensors) -> Tensors:
     return {**tensors, "blk.2.nextn.enorm.weight": np.ones(64, np.float32)}
 
@@ -145,6 +168,9 @@ def test_what_reads_texts_of_a_model_that_sees_is_that_family(
     ("glm4_moe", {"glm4moe.expert_gating_func": 1}, UnsupportedModel, "chooses experts by 'expert_gating_func' 1"),
     ("glm4_moe", {"glm4moe.nextn_predict_layers": 2}, ExportError, "has 2 layers, of which 2 are said to guess"),
     ("deepseek_v2 lite", {"deepseek2.attention.value_length_mla": 99}, UnsupportedModel, "v_head_dim is 99"),
+    ("qwen3_5_text", {"qwen35.ssm.time_step_rank": 1 << 31}, ExportError, "'ssm.time_step_rank' is .*ssm_a' have 4"),
+    ("qwen3_5_text", {"qwen35.ssm.group_count": 3}, UnsupportedModel, "4 value heads are no multiple of 3 key"),
+    ("lfm2", {"lfm2.shortconv.l_cache": 5}, ExportError, "'shortconv.l_cache' is 5; .* have 3"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
 ])  # fmt: skip
 def test_what_files_do_not_say_is_not_guessed(
