@@ -13,7 +13,7 @@ def traced_lack(package: Package, driver: Driver, *, exact: bool, kv: str | None
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
     if not isinstance(package.architecture, Traced):
         if driver.traced and not driver.dialects:
-            return "it runs folders of onnxruntime-genai with several graphs, and no others", "use the device 'cpu'"
+            return "it runs folders of onnxruntime-genai that no other device runs", "use the device 'cpu'"
         return None
     runs = any(graph.dialect in driver.traced for graph in package.graphs)
     if not runs or (driver.is_gpu and package.foreign is None):

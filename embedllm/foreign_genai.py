@@ -13,8 +13,6 @@ from embedllm.foreign_onnx import reading_of
 from embedllm.foreign_texts import Texts, whole
 from embedllm.genai_config import CONFIG, MAKER, Config, read_config, section, text
 
-# keys of decoder.inputs and decoder.outputs that name what is fed here
-_INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
 # ours by the providers of its session_options
 _DEVICES = {"cuda": "cuda", "dml": "directml", "webgpu": "webgpu"}
 _USUAL = Names()
@@ -26,7 +24,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
     if not path.is_file():
         return None
     config = read_config(path)
-    if config.is_several:
+    if config.is_special:
         return None if chosen else foreign_pipeline.read(config)
     (name,) = config.graphs
     graph = root / name
@@ -53,11 +51,6 @@ def _names(config: Config) -> Names:
     """As the configuration says, or onnxruntime-genai's own where it says nothing."""
     path = config.path
     inputs, outputs = (section(config.decoder, key, path, needed=False) for key in ("inputs", "outputs"))
-    if odd := sorted(inputs.keys() - _INPUTS):
-        raise PackageError(
-            f"'{path}' names the inputs {', '.join(repr(name) for name in odd)} of the decoder, which this library "
-            f"does not feed; {MAKER} itself does (pip install onnxruntime-genai)."
-        )
     past = [text(inputs, f"past_{part}_names", usual, path) for part, usual in
             zip(("key", "value"), _USUAL.past, strict=True)]  # fmt: skip
     present = [text(outputs, f"present_{part}_names", usual, path) for part, usual in

@@ -1,4 +1,4 @@
-"""Folders of onnxruntime-genai whose model is several graphs, which that library itself runs: backends/genai.py."""
+"""Folders of onnxruntime-genai that it alone knows how to feed, most of them of several graphs: backends/genai.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDING = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear",
 
 def read(config: Config) -> Reading:
     """Raises PackageError for a model that is not run, and for a configuration without what onnxruntime-genai needs."""
-    config.check_several()
+    config.check_special()
     root = config.path.parent
     graphs = [root / name for name in config.graphs]
     outlines = [read_outline(path) for path in graphs]

@@ -12,6 +12,8 @@ from embedllm.tokenizer_config import JSON, read_json_object
 
 CONFIG = "genai_config.json"
 MAKER = "onnxruntime-genai"
+# keys of decoder.inputs that name what other engines here feed
+_INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
 _BESIDE = ("embedding", "vision", "speech")  # sections of graphs that work with a decoder that generates text
 _LIBRARY = "custom_ops_library"  # a key that names code to load
 # sections of what does not go on with a text: transcription, translation, a second model that guesses
@@ -27,9 +29,10 @@ class Config:
     decoder: Mapping[str, JSON]
 
     @property
-    def is_several(self) -> bool:
-        """Whether the model is more than one graph, or one that the decoder's alone does not make."""
-        return "pipeline" in self.decoder or any(name in self.model for name in (*_BESIDE, *_OTHERS))
+    def is_special(self) -> bool:
+        """Whether its maker alone feeds it: several graphs, or one with states of other kinds than keys and values."""
+        is_several = "pipeline" in self.decoder or any(name in self.model for name in (*_BESIDE, *_OTHERS))
+        return is_several or not section(self.decoder, "inputs", self.path, needed=False).keys() <= _INPUTS
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -38,7 +41,7 @@ class Config:
         named = [name for part in (*beside, self.decoder) for name in self._named(part)]
         return tuple(dict.fromkeys(map(plain_name, named)))
 
-    def check_several(self) -> None:
+    def check_special(self) -> None:
         """Raises PackageError for a model that does not go on with a text, and for one that brings code."""
         if others := [name for name in _OTHERS if name in self.model]:
             raise PackageError(

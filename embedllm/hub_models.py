@@ -87,8 +87,8 @@ def _fetch_foreign(repository: Repository, choice: Choice, on_progress: OnProgre
     place = repository.fetch(needed, on_progress)
     if (file := choice.folder + GENAI) in needed and not graphs:
         config = read_config(place / file)
-        if config.is_several:
-            config.check_several()
+        if config.is_special:
+            config.check_special()
         graphs = [choice.folder + name for name in config.graphs]
     needed += graphs
     place = repository.fetch(needed, on_progress)

@@ -65,6 +65,28 @@ def pictures(folder: Path) -> Path:
     return _configured(folder, model, None)
 
 
+def combined(folder: Path) -> Path:
+    """One graph, which keeps keys and values in one tensor."""
+    write_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    edit = Edit(write_graph(folder))
+    edit.constant("own.axis", [0])
+    for at, (past, present) in enumerate(zip(_names("past_key_values"), _names("present"), strict=True)):
+        edit.drop_input(past)
+        edit.first("Gather", ["past_0", edit.constant(f"own.{at}", at)], past, axis=0)
+        edit.last("Unsqueeze", [present, "own.axis"], f"own.{present}")
+        edit.graph.output.remove(next(one for one in edit.graph.output if one.name == present))
+    edit.last("Concat", [f"own.{name}" for name in _names("present")], "present_0", axis=0)
+    shape = [2, "batch", HEADS, "any", SIZE]
+    edit.add_input("past_0", TensorProto.FLOAT, shape)
+    edit.graph.output.append(helper.make_tensor_value_info("present_0", TensorProto.FLOAT, shape))
+    edit.save()
+    tokens = {name: name for name in ("input_ids", "attention_mask", "position_ids")}
+    inputs, outputs = {**tokens, "past_names": "past_%d"}, {"logits": "logits", "present_names": "present_%d"}
+    decoder = {**_DECODER, "filename": "model.onnx", "inputs": inputs, "outputs": outputs}
+    return _configured(folder, {"type": "gpt2", "decoder": decoder}, None)
+
+
 def _whole(folder: Path, mask: str) -> Path:
     """The one graph that the others are cut out of: it counts tokens by their embeddings."""
     write_checkpoint(folder)

@@ -431,7 +431,7 @@ def test_the_device_that_a_genai_folder_was_made_for_goes_first(
         ({"decoder": 3}, "'decoder' .* is 3; expected an object"),
         ({"decoder": {"filename": "../model.onnx"}}, "names the file"),
         ({"decoder": {"filename": "none.onnx"}}, "none.onnx"),
-        ({"decoder": {"inputs": {"rnn_states_prev": "x"}}}, "names the inputs 'rnn_states_prev'"),
+        ({"decoder": {"inputs": 3}}, "'inputs' .* is 3; expected an object"),
         ({"decoder": {"inputs": {"past_key_names": "past"}}}, "expected one %d"),
         ({"eos_token_id": VOCABULARY}, "a stop token .* is 307; expected 0 to 306"),
     ],

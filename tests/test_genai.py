@@ -20,7 +20,7 @@ from embedllm.genai_config import read_config
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Package, open_package
 from tests.foreign_folders import stripped
-from tests.genai_folders import PAD, pictures, pipeline, windowed
+from tests.genai_folders import PAD, combined, pictures, pipeline, windowed
 from tests.test_foreign import greedy
 from tests.traced_models import CONTEXT, VOCABULARY, expected, weights
 
@@ -58,8 +58,8 @@ def check(session: GenaiSession, right: F32 = RIGHT) -> None:
     assert session.position == len(TOKENS)
 
 
-@pytest.mark.parametrize("make", [pipeline, pictures])
-def test_several_graphs_give_the_logits_of_their_formula(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("make", [pipeline, pictures, combined])
+def test_graphs_that_it_alone_feeds_are_as_their_formula(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     session = opened(make(tmp_path / "model"))
     check(session)
     assert not isinstance(session, MovesState)
@@ -269,5 +269,5 @@ def test_what_it_cannot_do_is_said(tmp_path: Path, options: dict[str, object], s
 
 
 def test_a_package_of_ours_is_for_the_other_devices(tiny_package: Callable[..., Path]) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"several graphs, and no others.*use the device 'cpu'"):
+    with pytest.raises(DeviceUnavailable, match=r"that no other device runs.*use the device 'cpu'"):
         embedllm.load(tiny_package("llama"), device="genai")

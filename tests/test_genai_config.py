@@ -13,7 +13,7 @@ from embedllm import backends
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.export.dialects import GENAI
 from embedllm.package import open_package
-from tests.genai_folders import pictures, pipeline
+from tests.genai_folders import combined, pictures, pipeline
 from tests.test_cli import embed
 from tests.traced_models import CONTEXT, HEADS, SIZE, VOCABULARY
 
@@ -50,6 +50,13 @@ def test_what_a_pipeline_is_follows_from_its_configuration_and_graphs(tmp_path: 
 def test_a_model_with_pictures_is_all_of_its_graphs(tmp_path: Path) -> None:
     package = open_package(pictures(tmp_path / "model"))
     assert list(package.files) == ["genai_config.json", "embedding.onnx", "vision.onnx", "text.onnx"]
+
+
+def test_a_graph_with_states_of_its_own_is_for_its_maker(tmp_path: Path) -> None:
+    package = open_package(combined(tmp_path / "model"))
+    assert list(package.files) == ["genai_config.json", "model.onnx"]
+    assert package.foreign is not None
+    assert package.foreign.devices == ("genai",)
 
 
 def test_inspect_tells_what_runs_it(tmp_path: Path) -> None:
