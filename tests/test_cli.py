@@ -286,7 +286,8 @@ def test_an_export_can_be_run_and_inspected(checkpoint: str, tmp_path: Path) -> 
     assert exported.stderr.startswith(f"wrote '{out}': ")
     assert len(exported.stderr.splitlines()) == 1  # no bar where there is no terminal
     found = json.loads(embed("inspect", out, "--json").stdout)
-    assert found["packing"] == [{"matrices": 15, "bits": 8, "group": 16, "symmetric": False, "minimum": False}]
+    assert found["packing"] == [{"matrices": 15, "bits": 8, "group": 16, "symmetric": False, "minimum": False,
+                                 "ordered": False}]  # fmt: skip
     assert found["architecture"]["context"] == 64
     assert embed("run", "--model", out, "--max-tokens", "3", "hello").exit_code == 0
 
