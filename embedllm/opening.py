@@ -148,7 +148,7 @@ def load(
     found = None if adapters is None else read_adapters(adapters, package.decoder, is_rotated=turns)
     drafter = draft
     if drafter is not None and not isinstance(drafter, Model):
-        drafter = load(drafter, device=search.wish if measured.fastest else device, threads=threads, exact=exact,
+        drafter = load(drafter, device=search.wish if first else device, threads=threads, exact=exact,
                        openvino=openvino, prefix_cache=0, tuned=False, token=token, local_files_only=local_files_only,
                        on_progress=on_progress)  # fmt: skip
 
