@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 SUFFIX = ".gguf"
+_HEAD = "output.weight"  # that vectors of texts do not pass
 
 
 class GgufSource:
@@ -67,6 +68,8 @@ class GgufSource:
         decoder = restated(decoder)
         self._places = places(decoder, self._family, self._model.tensors)
         read = {place.tensor for place in self._places.values()} | ROTATIONS
+        if decoder.encoder is not None:
+            read.add(_HEAD)
         behind = tuple(f"blk.{number}." for number in guessing_layers(self.config))
         unread = {name for name in self._model.tensors if name not in read and not name.startswith(behind)}
         if unread:

@@ -83,7 +83,7 @@ def task_of(model: GgufModel, family: Family) -> str:
     """What a model is for: one of encoders.TASKS."""
     if _SCORE in model.tensors or _pooling(model) == _SCORES:
         return "rerank"
-    return "embed" if family.both_ways or _pooling(model) is not None else "chat"
+    return "embed" if family.both_ways or _pooling(model) else "chat"  # 0: of no text a vector is made
 
 
 def sentences_of(model: GgufModel) -> SentenceFolder:

@@ -20,6 +20,8 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoint import describe_checkpoint
 from embedllm.export.encoders import describe_encoder
+from embedllm.export.gguf import GgufSource
+from embedllm.export.gguf_model import read_model
 from embedllm.export.plan import plan
 from embedllm.export.sources import open_source
 from embedllm.export.stream import check_source
@@ -30,7 +32,7 @@ from tests.encoder_folders import CONFIG, write_embedder
 from tests.encoders import ENCODERS, TEXTS, Case, make_checkpoint
 from tests.gguf_bytes import damaged
 from tests.gguf_encoders import CLS, LAST, MEAN, write_encoder
-from tests.gguf_files import loaded, write_gguf
+from tests.gguf_files import Tensors, loaded, write_gguf
 from tests.gguf_tokenizers import train_unigram, train_word_piece, unigram_metadata, word_piece_metadata
 from tests.tiny import tiny_checkpoint
 
@@ -165,6 +167,28 @@ def test_a_model_that_generates_text_has_no_vectors(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", folder)
     with pytest.raises(ExportError, match="is a model to chat by what the file says and holds, and has nothing to emb"):
         convert(file, tmp_path / "out", task="embed")
+
+
+@pytest.mark.parametrize(("pooling", "task"), [(None, "chat"), (0, "chat"), (LAST, "embed"), (4, "rerank")])
+def test_a_family_that_does_both_does_what_the_file_says(pooling: int | None, task: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "qwen3", "qwen3")
+    source = GgufSource(write_gguf(tmp_path / "m.gguf", folder, more={"qwen3.pooling_type": pooling}))
+    source.close()
+    assert source.task == task
+
+
+def test_a_head_that_vectors_do_not_pass_is_left_out(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "qwen3", "qwen3", tie_word_embeddings=False)
+    said = {"qwen3.pooling_type": LAST}
+    file = write_gguf(tmp_path / "m.gguf", folder, more=said)
+    assert "output.weight" in read_model(file).tensors
+
+    def without(tensors: Tensors) -> Tensors:
+        return {name: values for name, values in tensors.items() if name != "output.weight"}
+
+    bare = write_gguf(tmp_path / "bare.gguf", folder, more=said, change=without)
+    found, expected = (vectors(convert(each, tmp_path / f"of {each.stem}", FLOATS)) for each in (file, bare))
+    assert np.array_equal(found, expected)
 
 
 def _case(name: str, pooling: str = "mean") -> Case:
