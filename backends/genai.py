@@ -129,7 +129,8 @@ class GenaiEngine:
     def _difference(self) -> float:
         """How far logits of a prompt in pieces are from those of the same one fed at once; of the largest logit."""
         count, farthest = min(_TRIED, self.context), 0.0
-        tokens = np.random.default_rng(_SEED).integers(0, self.vocabulary, count).tolist()
+        drawn = np.random.default_rng(_SEED).integers(0, self.vocabulary - 1, 2 * count).tolist()
+        tokens = [token for token in drawn if token != self.filler][:count]
         ends = sorted({max(1, count // 3), max(1, count // 2), count})
         pieces = GenaiSession(self, count)
         for start, end in zip([0, *ends], ends, strict=False):

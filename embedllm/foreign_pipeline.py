@@ -29,6 +29,7 @@ def read(config: Config) -> Reading:
     vocabulary = _number(config.model, "vocab_size", config)
     heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
     layers, texts = _number(config.decoder, "num_hidden_layers", config), Texts(root)
+    context = texts.context(stated=config.model.get("context_length"))
     return Reading(
         root=root,
         graph=config.path,
@@ -37,7 +38,7 @@ def read(config: Config) -> Reading:
         activations=_activations(outlines),
         described=Traced(
             model_type=texts.model_type,
-            context=texts.context(stated=config.model.get("context_length")),
+            context=context,
             vocabulary=vocabulary,
             kv=((heads, size),) * layers,
             parameters=sum(outline.stored for outline in outlines),
@@ -49,7 +50,7 @@ def read(config: Config) -> Reading:
             names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
             devices=DEVICES,
             weights=config.path.name,
-            window=_window(config),
+            window=_window(config, context),
         ),
     )
 
@@ -60,7 +61,7 @@ def _activations(outlines: Sequence[Outline]) -> str:
     return "float16" if FLOAT16 in kinds else "float32"
 
 
-def _window(config: Config) -> Window | None:
+def _window(config: Config, context: int) -> Window | None:
     """Where a prompt is fed in pieces of a fixed size; other windows are of attention alone."""
     window = section(config.decoder, "sliding_window", config.path, needed=False)
     if not window or window.get("slide_inputs", True) is not True:
@@ -70,7 +71,13 @@ def _window(config: Config) -> Window | None:
         raise PackageError(
             f"'pad_token_id' of '{config.path}' is {filler!r:.40}; expected a token. Fetch the file again."
         )
-    return Window(size=_number(window, "window_size", config), filler=filler)
+    size = _number(window, "window_size", config)
+    if size > context:
+        raise PackageError(
+            f"'window_size' of '{config.path}' is {size} tokens, more than the {context} that the model holds. "
+            "Fetch the file again."
+        )
+    return Window(size=size, filler=filler)
 
 
 def _number(data: Mapping[str, object], key: str, config: Config) -> int:

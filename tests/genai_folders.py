@@ -114,7 +114,7 @@ def _configured(folder: Path, model: dict[str, object], search: dict[str, object
     return folder
 
 
-def windowed(folder: Path, window: int) -> Path:
+def windowed(folder: Path, window: int, **model: object) -> Path:
     """A pipeline for devices of fixed shapes: a graph for windows of a prompt, and one for single tokens."""
     write_checkpoint(folder)
     (folder / "model.safetensors").unlink()
@@ -161,5 +161,5 @@ def windowed(folder: Path, window: int) -> Path:
     slides = {"window_size": window, "pad_value": 0, "alignment": "left", "slide_key_value_cache": False}
     named = {**_INPUTS, **{name: name for name in kinds}}
     decoder = {**_DECODER, "inputs": named, "sliding_window": {**slides, "slide_inputs": True}, "pipeline": stages}
-    model = {"type": "decoder-pipeline", "decoder": decoder}
-    return _configured(folder, model, {"past_present_share_buffer": True})
+    described = {"type": "decoder-pipeline", "decoder": decoder}
+    return _configured(folder, {**described, **model}, {"past_present_share_buffer": True})

@@ -25,6 +25,7 @@ from tests.test_foreign import greedy
 from tests.traced_models import CONTEXT, VOCABULARY, expected, weights
 
 pytest.importorskip("onnxruntime_genai")
+from embedllm.backends import genai
 from embedllm.backends.genai import GenaiEngine, devices
 from embedllm.backends.genai_session import GenaiSession, Generator
 
@@ -161,6 +162,17 @@ def test_a_prompt_goes_through_windows_and_what_follows_token_by_token(tmp_path:
     session.rewind(0)
     with pytest.raises(ValueError, match=f"the first token, {PAD}, is what fills windows up"):
         session.feed([PAD, 1])
+
+
+def test_windows_may_be_filled_up_with_any_token(tmp_path: Path) -> None:
+    """Also with those that are tried at load."""
+    drawn = np.random.default_rng(genai._SEED).integers(0, VOCABULARY - 1, 2).tolist()
+    for filler in drawn:
+        session = opened(windowed(tmp_path / str(filler), 4, pad_token_id=filler))
+        text = [*(token for token in range(100, 106) if token != filler), filler]
+        right = expected(weights() | {"places": np.zeros_like(weights()["places"])}, text)[-1]
+        found = session.feed(text)
+        np.testing.assert_allclose(found.values(range(VOCABULARY)), right, atol=1e-4)
 
 
 def test_windows_leave_room_for_what_fills_them_up(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_inspect_tells_what_runs_it(tmp_path: Path) -> None:
         (("decoder",), {"pipeline": [{"a": {"filename": "none.onnx"}}]}, "none.onnx"),
         (("decoder",), {"num_hidden_layers": 0}, "'num_hidden_layers' .* is 0; expected a number from 1 on"),
         (("decoder",), {"session_options": {"custom_ops_library": "a.so"}}, "'custom_ops_library', which loads code"),
+        (("decoder",), {"sliding_window": {"window_size": 0}}, "'window_size' .* is 0; expected a number from 1 on"),
+        (("decoder",), {"sliding_window": {"window_size": 97}}, "'window_size' .* is 97 tokens, more than the 96"),
         ((), {"vocab_size": None}, "'vocab_size' .* is None; expected a number"),
         ((), {"encoder": {"filename": "a.onnx"}}, "the section 'encoder', .*pip install onnxruntime-genai"),
         ((), {"draft": {"filename": "a.onnx"}}, "the section 'draft'"),
