@@ -173,9 +173,9 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         **rope_scaling(model, own, own.integer("context_length")),
     }
-    if section := found.pop("rope_scaling", None):
-        assert isinstance(section, dict)
-        found[family.rope_key] = {**section, **family.rope(own)}
+    section = found.pop("rope_scaling", {"rope_type": "default"})  # not what a family takes for granted
+    assert isinstance(section, dict)
+    found[family.rope_key] = {**section, **family.rope(own)}
     if own.has(WINDOW[0]) and own.integer(WINDOW[0], least=0) == 0:
         found["sliding_window"] = None
     return found | _pattern(own, sizes.layers)

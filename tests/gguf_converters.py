@@ -162,6 +162,8 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
     if name == "mistral3":
         return {"rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),
                 "attention.temperature_scale": rope.get("llama_4_scaling_beta")}  # fmt: skip
+    if name == "gpt-oss":
+        return {"expert_feed_forward_length": config["intermediate_size"]}
     if name == "hunyuan-moe":
         return {"expert_used_count": config["moe_topk"][0], "expert_shared_count": 1}
     if name == "granitemoe":

@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, object]] = {
         "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
         "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text")},
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
+    "gpt_oss plain": {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": {"attention_bias": False, "rope_parameters": ONE_SCALE},
     "deepseek_v3": {"rope_parameters": ONE_SCALE},
     "dots1": {"sliding_window": None},
