@@ -22,7 +22,8 @@ def traced_lack(package: Package, driver: Driver, *, exact: bool, kv: str | None
         return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
     faults = {} if package.foreign is None else package.foreign.faults
     if driver.provider is not None and driver.provider.device in faults:
-        remedy = "use the device 'cpu', or another graph of the folder by its path"
+        others = "'cuda' or 'webgpu'" if driver.provider.device == "cpu" else "'cpu'"
+        remedy = f"use the device {others}, or another graph of the folder by its path"
         return f"in the graph of '{package.name}' {faults[driver.provider.device]}", remedy
     if driver.is_gpu and exact:
         return "how it rounds in a graph of another exporter is not known", "load it without exact, or on 'cpu'"

@@ -40,7 +40,7 @@ class Foreign:
     names: Names  # of an ONNX graph
     devices: tuple[str, ...]  # what "auto" means for it: those that run it, best first, or "auto" itself
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
-    # by device, what of the graph it computes wrongly and says nothing: embedllm/foreign_faults.py
+    # by device, what of the graph it does not compute, or wrongly: embedllm/foreign_faults.py
     faults: Mapping[str, str] = field(default_factory=dict)
     prefers: str = ""  # the device that it was made for, which "auto" tries first; empty: its maker says nothing
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen

@@ -1,4 +1,4 @@
-"""What a device computes wrongly of a graph that another exporter has written, and says nothing."""
+"""What a device does not compute of a graph that another exporter has written, or computes wrongly and says nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from embedllm.onnx_outline import Node, Outline
 
 _SCALES, _ZERO_POINTS = 2, 3  # inputs of both operators that have such
-# of GroupQueryAttention: those that DirectML does not read, the first one at this place (export/directml_rules.py), and
-# attributes of which it takes these values only
+_NORMS = slice(14, 16)  # inputs of GroupQueryAttention
+# of it: inputs that DirectML does not read, the first one at this place (export/directml_rules.py), and attributes of
+# which it takes these values only
 _PLAIN, _VALUES = 7, {"do_rotary": 0, "local_window_size": -1, "softcap": 0, "smooth_softmax": 0}
 
 
@@ -27,6 +28,8 @@ def _faults(outline: Outline) -> Iterator[tuple[str, str]]:
             yield "cuda", f"rows have {count} zero points of 4 bits, an odd number, which its operators misread"
         if count % 2 and bits == 8:  # docs/directml.md
             yield "directml", f"rows have {count} zero points of 8 bits, an odd number, which it misreads"
+        if node.operator == "GroupQueryAttention" and any(node.inputs[_NORMS]):  # 1.31; it says so at the first feed
+            yield "cpu", "attention norms q and k, which ONNX Runtime does not do on a processor"
         if node.operator == "GroupQueryAttention" and (odd := _beyond(node)):
             yield "directml", f"attention has {odd}, which DirectML does not do, and does not say"
 

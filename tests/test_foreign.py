@@ -228,8 +228,21 @@ def test_only_plain_attention_is_for_directml(inputs: str, numbers: dict[str, fl
     names = tuple("" if name == "-" else name for name in inputs.split())
     node = Node(operator="GroupQueryAttention", inputs=names, outputs=("o", "nk", "nv"), numbers=numbers)
     found = faults(Outline(inputs=(), outputs=(), nodes=(node,), files=(), stored=0, widths={}))
-    assert found == ({} if said is None else {"directml": found["directml"]})
+    assert found.keys() == (set() if said is None else {"directml", "cpu"} if "qn" in names else {"directml"})
     assert said is None or f"attention has {said}," in found["directml"]
+
+
+def test_attention_that_norms_is_not_for_the_cpu_and_says_where_it_runs(
+    tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = stripped(tiny_package("qwen3"), tmp_path / "model")
+    edit = Edit(folder / "model.onnx")
+    attention = next(node for node in edit.graph.node if node.op_type == "GroupQueryAttention")
+    attention.input.extend([""] * (14 - len(attention.input)))
+    attention.input.extend([edit.constant("own.norm", np.ones(16, np.float32))] * 2)
+    edit.save()
+    with pytest.raises(DeviceUnavailable, match=r"attention norms q and k, which .*use the device 'cuda' or 'webgpu'"):
+        embedllm.load(folder, device="cpu")
 
 
 # What DirectML asks of a session, without DirectML
