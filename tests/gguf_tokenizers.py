@@ -135,3 +135,14 @@ def _tokens(tokenizer: Tokenizer) -> tuple[list[str], list[int]]:
     texts: Sequence[str | None] = [tokenizer.id_to_token(at) for at in range(tokenizer.get_vocab_size())]
     assert all(text is not None for text in texts)
     return [str(text) for text in texts], [CONTROL if at in marks else NORMAL for at in range(len(texts))]
+
+
+def check_same(ours: Tokenizer, original: Tokenizer) -> None:
+    """That both give the same for the lines, alone and in pairs, and back."""
+    assert ours.get_vocab() == original.get_vocab()
+    for line in lines():
+        found, expected = ours.encode(line), original.encode(line)
+        assert found.ids == expected.ids, line
+        assert ours.decode(found.ids) == original.decode(expected.ids)
+        found, expected = ours.encode(line, "b c"), original.encode(line, "b c")
+        assert (found.ids, found.type_ids) == (expected.ids, expected.type_ids)

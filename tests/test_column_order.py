@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from embedllm.adapters import Adapter
-from embedllm.backends.base import Engine, FeedsAll, TakesAdapters
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.backends.registry import devices, open_engine
 from embedllm.describe import describe_package
@@ -38,12 +36,11 @@ from tests.held import PACKINGS, OrderedRandomSource
 from tests.packed_matrices import as_runtimes_see
 from tests.peft_folders import ALL, config_of, write_factors
 from tests.quantized_folders import NAME, check_refused, opened
+from tests.test_carried import ATOL, TOKENS, engine, logits
 from tests.test_packed_checkpoints import Format, checkpoint, compressed, gptq, quantized
 
-TOKENS = np.random.default_rng(3).integers(0, 307, 40).tolist()
 MINIMUMS = PACKINGS["4 bits, groups of 16, half minimums"]
 ROUNDED = 0.05  # the same, where a device rounds inputs of products: 0.014 on openvino, 0.009 on npu-on-cpu
-ATOL = 2e-5  # of logits up to 5: as in test_carried.py, the order of float32 sums differs
 
 
 def shuffled(columns: int, size: int, seed: int) -> np.ndarray:
@@ -130,23 +127,6 @@ def ordered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ordered")
     checkpoint(folder / "checkpoint", gptq(symmetric=True), by_input)
     return convert(folder / "checkpoint", folder / "out", Recipe(exact=True), verify=True)
-
-
-def engine(folder: Path, name: str, *, adapts: bool = False) -> Engine:
-    device = next(device for device in devices() if device.name == name)
-    return open_engine(open_package(folder), device, exact=True, adapts=adapts)
-
-
-def logits(engine: Engine, adapter: Adapter | None = None) -> np.ndarray:
-    session = engine.open()
-    if adapter is not None:
-        assert isinstance(session, TakesAdapters)
-        session.adapt(adapter)
-    assert isinstance(session, FeedsAll)
-    found = session.feed_all(TOKENS)
-    session.close()
-    engine.close()
-    return found
 
 
 def test_a_model_is_that_of_its_floats(ordered: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from embedllm.backends.reference import ReferenceEngine
 from embedllm.errors import ExportError
@@ -20,10 +19,8 @@ from embedllm.export.scaled_matrices import ScaledMatrix
 from embedllm.package import open_package
 from embedllm.tensor_floats import to_float32
 from embedllm.tensorfile import Tensor
-from tests.quantized_folders import NAME, opened
+from tests.quantized_folders import NAME, Typed, opened, write, write_checkpoint
 from tests.tiny import tiny_checkpoint
-
-Typed = tuple[str, np.ndarray]  # a tensor's type as safetensors names it, and its bytes or numbers
 
 
 def small(code: int, exponent_bits: int) -> float:
@@ -49,17 +46,6 @@ def test_some_codes_worked_by_hand() -> None:
     """0 0111 000 is 1; 0 1111 110 the largest; 1 0000 001 the least below zero."""
     assert to_float32(bytearray([0x38, 0x7E, 0x81]), "F8_E4M3").tolist() == [1.0, 448.0, -(2.0**-9)]
     assert to_float32(bytearray([0x3C, 0x7B, 0x81]), "F8_E5M2").tolist() == [1.0, 57344.0, -(2.0**-16)]
-
-
-def write(path: Path, tensors: dict[str, Typed]) -> None:
-    """safetensors, with the types of 8 bits that NumPy does not have."""
-    entries, data = {}, b""
-    for name, (dtype, values) in tensors.items():
-        raw = values.tobytes()
-        entries[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    header = json.dumps(entries).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
 
 
 def compressed(kind: str, form: str, strategy: str, block: list[int] | None = None) -> dict[str, object]:
@@ -120,18 +106,7 @@ def quantized(name: str, values: np.ndarray) -> tuple[dict[str, Typed], np.ndarr
 
 def checkpoint(folder: Path, name: str) -> dict[str, np.ndarray]:
     """Writes a tiny llama whose layers are quantized; gives the floats that they stand for."""
-    tiny_checkpoint(folder, "llama", vocab_size=320, quantization_config=FORMS[name][0])
-    tensors: dict[str, Typed] = {}
-    floats: dict[str, np.ndarray] = {}
-    for tensor, values in load_file(folder / "model.safetensors").items():
-        if "_proj" in tensor:
-            made, floats[tensor] = quantized(name, values.astype(np.float32))
-            base = tensor.removesuffix(".weight")
-            tensors |= {f"{base}.{part}": each for part, each in made.items()}
-        else:
-            tensors[tensor] = "F16", values.astype(np.float16)  # which 16 bits hold whole
-    write(folder / "model.safetensors", tensors)
-    return floats
+    return write_checkpoint(folder, FORMS[name][0], lambda _, values: quantized(name, values))
 
 
 @pytest.mark.parametrize("name", FORMS)
