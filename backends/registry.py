@@ -72,7 +72,8 @@ class Found:
         """As available as the folder lets it be."""
         if self._package is None or not device.available:
             return device
-        lack = _lack(self._package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
+        package = suited(self._package, device)
+        lack = _lack(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
         return replace(device, available=False, reason=lack[0], remedy=lack[1]) if lack else device
 
 
@@ -111,15 +112,21 @@ def is_probed(device: Device) -> bool:
     return len(_halves(device)) == 1 and known_driver(device).probed
 
 
-def is_gpu(device: Device) -> bool:
-    """Whether it is a GPU that ONNX Runtime drives."""
-    return len(_halves(device)) == 1 and known_driver(device).is_gpu
+def suited(package: Package, device: Device, dialects: Sequence[str] = ()) -> Package:
+    """A package with the graph that suits a device: of a folder made by others a GPU may take another one.
 
+    dialects: of our own graphs that a probe found right there; none: it was not probed.
+    """
+    if package.foreign is None or len(_halves(device)) > 1:
+        return package
+    driver = known_driver(device)
+    if driver.provider is None or not driver.is_gpu:
+        return package
+    from embedllm.foreign_gpu import on_gpu
 
-def has_float16(device: Device, dialects: Sequence[str]) -> bool:
-    """Whether a device computes in it, as far as the graphs tell that a probe found right; none: that it may run."""
-    right = dialects or known_driver(device).dialects
-    return any(one.activations == "float16" for one in DIALECTS if one.name in right)
+    right = dialects or driver.dialects
+    has_float16 = any(one.activations == "float16" for one in DIALECTS if one.name in right)
+    return on_gpu(package, driver.provider.device, has_float16=has_float16, memory=device.memory)
 
 
 def parts(package: Package, device: Device, *, exact: bool = False) -> list[Device]:

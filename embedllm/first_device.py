@@ -49,7 +49,7 @@ def open_first(
         if (bad := probed.refusal_of(device)) is not None:
             search.refuse(device, *bad)
             continue
-        package = suited(given, device, probed.dialects.get(device.name, ()))
+        package = registry.suited(given, device, probed.dialects.get(device.name, ()))
         if exact and registry.runs_graphs(device):
             check_exact(package)
         if (short := fit.lack(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)) is not None:
@@ -83,20 +83,6 @@ def open_first(
     if len(failures) == 1 and search.names == [AUTO]:
         raise failures[0]  # nothing else is here: what other machines may have is no news
     raise search.failure() from (failures[-1] if failures else None)
-
-
-def suited(package: Package, device: Device, dialects: Sequence[str]) -> Package:
-    """A package with the graph that suits a device: of a folder made by others a GPU may take another one.
-
-    dialects: of our own graphs that a probe found right there; none: it was not probed.
-    """
-    from embedllm.backends import registry
-
-    if package.foreign is None or not registry.is_gpu(device):
-        return package
-    from embedllm.foreign_gpu import on_gpu
-
-    return on_gpu(package, has_float16=registry.has_float16(device, dialects), memory=device.memory)
 
 
 class Probed:

@@ -22,7 +22,7 @@ def faults(outline: Outline) -> dict[str, str]:
 
 
 def _faults(outline: Outline) -> Iterator[tuple[str, str]]:
-    for node in outline.nodes:
+    for node in (*outline.nodes, *outline.branches):
         bits, count = _zero_points(node, outline)
         if count % 2 and bits == 4:  # docs/cuda.md
             yield "cuda", f"rows have {count} zero points of 4 bits, an odd number, which its operators misread"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from embedllm.errors import PackageError
 from embedllm.foreign_onnx import FLOAT16_FIRST, FLOAT32_FIRST, best, in_order
@@ -11,10 +12,11 @@ from embedllm.package import Package, open_package
 _log = logging.getLogger("embedllm")
 
 
-def on_gpu(package: Package, *, has_float16: bool, memory: int) -> Package:
+def on_gpu(package: Package, provider: str, *, has_float16: bool, memory: int) -> Package:
     """The folder with the graph that suits a GPU; as it is when no other suits better, or its graph was asked for.
 
-    has_float16: the GPU computes in it. memory: bytes of its own; 0: the machine's.
+    provider: by which it runs ("cuda"), that computes not every graph rightly. has_float16: the GPU computes in it.
+    memory: bytes of its own; 0: the machine's.
     """
     foreign = package.foreign
     if foreign is None or foreign.is_asked or not foreign.passed_over:
@@ -22,11 +24,14 @@ def on_gpu(package: Package, *, has_float16: bool, memory: int) -> Package:
     own = package.graphs[0].file
     names = sorted((own, *foreign.passed_over))
     paths = in_order([package.folder / name for name in names], FLOAT16_FIRST if has_float16 else FLOAT32_FIRST)
-    path = best(paths, memory or None)
-    if path is None or path == package.folder / own:
-        return package
-    try:
-        return open_package(path)
-    except PackageError as error:
-        _log.info("'%s' is run instead of '%s': %s", own, path.name, error)
-        return package
+    opened: dict[Path, Package] = {}
+    for path in paths:
+        try:
+            found = package if path == package.folder / own else open_package(path)
+        except PackageError as error:
+            _log.info("'%s' is not run: %s", path.name, error)
+            continue
+        if found.foreign is not None and provider not in found.foreign.faults:
+            opened[path] = found
+    chosen = best(list(opened), memory or None)
+    return package if chosen is None else opened[chosen]

@@ -150,14 +150,14 @@ def found_names(outline: Outline, names: Names, path: Path) -> Names:
             "checkpoint with this library: embedllm export SOURCE OUT."
         )
     found = replace(names, layers=tuple(layers))
-    rounds = any(node.operator in _ROUNDING for node in outline.nodes)
+    rounds = any(node.operator in _ROUNDING for node in (*outline.nodes, *outline.branches))
     return replace(found, appends=_appends(outline, found), rounds=rounds)
 
 
 def _appends(outline: Outline, names: Names) -> bool:
     """Whether every past goes into GroupQueryAttention and nowhere else, and every present comes from there."""
     pairs = names.pairs(len(names.layers))
-    uses = [name for node in outline.nodes for name in node.inputs]
+    uses = [name for node in (*outline.nodes, *outline.branches) for name in node.inputs]
     attends = [node for node in outline.nodes if node.operator == "GroupQueryAttention" and len(node.outputs) > 2]
     appended = {pair for node in attends for pair in zip(node.inputs[3:5], node.outputs[1:3], strict=True)}
     return set(pairs) <= appended and all(uses.count(past) == 1 for past, _ in pairs)

@@ -15,6 +15,7 @@ from embedllm.onnx_outline import FLOAT16, Outline, read_outline
 
 DEVICES = ("genai",)
 COMPILED = "EPContext"  # an operator of graphs that a device has compiled, into a file beside them
+_LEAST_WINDOW = 2  # tokens
 # operators of graphs that round activations, or may
 _ROUNDING = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", COMPILED}
 
@@ -63,15 +64,22 @@ def _activations(outlines: Sequence[Outline]) -> str:
 
 def _window(config: Config, context: int) -> Window | None:
     """Where a prompt is fed in pieces of a fixed size; other windows are of attention alone."""
-    window = section(config.decoder, "sliding_window", config.path, needed=False)
-    if not window or window.get("slide_inputs", True) is not True:
-        return None
     filler = config.model.get("pad_token_id", 0)
-    if type(filler) is not int or filler < 0:
+    if type(filler) is not int:
         raise PackageError(
             f"'pad_token_id' of '{config.path}' is {filler!r:.40}; expected a token. Fetch the file again."
         )
+    window = section(config.decoder, "sliding_window", config.path, needed=False)
+    if not window or window.get("slide_inputs", True) is not True:
+        return None
+    if filler < 0:
+        raise PackageError(f"'pad_token_id' of '{config.path}' is {filler}; expected a token, which fills windows up.")
     size = _number(window, "window_size", config)
+    if size < _LEAST_WINDOW:
+        raise PackageError(
+            f"'window_size' of '{config.path}' is {size} tokens; expected {_LEAST_WINDOW} or more, else {MAKER} "
+            "(0.18) ends the process."
+        )
     if size > context:
         raise PackageError(
             f"'window_size' of '{config.path}' is {size} tokens, more than the {context} that the model holds. "

@@ -20,6 +20,7 @@ FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10  # TensorProto.DataType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _MOST = 2**63  # values of a tensor
 _FLOAT_BYTES = 4
+_GRAPHS = (6, 11)  # fields of AttributeProto
 _TO_EXTERNAL = 1  # TensorProto.data_location
 Span: TypeAlias = tuple[int, int]  # of bytes of the file
 _Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a varint, where bytes lie
@@ -51,6 +52,7 @@ class Outline:
     inputs: tuple[Declared, ...]  # without those that have a default
     outputs: tuple[Declared, ...]
     nodes: tuple[Node, ...]
+    branches: tuple[Node, ...] = ()  # those of the graphs that nodes hold (If), at any depth
     files: tuple[str, ...]  # beside it, that its tensors lie in
     stored: int  # values of its tensors; packed ones count as the bytes that they lie in
     widths: Mapping[str, int]  # the last dimension of each tensor that has any
@@ -77,39 +79,44 @@ class _Reader:
         self._data = data
 
     def outline(self) -> Outline:
-        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == 7]
+        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == 7][-1:]
         if not graphs:
             raise ValueError("it has no graph")
         inputs: list[Declared] = []
         outputs: list[Declared] = []
         nodes: list[Node] = []
+        branches: list[Node] = []
         files: dict[str, None] = {}
         defaults: set[str] = set()
         stored = 0
         widths: dict[str, int] = {}
-        for number, _, span in self._fields(graphs[-1]):
-            if number == 1:
-                nodes.append(self._node(span))
-            elif number == 5:
-                name, sizes, file = self._tensor(span)
-                defaults.add(name)
-                stored += math.prod(sizes)
-                if sizes:
-                    widths[name] = sizes[-1]
-                if file is not None:
-                    files[file] = None
-            elif number in (11, 12):
-                (inputs if number == 11 else outputs).append(self._declared(span))
+        for graph in graphs:  # which grow by those that are found within
+            is_inner = graph is not graphs[0]
+            for number, _, span in self._fields(graph):
+                if number == 1:
+                    (branches if is_inner else nodes).append(self._node(span, graphs))
+                elif number == 5:
+                    name, sizes, file = self._tensor(span)
+                    defaults.add(name)
+                    stored += math.prod(sizes)
+                    if sizes:
+                        widths[name] = sizes[-1]
+                    if file is not None:
+                        files[file] = None
+                elif number in (11, 12) and not is_inner:
+                    (inputs if number == 11 else outputs).append(self._declared(span))
         return Outline(
             inputs=tuple(one for one in inputs if one.name not in defaults),
             outputs=tuple(outputs),
             nodes=tuple(nodes),
+            branches=tuple(branches),
             files=tuple(files),
             stored=stored,
             widths=widths,
         )
 
-    def _node(self, span: Span) -> Node:
+    def _node(self, span: Span, graphs: list[Span]) -> Node:
+        """graphs: takes those that it holds."""
         inputs, outputs, operator = [], [], ""
         numbers: dict[str, float] = {}
         for number, _, part in self._fields(span):
@@ -120,7 +127,9 @@ class _Reader:
             elif number == 4:
                 operator = self._text(part)
             elif number == 5:
-                given = {key: (value, at) for key, value, at in self._fields(part) if key in (1, 2, 3)}
+                fields = list(self._fields(part))
+                graphs += [at for key, _, at in fields if key in _GRAPHS]
+                given = {key: (value, at) for key, value, at in fields if key in (1, 2, 3)}
                 if 1 in given and 3 in given:
                     numbers[self._text(given[1][1])] = _signed(given[3][0])
                 elif 1 in given and 2 in given:

@@ -32,6 +32,8 @@ class Devices:
         self._kv = kv
         self._named = registry.Found(package, exact=exact, kv=kv).named
         self._probed = Probed(package, exact=exact)
+        # as load() goes through them
+        self._ranked = [select.AUTO] if package.foreign is None else list(package.foreign.devices)
 
     @property
     def dialects(self) -> dict[str, Sequence[str]]:
@@ -40,7 +42,7 @@ class Devices:
 
     def usable(self, names: Sequence[str]) -> list[Device]:
         """Those with these names; without any, the first of each kind. Raises DeviceUnavailable when there is none."""
-        search = select.Search(self._named, list(names) or [select.AUTO, *_UNRANKED])
+        search = select.Search(self._named, list(names) or [*self._ranked, *_UNRANKED])
         ready: dict[str, Device] = {}
         for device in search:
             if (lack := self._lack(device)) is not None:
@@ -54,7 +56,7 @@ class Devices:
 
     def automatic(self) -> str:
         """The device that "auto" takes without a measurement; empty when there is none."""
-        found = (device.name for device in select.Search(self._named, select.AUTO) if self._lack(device) is None)
+        found = (device.name for device in select.Search(self._named, self._ranked) if self._lack(device) is None)
         return next(found, "")
 
     def _lack(self, device: Device) -> tuple[str, str] | None:

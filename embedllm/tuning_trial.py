@@ -71,11 +71,10 @@ class Trial:
     def __call__(self, candidate: Candidate) -> Timing:
         """Raises DeviceError when it cannot be opened or does not run."""
         from embedllm.backends import registry
-        from embedllm.first_device import suited
 
         device = self.devices[candidate.device]
         engine = registry.open_engine(
-            suited(self.package, device, self.dialects.get(device.name, ())),
+            registry.suited(self.package, device, self.dialects.get(device.name, ())),
             device,
             knobs=candidate.knobs,
             exact=self.exact,

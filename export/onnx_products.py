@@ -200,10 +200,12 @@ class Products:
             x = self.filled_up(x, columns, groups * packing.group)
         sums = f"{x}.sums.{packing.group}"
         if not graph.has(sums):
+            grouped, added = f"{x}.groups.{packing.group}", f"{sums}.added"
             shape = graph.constant(0, 0, groups, packing.group)
-            graph.node("Reshape", [x, shape], [f"{x}.groups.{packing.group}"], f"{x}.groups.{packing.group}")
-            grouped = [f"{x}.groups.{packing.group}", graph.constant(-1)]
-            graph.node("ReduceSum", grouped, [sums], sums, keepdims=0)
+            graph.node("Reshape", [x, shape], [grouped], grouped)
+            graph.node("ReduceSum", [grouped, graph.constant(-1)], [added], added, keepdims=0)
+            # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
+            graph.node("Reshape", [added, graph.constant(0, 0, groups)], [sums], sums)
         stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
         turned = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
         return graph.op("MatMul", [sums, turned], f"{name}.lowest")

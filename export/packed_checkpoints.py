@@ -212,6 +212,8 @@ class PackedMatrix:
         if tensor is None:
             return None
         groups = np.frombuffer(read(tensor, 0, tensor.length), "<i4")
+        if self.scheme.kind == "compressed" and (groups == -1).any():
+            return None  # as it begins there: the columns lie as they are
         last = self._groups - 1
         if (wrong := groups[(groups < 0) | (groups > last)]).size:
             raise ExportError(f"a column of '{self.name}' is of the group {wrong[0]}; expected 0 to {last}.")

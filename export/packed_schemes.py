@@ -72,6 +72,11 @@ def scheme_of(config: Mapping[str, object]) -> Scheme | None:
 def _compressed(said: Mapping[str, object]) -> Scheme:
     form, groups = str(said.get("format")), said.get("config_groups")
     _expect("format", form, ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", *_FLOAT4))
+    if said.get("transform_config"):
+        raise ExportError(
+            "config.json has a 'transform_config': the model turns what its matrices read, which is not done here. "
+            "Export from the checkpoint that it was made from."
+        )
     found = [each.get("weights") for each in groups.values()] if isinstance(groups, Mapping) else []
     if len(found) != 1 or not isinstance(found[0], Mapping):
         raise ExportError("config.json has several groups of quantized matrices, or none; expected one.")

@@ -273,6 +273,17 @@ def test_compressed_tensors_have_it_too(actorder: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(engine(carried_over, "reference")), logits(engine(floats, "reference")))
 
 
+def test_groups_that_compressed_tensors_never_chose_are_plain(tmp_path: Path) -> None:
+    floats = checkpoint(tmp_path / "c", compressed())
+    tensors = load_file(tmp_path / "c" / "model.safetensors")
+    tensors[f"{NAME}.weight_g_idx"] = np.full(96, -1, np.int32)  # as it begins
+    save_file(tensors, tmp_path / "c" / "model.safetensors")
+    source = opened(tmp_path / "c")
+    assert source.order(f"{NAME}.weight") is None
+    np.testing.assert_array_equal(source.rows(f"{NAME}.weight", 0, 64), floats[f"{NAME}.weight"])
+    source.close()
+
+
 @pytest.mark.parametrize(("name", "flavour"), [("cpu", "generic-float32"), ("openvino", "openvino")])
 def test_experts_and_the_head_have_orders_too(name: str, flavour: str, tmp_path: Path) -> None:
     """And minimums, whose sums are of groups in that order."""

@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 from onnxruntime.quantization import quantize_dynamic
 
 import embedllm
 from embedllm import foreign_onnx
+from embedllm.backends import registry
+from embedllm.backends.base import Device
 from embedllm.backends.drivers import driver_of
 from embedllm.backends.model_lacks import traced_lack
 from embedllm.backends.ort import devices
@@ -201,6 +205,55 @@ def test_a_gpu_does_not_get_odd_rows_of_zero_points_that_it_misreads(
     assert all("3 zero points" in lack for lack in found.values())
 
 
+def misread(path: Path, *, inside: bool = False) -> None:
+    """Adds a product whose rows have three zero points of 4 bits; inside: of the branches of an If."""
+    edit = Edit(path)
+    held = {"packed": np.zeros((4, 3, 16), np.uint8), "scale": np.ones((4, 3), np.float32),
+            "zero": np.zeros((4, 2), np.uint8), "x": np.ones((1, 96), np.float32), "yes": np.array(True)}  # fmt: skip
+    for name, values in held.items():
+        edit.constant(name, values)
+
+    def product(name: str) -> onnx.NodeProto:
+        return helper.make_node("MatMulNBits", ["x", "packed", "scale", "zero"], [name], domain="com.microsoft",
+                                K=96, N=4, bits=4, block_size=32)  # fmt: skip
+
+    def branch(name: str) -> onnx.GraphProto:
+        given = helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4])
+        return helper.make_graph([product(name)], name, [], [given])
+
+    chosen = helper.make_node("If", ["yes"], ["odd"], then_branch=branch("then"), else_branch=branch("else"))
+    edit.graph.node.append(chosen if inside else product("odd"))
+    edit.save()
+
+
+def test_what_a_gpu_misreads_is_found_inside_branches_too(tmp_path: Path) -> None:
+    folder = transformers_js(tmp_path / "model")
+    misread(folder / "onnx" / "model.onnx", inside=True)
+    assert lacks(folder).keys() == {"cuda"}
+    assert open_package(folder).foreign is not None
+
+
+@pytest.mark.parametrize("odd", ["model_q4", "model_fp16"])
+def test_a_gpu_is_given_a_graph_that_it_reads_rightly(
+    tmp_path: Path, odd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them the processor would take."""
+    folder = transformers_js(tmp_path / "model", "model_q4.onnx", "model_fp16.onnx")
+    misread(folder / "onnx" / f"{odd}.onnx")
+    package = open_package(folder)
+    (other,) = {"model_q4", "model_fp16"} - {odd}
+    suited = on_gpu(package, "cuda", has_float16=True, memory=0)
+    assert suited.graphs[0].file == f"onnx/{other}.onnx"
+    assert on_gpu(package, "webgpu", has_float16=True, memory=0).graphs[0].file == "onnx/model_fp16.onnx"
+    gpu = Device(name="cuda", backend="", description="", available=True)
+    monkeypatch.setattr(registry, "SOURCES", ())
+    found = registry.Found(package)
+    assert found._checked(gpu).available
+    misread(folder / "onnx" / f"{other}.onnx")
+    refused = registry.Found(open_package(folder))._checked(gpu)
+    assert "3 zero points of 4 bits" in refused.reason
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_directml_does_not_get_attention_that_it_does_only_in_part(
     tiny_package: Callable[..., Path], tmp_path: Path, family: str
@@ -314,17 +367,17 @@ def test_a_gpu_takes_the_graph_that_suits_it(several: Path, has_float16: bool, m
         edit.constant("ballast", np.zeros(9999, np.float32))
         edit.save()
     package = open_package(several)
-    suited = on_gpu(package, has_float16=has_float16, memory=memory)
+    suited = on_gpu(package, "cuda", has_float16=has_float16, memory=memory)
     assert suited.graphs[0].file == f"onnx/{file}"
     assert suited.folder == package.folder
     asked = open_package(several / "onnx" / "model_odd.onnx")
-    assert on_gpu(asked, has_float16=has_float16, memory=memory) is asked
+    assert on_gpu(asked, "cuda", has_float16=has_float16, memory=memory) is asked
 
 
 def test_a_graph_that_a_gpu_would_take_and_that_cannot_be_fed_gives_way(several: Path) -> None:
     with_more(several / "onnx" / "model_fp16.onnx")
     package = open_package(several)
-    assert on_gpu(package, has_float16=True, memory=0) is package
+    assert on_gpu(package, "cuda", has_float16=True, memory=0) is package
 
 
 def test_a_graph_without_its_weights_is_passed_over(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import embedllm
 from embedllm.backends.base import Interrupted, MovesState
@@ -19,7 +20,7 @@ from embedllm.foreign_pipeline import read as read_pipeline
 from embedllm.genai_config import read_config
 from embedllm.knobs import USUAL, Knobs
 from embedllm.package import Package, open_package
-from tests.foreign_folders import stripped
+from tests.foreign_folders import Edit, stripped
 from tests.genai_folders import PAD, combined, pictures, pipeline, windowed
 from tests.test_foreign import greedy
 from tests.traced_models import CONTEXT, VOCABULARY, expected, weights
@@ -198,6 +199,18 @@ def test_a_graph_that_is_wrong_for_pieces_is_fed_token_by_token(tmp_path: Path) 
 def test_a_graph_that_is_wrong_behind_others_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="gives other logits for a prompt that is fed at once"):
         embedllm.load(pipeline(tmp_path / "model", mask="wrong"))
+
+
+def test_a_graph_whose_logits_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    folder = pipeline(tmp_path / "model")
+    edit = Edit(folder / "lm_head.onnx")
+    edit.constant("nan", np.float32(np.nan))
+    (head,) = edit.graph.node
+    head.output[0] = "numbers"
+    edit.graph.node.append(helper.make_node("Add", ["numbers", "nan"], ["logits"]))
+    edit.save()
+    with pytest.raises(DeviceUnavailable, match="gives other logits for a prompt that is fed at once"):
+        embedllm.load(folder)
 
 
 def test_a_feed_that_is_stopped_appends_nothing(tmp_path: Path) -> None:

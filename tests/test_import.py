@@ -463,10 +463,10 @@ def test_layers_point_one_way() -> None:
 
 
 def test_backends_import_little() -> None:
-    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "export.decoder", "export.dialects",
-              "export.decoder_tensors", "export.quantize", "export.traced", "knobs", "openvino_options", "untracked",
-              "backends.base", "backends.adapted", "backends.listed_row", "backends.memory", "backends.ort_states",
-              "backends.kept_rows", "backends.kv_memory",
+    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "foreign_gpu", "export.decoder",
+              "export.dialects", "export.decoder_tensors", "export.quantize", "export.traced", "knobs",
+              "openvino_options", "untracked", "backends.base", "backends.adapted", "backends.listed_row",
+              "backends.memory", "backends.ort_states", "backends.kept_rows", "backends.kv_memory",
               "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",
               "backends.traced_place", "backends.threads", "backends.ort_runtime", "backends.reference_layers",
               "backends.reference_math"}  # fmt: skip

@@ -228,6 +228,8 @@ def test_a_zero_point_of_16_takes_8_bits(tmp_path: Path) -> None:
     ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "'gemv_fast'"),
     ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}, "or none; expected one"),
     ({"quant_method": "aqlm"}, "already quantized"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": {"config_groups": {}}},
+     "turns what its matrices read"),
     ({"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"}, "format 'mxfp6-pack-quantized'"),
 ])  # fmt: skip
 def test_what_is_not_read_is_named(config: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_request_is_cancelled(client: Client) -> None:
 
 def test_an_error_has_its_code_and_data(client: Client) -> None:
     with pytest.raises(WorkerError, match="no/such") as caught:
-        Client.request(client, "load", {"model": "no/such"}).result(60)
+        Client.request(client, "load", {"model": "./no/such"}).result(60)
     assert (caught.value.code, caught.value.data["kind"]) == (-32001, "PackageError")
     client.request("load", {"device": "cpu"}).result(60)
 

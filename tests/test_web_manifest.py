@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.package import ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS
+from embedllm.package import MANIFEST, ORDERED_FORMAT, WEIGHTS
 from tests.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.server import ROOT
 
@@ -93,7 +93,7 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         with_change(folder, "files", {name: entry for name, entry in listed.items() if name != WEIGHTS}),
         with_change(folder, "context", 4096),
         json.dumps({"format": ORDERED_FORMAT + 1, "files": ["another structure"]}),
-        with_change(folder, "format", ENCODER_FORMAT),
+        with_change(folder, "architecture/encoder", {"pooling": "mean"}),
     ]
     other, weights, contexts, newer, texts_only = refusals(node, texts)
     assert "it names the graph 'other.onnx' but does not list that file" in other

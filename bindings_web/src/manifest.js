@@ -5,7 +5,6 @@ import { PackageError } from "./errors.js";
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
 const FORMAT = 5; // of the manifest, with columns in another order; a folder with a larger one is refused
-const TEXTS_FORMAT = 3; // of models that embed or score whole texts
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
@@ -40,7 +39,7 @@ export function readManifest(text, where) {
         "Upgrade with: npm install embedllm-web@latest",
     );
   }
-  if (manifest.format === TEXTS_FORMAT) {
+  if (manifest.architecture?.encoder) {
     throw new PackageError(`'${where}' is of a model that embeds or scores texts, which is not done in browsers.`);
   }
   return manifest;
