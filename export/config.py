@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from embedllm.errors import ExportError
 
 _MISSING = object()
+_MOST = 2**31 - 1  # of a whole number: two of them make an int64
 _LARGEST = 3.4e38  # numbers end in float32
 
 
@@ -46,6 +47,8 @@ class Config:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._wrong(key, value, f"a whole number >= {least}")
+        if value > _MOST:
+            raise self._wrong(key, value, f"a whole number up to {_MOST}")
         return value
 
     def integer_or_none(self, key: str, default: int | None) -> int | None:

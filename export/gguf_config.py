@@ -182,10 +182,13 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
 
 
 def _pattern(own: Config, layers: int) -> dict[str, object]:
-    """Which layers have a window: each says it, or all but each so-manieth have one."""
+    """Which layers have a window: each says it, or all but each so-manieth have one; 0: all have."""
     value = own.value(PATTERN)
     if isinstance(value, bool):  # alike for every layer
         value = [value] * layers
-    if isinstance(value, list):
-        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value[:layers]]}
-    return {} if value is None else {"sliding_window_pattern": value}
+    if value is not None and not isinstance(value, list):
+        every = own.integer(PATTERN, least=0)
+        value = [every == 0 or (layer + 1) % every != 0 for layer in range(layers)]
+    if value is None:
+        return {}
+    return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value[:layers]]}

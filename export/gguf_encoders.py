@@ -36,9 +36,11 @@ def _bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
 
 def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
     """Rerankers among them look at the mean of all tokens, as llama.cpp takes it for granted."""
+    every = own.integer(PATTERN, 3)  # of layers without a window the first, and then each so-manieth
+    kinds = ["sliding_attention" if index % every else "full_attention" for index in range(own.integer("block_count"))]
     found: dict[str, object] = {
+        "layer_types": kinds,
         "local_attention": own.integer(WINDOW[0]),
-        "global_attn_every_n_layers": own.integer(PATTERN, 3),
         "norm_bias": "output_norm.bias" in names,
         "classifier_pooling": "mean",
         "classifier_bias": "cls.bias" in names,

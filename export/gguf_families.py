@@ -63,14 +63,28 @@ def _gemma(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {"query_pre_attn_scalar": each if is_largest else own.number("attention.key_length", each, above=0)}
 
 
+def _gemma3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Without windows, which some files say by leaving them out, no layer has a rotation of its own."""
+    if own.integer(WINDOW[0], 0, least=0):
+        return _gemma(own, tensors)
+    return {**_gemma(own, tensors), "layer_types": ["full_attention"] * own.integer("block_count")}
+
+
 _LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
 
 
 def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    if not own.flag(_TURNS, True):
+        raise UnsupportedModel(f"a Granite whose layers turn nothing ('{_TURNS}' is false), which is not described.")
     each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
     usual = own.integer("attention.key_length", each) ** -0.5
     scale = own.number("attention.scale", usual) or usual
     return {"attention_multiplier": scale, "logits_scaling": own.number("logit_scale", 1.0) or 1.0}
+
+
+# said of Granite 4 even where no layer has states
+_STATES = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
+_TURNS = "rope.scaling.finetuned"
 
 
 def _cohere(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -98,6 +112,11 @@ def _glm4_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
 
 def _hunyuan_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     return {"moe_topk": own.integer("expert_used_count")}
+
+
+def _stablelm(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Files say that both halves of a layer read the same where config.json says nothing; the norm between tells."""
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors}
 
 
 def _lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -149,7 +168,14 @@ def _olmo2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 def _mistral3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """Mistral Small's files say nothing of how queries grow."""
-    return {} if own.has(_GROWTH) else {"model_type": "mistral"}
+    if own.has(_GROWTH):
+        return {}
+    if own.has(LOG_MULTIPLIER):
+        raise UnsupportedModel(
+            f"a Mistral whose file says '{LOG_MULTIPLIER}' and no '{_GROWTH}', which are not known apart. Take the "
+            "checkpoint that it was made from."
+        )
+    return {"model_type": "mistral"}
 
 
 _GROWTH = "attention.temperature_scale"
@@ -168,6 +194,11 @@ def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
     Newer files give the sizes of keys and values as they are remembered by llama.cpp, and their own ones apart.
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    usual = _SIGMOID if is_corrected else _SOFTMAX
+    if (said := own.integer(GATING, usual)) != usual:
+        raise UnsupportedModel(
+            f"a DeepSeek that chooses experts by '{GATING}' {said}; known for its tensors is {usual}."
+        )
     key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
     turned = own.integer("rope.dimension_count")
     groups = own.integer("expert_group_count", 0, least=0)
@@ -203,16 +234,16 @@ def _deepseek_rope(own: Config) -> Mapping[str, object]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, *WINDOW), more=_llama),
+    "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, WINDOW[0]), more=_llama),
     "qwen2": Family(model_type="qwen2"),
     "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
     "qwen3moe": Family(model_type="qwen3_moe", keys=_EXPERTS, values={"norm_topk_prob": True}),
     "gemma": Family(model_type="gemma"),
     "gemma2": Family(model_type="gemma2", keys=(*WINDOW, *_CAPS), more=_gemma),
-    "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma),
+    "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma3),
     "phi2": Family(model_type="phi"),
-    "phi3": Family(model_type="phi3", keys=WINDOW, values={"sliding_window": None}),
+    "phi3": Family(model_type="phi3", keys=WINDOW[:1], values={"sliding_window": None}),
     "qwen2vl": Family(model_type="qwen2", keys=_SEEING),
     "qwen3vl": Family(model_type="qwen3", keys=_SEEING),
     "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_SEEING), values={"norm_topk_prob": True}),
@@ -228,13 +259,14 @@ FAMILIES: Mapping[str, Family] = {
     "mistral3": Family(
         model_type="ministral3",
         turned=True,
-        keys=(*WINDOW, LOG_MULTIPLIER, _GROWTH),
+        keys=(WINDOW[0], LOG_MULTIPLIER, _GROWTH),
+        values={"sliding_window": None},
         more=_mistral3,
         rope=_mistral3_rope,
         rope_key="rope_parameters",
     ),
-    "granite": Family(model_type="granite", turned=True, keys=_SCALES, more=_granite),
-    "granitemoe": Family(model_type="granitemoe", turned=True, keys=(*_SCALES, *_EXPERTS), more=_granite_moe),
+    "granite": Family(model_type="granite", turned=True, keys=(*_SCALES, *_STATES, _EXPERTS[3]), more=_granite),
+    "granitemoe": Family(model_type="granitemoe", turned=True, keys=(*_SCALES, *_EXPERTS, *_STATES), more=_granite_moe),
     "olmo": Family(model_type="olmo", turned=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "olmo2": Family(model_type="olmo2", keys=(*WINDOW, ATTENTION_FACTOR), more=_olmo2),
@@ -268,8 +300,8 @@ FAMILIES: Mapping[str, Family] = {
     "dots1": Family(
         model_type="dots1", keys=_ROUTED, gating=_SIGMOID, values={"sliding_window": None, "norm_topk_prob": False}
     ),
-    "stablelm": Family(model_type="stablelm"),
-    "starcoder2": Family(model_type="starcoder2", keys=WINDOW, values={"sliding_window": None}),
+    "stablelm": Family(model_type="stablelm", more=_stablelm),
+    "starcoder2": Family(model_type="starcoder2", keys=WINDOW[:1], values={"sliding_window": None}),
     "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
     "lfm2moe": Family(model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=_lfm2),
     "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *_DELTA), more=_delta),

@@ -49,7 +49,9 @@ def delta_net(mixer: DeltaNet, block: str, tensors: Mapping[str, Placed], *, is_
         found |= matrix(mixer.z, f"{block}.attn_gate", rows=_tiled(mixer, mixer.value_dim) if in_turn else None)
     else:  # as the first files had them
         found |= _shared(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
-    is_whole = has_rows(tensors, f"{block}.ssm_out", mixer.o.rows) and _size(tensors, f"{block}.ssm_a") == values
+    out = tensors.get(f"{block}.ssm_out.weight")
+    is_whole = out is not None and out.shape == (mixer.o.rows, mixer.o.columns)
+    is_whole = is_whole and _size(tensors, f"{block}.ssm_a") == values
     columns = _tiled(mixer, mixer.value_dim) if tiled and is_whole else None
     found |= matrix(mixer.o, f"{block}.ssm_out", columns=columns, run=mixer.value_dim)
     heads = _tiled(mixer, 1) if tiled and is_whole else None

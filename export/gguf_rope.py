@@ -33,9 +33,14 @@ def rope_scaling(model: GgufModel, own: Config, context: int) -> dict[str, objec
     attention = own.number_or_none("rope.scaling.attn_factor", None)
     own_factor = own.number_or_none(ATTENTION_FACTOR, None)  # of YaRN, which follows from `factor` where none is said
     if _FACTORS in model.tensors:
+        if factor not in (0, 1) and kind != "none":
+            raise UnsupportedModel(f"'{model.path}' scales its rotation by '{kind}' with factor {factor:g} and by the "
+                                   f"tensor '{_FACTORS}' at once; known is one of both.")  # fmt: skip
         factors = _values(model, _FACTORS)
         return _long(factors, factors, context, 1.0)
-    if _LONG in model.tensors and _SHORT in model.tensors:
+    if (_LONG in model.tensors) != (_SHORT in model.tensors):
+        raise ExportError(f"'{model.path}' has one of the tensors '{_LONG}' and '{_SHORT}'; expected both, or none.")
+    if _LONG in model.tensors:
         return _long(_values(model, _SHORT), _values(model, _LONG), trained, attention)
     if not factor or kind in ("none", "longrope"):
         return {} if trained == context else {_TRAINED: trained}

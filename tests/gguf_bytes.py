@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 F32, STRING, LIST, UINT32 = 0, 8, 9, 4
-_NUMBERS = (0, 1, 2, 7, 48, 1 << 16, (1 << 32) - 1)  # values that metadata may be damaged to
+_NUMBERS = (0, 1, 2, 7, 48, 1 << 16, (1 << 32) - 1, 1 << 63)  # values that metadata may be damaged to
 
 
 def text(value: str | bytes, length: int | None = None) -> bytes:

@@ -102,7 +102,7 @@ def put(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        writer.add_uint32(key, value)
+        (writer.add_uint64 if value >> 32 else writer.add_uint32)(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
@@ -134,12 +134,12 @@ def metadata(config: Config, name: str) -> dict[str, Any]:
         "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "attention.layer_norm_epsilon": norm,
-        "attention.sliding_window": windowed or None,
+        "attention.sliding_window": None if name == "mistral3" else windowed or None,
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
         "rope.dimension_count": int(head * part),
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        "use_parallel_residual": config.get("use_parallel_residual"),
+        "use_parallel_residual": config.get("use_parallel_residual", True if name == "stablelm" else None),
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),

@@ -17,6 +17,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.config import Config
+from embedllm.export.decoder import Attention, Decoder
 from embedllm.export.gguf import GgufSource
 from embedllm.export.gguf_restated import restated
 from embedllm.package import open_package
@@ -155,11 +156,14 @@ def test_variants_of_files_are_read_alike(more: Mapping[str, Any], change: Chang
     ("qwen3", "qwen3vl", {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 3}),
     ("qwen3_moe", "qwen3vlmoe", {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 3}),
     ("mistral", "mistral3", {}),
+    ("granite", "granite", {"expert_shared_feed_forward_length": 96, "ssm.conv_kernel": 4}),
+    ("gpt_oss", "gpt-oss", {"attention.sliding_window_pattern": 2}),
+    ("gemma3_text", "gemma3", {"attention.sliding_window_pattern": 2}),
 ])  # fmt: skip
-def test_what_reads_texts_of_a_model_that_sees_is_that_family(
+def test_what_files_say_in_other_words_is_that_family(
     family: str, name: str, more: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    folder = checkpoint(tmp_path, family)
+    folder = checkpoint(tmp_path, family, **({"sliding_window": None} if name == "mistral3" else {}))
     said = {f"{name}.{key}": value for key, value in more.items()}
     check_same(write_gguf(tmp_path / "m.gguf", folder, architecture=name, more=said), folder)
 
@@ -168,9 +172,14 @@ def test_what_reads_texts_of_a_model_that_sees_is_that_family(
     ("glm4_moe", {"glm4moe.expert_gating_func": 1}, UnsupportedModel, "chooses experts by 'expert_gating_func' 1"),
     ("glm4_moe", {"glm4moe.nextn_predict_layers": 2}, ExportError, "has 2 layers, of which 2 are said to guess"),
     ("deepseek_v2 lite", {"deepseek2.attention.value_length_mla": 99}, UnsupportedModel, "v_head_dim is 99"),
-    ("qwen3_5_text", {"qwen35.ssm.time_step_rank": 1 << 31}, ExportError, "'ssm.time_step_rank' is .*ssm_a' have 4"),
+    ("qwen3_5_text", {"qwen35.ssm.time_step_rank": 1 << 30}, ExportError, "'ssm.time_step_rank' is .*ssm_a' have 4"),
     ("qwen3_5_text", {"qwen35.ssm.group_count": 3}, UnsupportedModel, "4 value heads are no multiple of 3 key"),
     ("lfm2", {"lfm2.shortconv.l_cache": 5}, ExportError, "'shortconv.l_cache' is 5; .* have 3"),
+    ("qwen3_5_text", {"qwen35.ssm.inner_size": 1 << 28}, ExportError, "attn_qkv.weight' is"),
+    ("qwen3_5_text", {"qwen35.attention.head_count": 1 << 31}, ExportError, "a whole number up to 2147483647"),
+    ("deepseek_v2 lite", {"deepseek2.expert_gating_func": 2}, UnsupportedModel, "by 'expert_gating_func' 2; known"),
+    ("mistral", {"llama.attention.sliding_window_pattern": 2}, UnsupportedModel, "window_pattern', which is not"),
+    ("granite", {"granite.rope.scaling.finetuned": False}, UnsupportedModel, "layers turn nothing"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
 ])  # fmt: skip
 def test_what_files_do_not_say_is_not_guessed(
@@ -179,6 +188,27 @@ def test_what_files_do_not_say_is_not_guessed(
     file = write_gguf(tmp_path / "m.gguf", checkpoint(tmp_path, name), more=more)
     with pytest.raises(error, match=message):
         convert(file, tmp_path / "out")
+
+
+def test_a_gemma_without_windows_turns_all_layers_alike(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "hf", "gemma3_text", layer_types=["full_attention"] * 2)
+    for value in (None, 0):
+        more = {"gemma3.attention.sliding_window": value, "gemma3.attention.sliding_window_pattern": None}
+        found, source = described(write_gguf(tmp_path / "m.gguf", folder, more=more))
+        source.close()
+        assert isinstance(found, Decoder)
+        assert {layer.attention.window for layer in found.layers if isinstance(layer.attention, Attention)} == {None}
+        assert len({layer.attention.rope for layer in found.layers if isinstance(layer.attention, Attention)}) == 1
+
+
+def test_half_of_the_factors_of_a_rotation_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "hf", "phi3 longrope")
+
+    def without(tensors: Tensors) -> Tensors:
+        return {name: values for name, values in tensors.items() if name != "rope_factors_short.weight"}
+
+    with pytest.raises(ExportError, match="has one of the tensors 'rope_factors_long"):
+        GgufSource(write_gguf(tmp_path / "m.gguf", folder, change=without))
 
 
 def test_groups_of_experts_that_a_file_does_not_say_are_not_guessed(tmp_path: Path) -> None:
