@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command with a software Vulkan driver (Mesa's lavapipe), for the tests of WebGPU:
-#     .ci/lavapipe.sh pytest -m webgpu tests/test_webgpu.py
+#     .ci/lavapipe.sh pytest -m webgpu tests/backends/gpu/test_webgpu.py
 # The command gets EMBEDLLM_ALLOW_SOFTWARE_GPU=1; the tests need pip install -e ".[test,webgpu]".
 # On Debian and its kin, as root or where user namespaces are allowed. Exits with 77, and says why, where it cannot.
 #

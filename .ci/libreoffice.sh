@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# LibreOffice Writer without a display, and the system's Python with uno, for tests/test_sample_directml_plugin.py.
+# LibreOffice Writer without a display, and the system's Python with uno, for tests/samples/test_directml_plugin.py.
 # Never fails: where they can't be installed it says why, and those tests are skipped with that reason.
 set -uo pipefail
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from embedllm.adapters import Adapter
+    from embedllm.adapters.adapter import Adapter
     from embedllm.types import F32
 
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV

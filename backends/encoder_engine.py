@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted, Session
-from embedllm.backends.encoder_layers import EncoderLayers
-from embedllm.backends.reference import ReferenceEngine
+from embedllm.backends.reference.encoder_layers import EncoderLayers
+from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.backends.drivers import Choices
-    from embedllm.package import Package
+    from embedllm.backends.devices.drivers import Choices
+    from embedllm.package.package import Package
     from embedllm.types import F32
 
     Inputs: TypeAlias = dict[str, NDArray[np.int64]]  # of the graphs, [B, T] each
@@ -109,8 +109,8 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def open_cpu(choices: Choices) -> EncoderEngine:
     """On ONNX Runtime's CPU provider."""
-    from embedllm.backends.ort import session_options
-    from embedllm.backends.ort_runtime import ort
+    from embedllm.backends.ort.engine import session_options
+    from embedllm.backends.ort.runtime import ort
 
     options = session_options(choices.knobs, choices.exact)
     return _on_ort(choices, lambda path: ort.InferenceSession(
@@ -119,8 +119,8 @@ def open_cpu(choices: Choices) -> EncoderEngine:
 
 def open_cuda(choices: Choices) -> EncoderEngine:
     """On ONNX Runtime's CUDA provider."""
-    from embedllm.backends.cuda import index_of, lock_of, start
-    from embedllm.backends.ort import session_options
+    from embedllm.backends.gpu.cuda import index_of, lock_of, start
+    from embedllm.backends.ort.engine import session_options
 
     index, options = index_of(choices.device.name), session_options(choices.knobs, exact=False)
     return _on_ort(choices, lambda path: start(path, options, index, captures=False), lock=lock_of(index))
@@ -130,7 +130,7 @@ def _on_ort(
     choices: Choices, start: Callable[..., object], *, lock: AbstractContextManager[object] | None = None
 ) -> EncoderEngine:
     """lock: taken for every run."""
-    from embedllm.backends.ort_runtime import first_line, ort
+    from embedllm.backends.ort.runtime import first_line, ort
 
     assert choices.graph is not None  # the drivers that open this have dialects
     path = os.fspath(choices.package.folder / choices.graph.file)
@@ -153,9 +153,9 @@ def _on_ort(
 
 def open_openvino(choices: Choices) -> EncoderEngine:
     """On a device of OpenVINO."""
-    from embedllm.backends.ov import compile_folder, properties
-    from embedllm.backends.ov_runtime import as_device_error, target_of
-    from embedllm.openvino_options import OpenVINOOptions
+    from embedllm.backends.openvino.engine import compile_folder, properties
+    from embedllm.backends.openvino.runtime import as_device_error, target_of
+    from embedllm.backends.openvino_options import OpenVINOOptions
 
     assert choices.graph is not None  # it has a dialect
     target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, cast
 
-from embedllm.backends.javascript import JsValue, import_module, publish, translating
-from embedllm.backends.web import JsDevice, JsEngine
+from embedllm.backends.browser.engine import JsDevice, JsEngine
+from embedllm.backends.browser.javascript import JsValue, import_module, publish, translating
 from embedllm.web.codec import JsCodec
 from embedllm.web.modules import ENTRY, addresses, sources
 
@@ -32,7 +32,7 @@ class JsLoaded(Protocol):
 
 
 class JsBridge(Protocol):
-    """The module bindings_web/src/bridge.js."""
+    """The module bindings_web/src/worker/load_model.js."""
 
     def devices(self, options: JsValue) -> Awaitable[Sequence[JsDevice]]: ...
     def load(self, url: str, options: JsValue) -> Awaitable[JsLoaded]: ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from embedllm.backends.javascript import Buffer, JsValue, call, integers, options, text_or_none, whole_numbers
-from embedllm.text import check_text
+from embedllm.backends.browser.javascript import Buffer, JsValue, call, integers, options, text_or_none, whole_numbers
+from embedllm.text.tokenizer import check_text
 
 
 class JsSet(Protocol):
@@ -22,7 +22,7 @@ class JsObject(Protocol):
 
 
 class JsCodec(Protocol):
-    """A tokenizer, as JavaScript has it: bindings_web/src/tokenizer.js."""
+    """A tokenizer, as JavaScript has it: bindings_web/src/tokenizer/tokenizer.js."""
 
     specialTokens: JsSet  # noqa: N815  # JavaScript's
     named: JsObject

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from embedllm.backends.javascript import JsValue, call
+from embedllm.backends.browser.javascript import JsValue, call
 
 if TYPE_CHECKING:
     from embedllm.types import Logits, TokenBits
 
 
 class JsMatcher(Protocol):
-    """How far a reply has come in a grammar: bindings_web/src/grammar.js."""
+    """How far a reply has come in a grammar: bindings_web/src/grammar/grammar.js."""
 
     isDone: bool  # noqa: N815  # JavaScript's
     isStopAllowed: bool  # noqa: N815

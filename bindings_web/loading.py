@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from weakref import finalize
 
 from embedllm.backends.base import Device
-from embedllm.backends.javascript import (
+from embedllm.backends.browser.engine import WebEngine, device_of
+from embedllm.backends.browser.javascript import (
     Abort,
     JsValue,
     abort_controller,
@@ -28,12 +29,11 @@ from embedllm.backends.javascript import (
     translating,
     wait,
 )
-from embedllm.backends.web import WebEngine, device_of
-from embedllm.chat import ChatTemplate
 from embedllm.errors import PackageError
+from embedllm.generation.defaults import read_defaults
 from embedllm.model import Model
-from embedllm.package import read_package
-from embedllm.settings import read_defaults
+from embedllm.package.package import read_package
+from embedllm.text.chat_template import ChatTemplate
 from embedllm.web.bridge import JsLoaded, bridge
 from embedllm.web.codec import WebCodec
 from embedllm.web.progress import Progress

@@ -14,7 +14,7 @@ from pathlib import Path
 from embedllm.errors import PackageError
 
 SOURCES = Path(__file__).parent / "src"
-ENTRY = "bridge.js"
+ENTRY = "worker/load_model.js"
 # static imports and re-exports, which begin a line; in a comment of types they do not
 _IMPORT = re.compile(r"""(?m)^((?:import|export)\b(?:[^;"'`]*?\bfrom)?\s*)(["'])(\.{1,2}/[^"']+)\2""")
 

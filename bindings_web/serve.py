@@ -10,26 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
-from embedllm.backends.javascript import call, whole_numbers
-from embedllm.decode import Cancel, Chunk
+from embedllm.backends.browser.javascript import call, whole_numbers
 from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError
+from embedllm.generation.generation import Cancel, Chunk
 from embedllm.web.constraint import MakeMatcher, WebConstraint
 from embedllm.web.loading import aload
 
 if TYPE_CHECKING:
-    from embedllm.async_stream import AsyncStream
-    from embedllm.backends.web import JsSession, WebSession
-    from embedllm.chat import JSON
+    from embedllm.backends.browser.engine import JsSession, WebSession
+    from embedllm.generation.async_stream import AsyncStream
+    from embedllm.kv_cache.sequence_pool import HeldSequence
     from embedllm.model import Model
-    from embedllm.prompt import Prompt
-    from embedllm.sequences import HeldSequence
+    from embedllm.text.chat_template import JSON
+    from embedllm.text.prompt import Prompt
 
 _NAMES = {"ValueError": "RangeError"}  # a caller's slip, here and there
 _EXPECTED = (EmbedError, OSError, ValueError, TypeError)
 
 
 class Tell(Protocol):
-    """A function of JavaScript's that takes a chunk value by value: bindings_web/src/engine_python.js."""
+    """A function of JavaScript's that takes a chunk value by value: bindings_web/src/worker/engine_python.js."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ class Tell(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request for a reply: the type `Reply` of bindings_web/src/messages.js."""
+    """A request for a reply: the type `Reply` of bindings_web/src/worker/protocol.js."""
 
     prompt: Prompt
     sampling: Mapping[str, JSON]
@@ -166,7 +166,7 @@ def asked(text: str) -> Asked:
 
 
 def error_text(error: Exception) -> str:
-    """JSON of an error: the type `Posted` of bindings_web/src/messages.js."""
+    """JSON of an error: the type `Posted` of bindings_web/src/worker/protocol.js."""
     name = type(error).__name__
     told: dict[str, object] = {"name": _NAMES.get(name, name), "message": str(error) or name}
     if isinstance(error, ContextFull):

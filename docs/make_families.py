@@ -1,4 +1,4 @@
-"""Makes docs/families.md from the families' files and from the cases that prove them (tests/families.py).
+"""Makes docs/families.md from the families' files and from the cases that prove them (tests/support/families.py).
 
 python docs/make_families.py            shows the page
 python docs/make_families.py --write    writes it; a test holds it to be current
@@ -15,15 +15,15 @@ _INTRODUCTION = """\
 # Model families
 
 Made by `python docs/make_families.py --write` from the first lines of the files in
-[export/architectures](../export/architectures) and from the cases in [tests/families.py](../tests/families.py).
+[export/architectures](../export/architectures) and from the cases in [tests/support/families.py](../tests/families.py).
 
 "Verified" says what the tiny random models of a family have in them. Each is made by the configuration class of
 transformers 5.23, and for a prompt longer than its window and the steps after it, the logits of our description of it
 (by the [NumPy reference](../backends/reference.py), on the checkpoint's own floats) are within 0.001 of transformers',
-measured in standard deviations of the logits ([tests/test_families.py](../tests/test_families.py)). The same test finds
+measured in standard deviations of the logits ([tests/export/architectures/test_families.py](../tests/test_families.py)). The same test finds
 a tensor of the checkpoint that the description forgets. No published weights are part of the tests.
 
-Then each is exported ([tests/test_families_engines.py](../tests/test_families_engines.py)). On ONNX Runtime's CPU and
+Then each is exported ([tests/export/architectures/test_engines.py](../tests/test_families_engines.py)). On ONNX Runtime's CPU and
 on OpenVINO, 16 bits give transformers' logits and 4 bits the reference's, both within 0.001 as above, prompts, steps
 and rewound sequences alike; at 32 bits, greedy replies of 32 tokens are transformers', one by one and of prompts of
 different lengths at once. Every field that CUDA takes was run there too, in float16, with 4 and with 16 bits:
@@ -62,10 +62,10 @@ is; so is a variant of a family that its file does not describe, by the key and 
 _ENCODERS = """
 ## Models that embed or score texts
 
-From [export/encoders](../export/encoders), proved by the cases in [tests/encoders.py](../tests/encoders.py): texts of
+From [export/encoders](../export/encoders), proved by the cases in [tests/support/encoders.py](../tests/encoders.py): texts of
 different lengths at once, longer than the windows, give the vectors or scores that transformers gives of each alone,
 with 16 bits within 0.001 of their spread, on ONNX Runtime's CPU, OpenVINO and the reference, and 4 bits are computed as
-the reference does ([tests/test_encoders.py](../tests/test_encoders.py)). How to use them:
+the reference does ([tests/export/encoders/test_encoders.py](../tests/test_encoders.py)). How to use them:
 [guide-embeddings.md](guide-embeddings.md).
 
 """
@@ -73,7 +73,7 @@ _HOW = """
 ## Add a family in 15 minutes
 
 The example adds HyperCLOVA X SEED; it is not part of the package, and a test does what follows with the text of this
-page ([tests/test_families_docs.py](../tests/test_families_docs.py)).
+page ([tests/export/architectures/test_docs.py](../tests/test_families_docs.py)).
 
 1. Read the family's modelling code and its config.json beside Llama's. Here: norms behind attention and mlp as well,
    and four multipliers.
@@ -111,7 +111,7 @@ def describe(config: Config) -> Decoder:
     return describe_shaped(config, shape)
 ```
 
-3. Add a line to `FAMILIES` in tests/families.py: transformers' configuration class, and values under which every
+3. Add a line to `FAMILIES` in tests/support/families.py: transformers' configuration class, and values under which every
    peculiarity shows, such as a window shorter than the prompt and multipliers that are not 1.
 
 ```text
@@ -119,19 +119,19 @@ def describe(config: Config) -> Decoder:
                     embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3, logits_scaling=2.0),
 ```
 
-4. `pytest -m peer tests/test_families.py -k hyperclovax`. A difference from transformers shows as a failure, and so
+4. `pytest -m peer tests/export/architectures/test_families.py -k hyperclovax`. A difference from transformers shows as a failure, and so
    does a tensor that was forgotten. Then `python docs/make_families.py --write`.
 
 Where the fields of [Shape](../export/architectures/common.py) and [Decoder](../export/decoder.py) do not say what a
 family has, a field is missing: it is added there, to
-[backends/reference_layers.py](../backends/reference_layers.py), and to both writers of graphs.
+[backends/reference/layers.py](../backends/reference_layers.py), and to both writers of graphs.
 """
 
 
 def families_page() -> str:
     """The page as it should be."""
     from embedllm.export.architectures import about, families
-    from tests.families import FAMILIES
+    from tests.support.families import FAMILIES
 
     lines = ["| model_type | models | what it has | verified |", "| --- | --- | --- | --- |"]
     for name in families():
@@ -142,7 +142,7 @@ def families_page() -> str:
 
 def _encoders() -> str:
     from embedllm.export.encoders import about, families, reranks
-    from tests.encoders import ENCODERS
+    from tests.support.encoders import ENCODERS
 
     lines = ["| model_type | models | what it has | reranks | verified |", "| --- | --- | --- | --- | --- |"]
     for name in families():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from embedllm.cli import cli
+from embedllm.cli.main import cli
 
 PAGE = Path(__file__).parent / "reference-cli.md"
 _WIDTH = 100  # columns

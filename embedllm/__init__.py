@@ -11,12 +11,11 @@ Importing this loads the standard library only; a runtime is loaded with the fir
 
 from __future__ import annotations
 
+from embedllm.agent import ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.backends.base import Device
-from embedllm.chat import Message, Tool
-from embedllm.completion import Completion
-from embedllm.conversation import Conversation
-from embedllm.decode import Cancel, Chunk, Statistics
-from embedllm.encoding import Ranked
+from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.conversation.conversation import Conversation
+from embedllm.embeddings import Ranked
 from embedllm.errors import (
     Busy,
     ContextFull,
@@ -29,14 +28,15 @@ from embedllm.errors import (
     TemplateError,
     UnsupportedModel,
 )
+from embedllm.generation.completion import Completion
+from embedllm.generation.generation import Cancel, Chunk, Statistics
+from embedllm.loading.load import adevices, aload, devices, load
+from embedllm.loading.tuning_results import Tuning
 from embedllm.model import Model
-from embedllm.opening import adevices, aload, devices, load
-from embedllm.openvino_options import OpenVINOOptions
-from embedllm.sampling import Picked, Sampling
-from embedllm.tool_calls import ToolCall
-from embedllm.tool_loop import ToolOutcome, ToolReply, arun_tools, run_tools
-from embedllm.tuning import Tuning
-from embedllm.tuning_run import forget_tuning, tune
+from embedllm.sampling.sampler import Picked, Sampling
+from embedllm.text.chat_template import Message, Tool
+from embedllm.tools.calls import ToolCall
+from embedllm.tuning.tune import forget_tuning, tune
 
 __version__ = "0.1.0"
 

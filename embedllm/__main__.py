@@ -1,5 +1,5 @@
 """`python -m embedllm` is the command line."""
 
-from embedllm.cli import main
+from embedllm.cli.main import main
 
 main()

@@ -8,34 +8,34 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from embedllm.adapters import Adapters, present
-from embedllm.admission import Places
-from embedllm.async_stream import AsyncStream
+from embedllm.adapters.adapter import Adapters, present
 from embedllm.backends.base import Device, Engine
-from embedllm.batch import begun_once, run_batch
-from embedllm.beam_runner import BEAMLESS
-from embedllm.beside import beside
-from embedllm.chat import ChatTemplate, Message, Tool
-from embedllm.completion import Completion, collect
-from embedllm.decode import Cancel, Chunk
-from embedllm.encoding import Encoding, Ranked
-from embedllm.encoding import present as encoding_of
-from embedllm.options import PromptOptions, WhenFull
-from embedllm.package import Package
-from embedllm.prefixes import Prefixes
-from embedllm.prompt import ForTemplate, Prompt, check_messages
-from embedllm.request_builder import RequestBuilder
-from embedllm.runner import Request, Runner
-from embedllm.sampling import Sampling
-from embedllm.settings import Defaults
-from embedllm.state_kind import model_kind
-from embedllm.structured import Grammars
-from embedllm.text import ModelCodec
+from embedllm.embeddings import Encoding, Ranked
+from embedllm.embeddings import present as encoding_of
+from embedllm.generation.admission import Places
+from embedllm.generation.async_stream import AsyncStream
+from embedllm.generation.batch import begun_once, run_batch
+from embedllm.generation.beam_runner import BEAMLESS
+from embedllm.generation.completion import Completion, collect
+from embedllm.generation.defaults import Defaults
+from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.options import PromptOptions, WhenFull
+from embedllm.generation.request_builder import RequestBuilder
+from embedllm.generation.run_in_thread import beside
+from embedllm.generation.runner import Request, Runner
+from embedllm.kv_cache.fingerprint import model_kind
+from embedllm.kv_cache.prefix_cache import Prefixes
+from embedllm.package.package import Package
+from embedllm.sampling.sampler import Sampling
+from embedllm.structured.response_format import Grammars
+from embedllm.text.chat_template import ChatTemplate, Message, Tool
+from embedllm.text.prompt import ForTemplate, Prompt, check_messages
+from embedllm.text.tokenizer import ModelCodec
 
 if TYPE_CHECKING:
-    from embedllm.chat import JSON
-    from embedllm.conversation import Conversation
-    from embedllm.fit import Fit
+    from embedllm.conversation.conversation import Conversation
+    from embedllm.loading.memory_estimate import Fit
+    from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 
 
@@ -104,7 +104,7 @@ class Model:
 
         Raises ValueError for a name that is taken, and when the model was loaded without adapters.
         """
-        from embedllm.peft import read_adapters
+        from embedllm.adapters.peft import read_adapters
 
         found = present(self.runner.adapters)
         if name in found.names:  # before it is read
@@ -421,7 +421,7 @@ class Model:
         adapter: of every turn that names no other.
         Raises ValueError for "shift" where KV cannot be moved.
         """
-        from embedllm.conversation import Conversation
+        from embedllm.conversation.conversation import Conversation
 
         return Conversation(self, system, tools=tools, variables=variables, when_full=when_full, adapter=adapter)
 
@@ -431,7 +431,7 @@ class Model:
         Its KV cache is ready when this model, device and version of the runtime have computed it. Otherwise a line is
         logged at INFO, and the next turn computes it. Raises PackageError for a damaged file, FileNotFoundError.
         """
-        from embedllm.conversation import Conversation
+        from embedllm.conversation.conversation import Conversation
 
         return Conversation.open(self, path, when_full=when_full)
 
@@ -439,7 +439,7 @@ class Model:
         self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None
     ) -> Conversation:
         """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
-        from embedllm.conversation import Conversation
+        from embedllm.conversation.conversation import Conversation
 
         return await beside(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
 

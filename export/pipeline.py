@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import ExportError
-from embedllm.export.calibration_text import FEWEST, CalibrationText, draw_text, read_text
-from embedllm.export.carried import carried, check_carried
-from embedllm.export.checkpoint import check_encoder, describe_checkpoint
-from embedllm.export.dialects import FLOAT32
-from embedllm.export.fallback import convert_traced
-from embedllm.export.fitting import Fitted, fit
-from embedllm.export.flavours import Model, build, flavours
-from embedllm.export.genai import genai_config
-from embedllm.export.hub import Location
-from embedllm.export.imatrix import read_importance
-from embedllm.export.importance import ENOUGH
-from embedllm.export.merge import MergedSource
-from embedllm.export.methods import METHODS, check_method, check_model
-from embedllm.export.mixed_bits import budget, mixed
-from embedllm.export.openvino_tokenizer import check_installed, link_weights, write_tokenizer
-from embedllm.export.origin import Source
-from embedllm.export.parts import cut_in_place
-from embedllm.export.place import appears_whole, check_place, named_place
-from embedllm.export.plan import Plan, Recipe, plan
-from embedllm.export.progress import Progress, write_json
-from embedllm.export.rotation import RotatedSource
-from embedllm.export.sources import open_source
-from embedllm.export.stream import check_source, write_weights
-from embedllm.export.texts import copy_texts, facts_of, manifest_of, special_tokens, texts_of
-from embedllm.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, sha256
+from embedllm.export.checkpoints.lora_merge import MergedSource
+from embedllm.export.checkpoints.tensor_mapping import Source
+from embedllm.export.describe import check_encoder, describe_checkpoint
+from embedllm.export.graphs import Model, build, flavours
+from embedllm.export.open_source import open_source
+from embedllm.export.openvino.tokenizer import check_installed, link_weights, write_tokenizer
+from embedllm.export.optimum.convert import convert_traced
+from embedllm.export.quantization.apply_method import Fitted, fit
+from embedllm.export.quantization.calibration_text import FEWEST, CalibrationText, draw_text, read_text
+from embedllm.export.quantization.imatrix import read_importance
+from embedllm.export.quantization.importance import ENOUGH
+from embedllm.export.quantization.mixed_precision import budget, mixed
+from embedllm.export.quantization.rotated_source import RotatedSource
+from embedllm.export.recipe import METHODS, check_method, check_model
+from embedllm.export.sharding import cut_in_place
+from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
+from embedllm.export.writing.genai_config import genai_config
+from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
+from embedllm.export.writing.passthrough import carried, check_carried
+from embedllm.export.writing.plan import Plan, Recipe, plan
+from embedllm.export.writing.stream import check_source, write_weights
+from embedllm.files.progress import Progress, write_json
+from embedllm.hub.location import Location
+from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 

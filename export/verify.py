@@ -12,16 +12,16 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.export.decoder_tensors import linears, outer_matrices, parameters
-from embedllm.export.dialects import DIALECTS, DIRECTML, OPENVINO, WASM
-from embedllm.export.floats import FLOATS, float_spans
-from embedllm.export.progress import Progress, write_json
-from embedllm.package import MANIFEST, WEIGHTS, Graph, Package, open_package
-from embedllm.tensorfile import read_header
+from embedllm.files.progress import Progress, write_json
+from embedllm.files.safetensors_header import read_header
+from embedllm.package.graph_flavors import DIALECTS, DIRECTML, OPENVINO, WASM
+from embedllm.package.package import MANIFEST, WEIGHTS, Graph, Package, open_package
+from embedllm.package.tensors import linears, outer_matrices, parameters
+from embedllm.package.wasm_floats import FLOATS, float_spans
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Engine
-    from embedllm.backends.ort import Attachment
+    from embedllm.backends.ort.engine import Attachment
     from embedllm.types import F32
 
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
@@ -61,7 +61,7 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
 
     Returns what went into it. Raises ExportError when a graph does not run or computes something else.
     """
-    from embedllm.backends.reference import ReferenceEngine
+    from embedllm.backends.reference.engine import ReferenceEngine
 
     package = open_package(folder)
     tokens = np.random.default_rng(_SEED).integers(0, package.decoder.vocabulary, _TOKENS).tolist()
@@ -103,14 +103,15 @@ def _open(package: Package, graph: Graph) -> Engine | None:
     """The graph on this machine's CPU; None when its runtime is not installed."""
     if graph.dialect == OPENVINO:
         try:
-            from embedllm.backends import ov, ov_runtime
+            from embedllm.backends.openvino import engine as ov
+            from embedllm.backends.openvino import runtime as ov_runtime
         except ImportError:
             return None
         return ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU")
-    from embedllm.backends.ort import OrtEngine, devices
+    from embedllm.backends.ort.engine import OrtEngine, devices
 
     if graph.dialect == DIRECTML.name:
-        from embedllm.backends.directml import DirectMLEngine
+        from embedllm.backends.gpu.directml import DirectMLEngine
 
         return DirectMLEngine(package, graph, devices()[0], provider="CPUExecutionProvider")
     attachment = _given_floats(package) if graph.dialect == WASM.name else None
@@ -119,9 +120,9 @@ def _open(package: Package, graph: Graph) -> Engine | None:
 
 def _given_floats(package: Package) -> Attachment:
     """The CPU's provider, and from memory the file of floats, which is on no disk."""
-    from embedllm.backends.ort import Attachment
-    from embedllm.backends.ort_runtime import ort
-    from embedllm.backends.reference import ReferenceEngine
+    from embedllm.backends.ort.engine import Attachment
+    from embedllm.backends.ort.runtime import ort
+    from embedllm.backends.reference.engine import ReferenceEngine
 
     decoder, reference = package.decoder, ReferenceEngine(package)
     spans = float_spans(decoder, {name: t.offset for name, t in read_header(package.weights).tensors.items()})

@@ -29,10 +29,10 @@ settings.load_profile("embedllm")
 def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that exports a tiny random model, once for equal arguments.
 
-    tiny_package(family, recipe, **config): see tests/tiny.py.
+    tiny_package(family, recipe, **config): see tests/support/tiny.py.
     """
     from embedllm.export import Recipe, convert
-    from tests.tiny import tiny_checkpoint
+    from tests.support.tiny import tiny_checkpoint
 
     made: dict[str, Path] = {}
 
@@ -58,7 +58,7 @@ def ctrl_c_works() -> Iterator[None]:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of several tokens cost what a step of one does, so that much is proposed, whatever the clock says."""
-    from embedllm.speculation_costs import Costs
+    from embedllm.generation.speculation.cost_model import Costs
 
     monkeypatch.setattr(Costs, "is_known", True)
     monkeypatch.setattr(Costs, "is_draft_known", True)

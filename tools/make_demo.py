@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedllm.chat import ChatTemplate
 from embedllm.export import Recipe, convert
+from embedllm.text.chat_template import ChatTemplate
 
 DEMO = Path(__file__).parent.parent / "embedllm" / "demo"
 LIMIT = 30_000_000  # bytes: what an installation may cost

@@ -1,4 +1,4 @@
-"""Writes the small graphs that reduce a row of logits on a device: backends/heads/*.onnx.
+"""Writes the small graphs that reduce a row of logits on a device: backends/gpu/heads/*.onnx.
 
     python tools/make_heads.py
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from embedllm.backends.device_row import HEADS, LISTED
+from embedllm.backends.gpu.device_logits import HEADS, LISTED
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 CAST = helper.make_node("Cast", ["logits"], ["floats"], to=TensorProto.FLOAT)

@@ -1,4 +1,4 @@
-"""Makes the tiny model that probes run, and writes down what it answers: backends/probe/.
+"""Makes the tiny model that probes run, and writes down what it answers: backends/probe/model/.
 
     python tools/make_probe.py
 
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedllm.backends.probe import ANSWERS, FOLDER, STEPS, answers
-from embedllm.backends.reference import ReferenceEngine
+from embedllm.backends.probe.probe import ANSWERS, FOLDER, STEPS, answers
+from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
-from embedllm.package import open_package
+from embedllm.package.package import open_package
 
 LIMIT = 400 << 10  # bytes: what an installation may cost
 _SEED = 20261121

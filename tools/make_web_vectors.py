@@ -3,7 +3,7 @@
     python -m tools.make_web_vectors
 
 Rows are not in the file: both sides make them, from a seed, by a formula of whole numbers whose results float32 holds
-exactly. Run it again when the rule changes, and tests/web/rule.test.mjs with it.
+exactly. Run it again when the rule changes, and tests/web/node/rule.test.mjs with it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.draw import truncated
-from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling
+from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.token_choice import truncated
 from tools.web_text_vectors import generations, stops, streams
 
 if TYPE_CHECKING:

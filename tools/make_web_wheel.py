@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # what an application imports, and what that imports only when it is needed
-ENTRIES = ("embedllm", "embedllm.web.loading", "embedllm.sandbox", "embedllm.export.decoder_json")
+ENTRIES = ("embedllm", "embedllm.web.loading", "embedllm.text.jinja_sandbox", "embedllm.package.architecture_json")
 _COPIED = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web")
 _DATED = (1980, 1, 1, 0, 0, 0)  # the same sources give the same file
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from embedllm.decode import Cancel, Chunk, Generation, Statistics
-from embedllm.loop import run
-from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling
-from embedllm.text import StopStrings, TextCodec, TextStream
-from tests.fakes import END, VOCABULARY, Bytes
+from embedllm.generation.generation import Cancel, Chunk, Generation, Statistics
+from embedllm.generation.loop import run
+from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.text.tokenizer import StopStrings, TextCodec, TextStream
+from tests.support.fakes import END, VOCABULARY, Bytes
 
 if TYPE_CHECKING:
     from embedllm.types import F32

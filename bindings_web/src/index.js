@@ -1,23 +1,23 @@
 // embedllm in a page: a model in a worker of its own, which answers in chunks.
 
-import { collected } from "./answer.js";
-import { cache, conversations, devices } from "./asked.js";
-import { Conversation } from "./conversation.js";
+import { collected } from "./page/completion.js";
+import { cache, conversations, devices } from "./page/site_queries.js";
+import { Conversation } from "./page/conversation.js";
 import { checkedUrls } from "./libraries.js";
-import { Link } from "./link.js";
-import { lostError, cancelledChunk } from "./messages.js";
-import { Completions } from "./openai.js";
-import { messagesOf, replyOf } from "./options.js";
-import { start } from "./start.js";
+import { Link } from "./page/worker_client.js";
+import { lostError, cancelledChunk } from "./worker/protocol.js";
+import { Completions } from "./page/openai.js";
+import { messagesOf, replyOf } from "./page/options.js";
+import { start } from "./page/create_worker.js";
 
 export * from "./errors.js";
 
 /**
- * @import { Answer } from "./answer.js"
- * @import { About, Chunk, EngineName, Load, Message, Progress, Reply } from "./messages.js"
- * @import { ConversationOptions } from "./conversation.js"
- * @import { ReplyOptions } from "./options.js"
- * @import { Placed } from "./start.js"
+ * @import { Answer } from "./page/completion.js"
+ * @import { About, Chunk, EngineName, Load, Message, Progress, Reply } from "./worker/protocol.js"
+ * @import { ConversationOptions } from "./page/conversation.js"
+ * @import { ReplyOptions } from "./page/options.js"
+ * @import { Placed } from "./page/create_worker.js"
  */
 
 /**
@@ -44,7 +44,7 @@ export class EmbedLLM {
   /** @type {About} */
   #about = /** @type {any} */ (null);
 
-  /** @type {import("./conversation.js").Speaker} */
+  /** @type {import("./page/conversation.js").Speaker} */
   #speaker = {
     stream: (reply, signal) => this.#stream(reply, signal),
     forget: (conversation) => this.#link?.tell("forget", { conversation }),

@@ -1,23 +1,23 @@
 // The entry of the module worker: the model lives here, so that the page stays free.
 
-import * as bridge from "./bridge.js";
-import { folderOf } from "./address.js";
+import * as bridge from "./worker/load_model.js";
+import { folderOf } from "./package/address.js";
 import { loadLibrary } from "./libraries.js";
-import { holdLife } from "./life.js";
-import { SavedConversations } from "./saved.js";
-import { serve } from "./serving.js";
-import { Store } from "./store.js";
+import { holdLife } from "./worker/worker_liveness.js";
+import { SavedConversations } from "./storage/saved_conversations.js";
+import { serve } from "./worker/request_server.js";
+import { Store } from "./storage/store.js";
 
 const life = holdLife();
 addEventListener("message", async ({ data }) => {
   if (data?.method === "load") postMessage({ life: await life });
 });
 
-serve(/** @type {import("./messages.js").Port} */ (/** @type {unknown} */ (globalThis)), {
+serve(/** @type {import("./worker/protocol.js").Port} */ (/** @type {unknown} */ (globalThis)), {
   engines: {
     // each is large, and only one is used
-    javascript: async (load, opening) => (await import("./engine_javascript.js")).openJavaScript(bridge, load, opening),
-    python: async (load, opening) => (await import("./engine_python.js")).openPython(bridge, load, opening),
+    javascript: async (load, opening) => (await import("./worker/engine_javascript.js")).openJavaScript(bridge, load, opening),
+    python: async (load, opening) => (await import("./worker/engine_python.js")).openPython(bridge, load, opening),
   },
   devices: () => bridge.devices(),
   async store(urls) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from PyInstaller.depend.imphookapi import PostGraphAPI
 from PyInstaller.utils.hooks import collect_data_files, copy_metadata, get_hook_config
 
-from embedllm.backends.distributions import builds
+from embedllm.backends.system.ort_builds import builds
 
 _DEMO = "demo/*"
 _NOT_TAKEN = ["backends/*", "export/*", "web/*", "web/**/*"]  # a browser's; the backends' are named below

@@ -6,8 +6,8 @@ import platform
 
 import psutil
 
-from embedllm.backends.hardware import processor
-from embedllm.backends.threads import compute_threads, usable
+from embedllm.backends.system.cpu_threads import compute_threads, usable
+from embedllm.backends.system.hardware import processor
 
 
 def describe_machine() -> dict[str, object]:

@@ -8,17 +8,17 @@ from dataclasses import asdict
 from typing import Any
 
 import embedllm
-from embedllm.backends.select import names_in
+from embedllm.backends.devices.selection import names_in
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
-from embedllm.export.decoder import Decoder, Moe
-from embedllm.export.decoder_tensors import kv_bytes, linears, norms
-from embedllm.export.quantize import packings
-from embedllm.export.traced import Traced
-from embedllm.fit import KEEPING, ON_HOST
-from embedllm.package import Package
-from embedllm.prefix_options import PREFIX_CACHE
-from embedllm.tensorfile import read_header
+from embedllm.export.rounding.quantize import packings
+from embedllm.files.safetensors_header import read_header
+from embedllm.kv_cache.prefix_options import PREFIX_CACHE
+from embedllm.loading.memory_estimate import KEEPING, ON_HOST
+from embedllm.package.architecture import Decoder, Moe
+from embedllm.package.external_graph import Traced
+from embedllm.package.package import Package
+from embedllm.package.tensors import kv_bytes, linears, norms
 
 _GREEDY = embedllm.Sampling(temperature=0)
 

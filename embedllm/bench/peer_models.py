@@ -9,8 +9,8 @@ from typing import Any
 
 from embedllm.bench.engine import Facts
 from embedllm.bench.ours import package_facts
-from embedllm.export.decoder_tensors import kv_bytes
-from embedllm.package import MANIFEST, open_package
+from embedllm.package.package import MANIFEST, open_package
+from embedllm.package.tensors import kv_bytes
 
 _HALF = 2  # bytes; the KV of llama.cpp's default
 _MANY = 1 << 31  # tokens: a context that nothing tells

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedllm.bench.workload import REPLY
-from embedllm.plot_file import save_plot
+from embedllm.files.image import save_plot
 
 _PANELS = (("prefill_tokens_s", "prefill, tokens/s"), ("decode_tokens_s", "decode, tokens/s"))
 

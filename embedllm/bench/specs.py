@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedllm.finding import find_package
-from embedllm.hub_name import hub_name
-from embedllm.package import open_package
+from embedllm.hub.name import hub_name
+from embedllm.loading.resolve import find_package
+from embedllm.package.package import open_package
 
 OURS, GENAI, OPENVINO_GENAI, LLAMA_CPP, TRANSFORMERS = (
     "embedllm", "onnxruntime-genai", "openvino-genai", "llama-cpp", "transformers",

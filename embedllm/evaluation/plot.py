@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedllm.evaluation.results import Evaluation
-from embedllm.plot_file import check_plot, save_plot
+from embedllm.files.image import check_plot, save_plot
 
 
 def write_plot(found: Evaluation, path: Path) -> None:

@@ -13,8 +13,8 @@ from embedllm.evaluation.measures import Record, measure
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Engine, Session
+    from embedllm.text.windows import Windows
     from embedllm.types import F32
-    from embedllm.windows import Windows
 
 PIECE = 64  # tokens fed at once, so that most of what is attended to comes out of the KV cache
 

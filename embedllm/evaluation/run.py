@@ -14,13 +14,13 @@ from embedllm.evaluation.reading import read_text
 from embedllm.evaluation.results import Evaluation, ModelScore, TaskScore, TextRead
 from embedllm.evaluation.sources import Opened, Source, Wish, check_vocabularies, described, open_base, open_model
 from embedllm.evaluation.tasks import Task, read_tasks, run_tasks
-from embedllm.export.decoder_tensors import parameters
-from embedllm.export.progress import Progress
+from embedllm.files.progress import Progress
 from embedllm.model import Model
-from embedllm.windows import Windows, read_windows
+from embedllm.package.tensors import parameters
+from embedllm.text.windows import Windows, read_windows
 
 if TYPE_CHECKING:
-    from embedllm.package import Package
+    from embedllm.package.package import Package
 
 TOKENS = 20_000
 WINDOW = 512

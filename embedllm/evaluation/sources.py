@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from embedllm.errors import DeviceUnavailable, PackageError
-from embedllm.finding import find_package
+from embedllm.loading.load import load
+from embedllm.loading.resolve import find_package
 from embedllm.model import Model
-from embedllm.opening import load
-from embedllm.package import Package, open_package
-from embedllm.text import ModelCodec, Tokenizer
-from embedllm.vocabulary import difference
+from embedllm.package.package import Package, open_package
+from embedllm.text.tokenizer import ModelCodec, Tokenizer
+from embedllm.text.vocabulary import difference
 
 Source: TypeAlias = str | os.PathLike[str] | Model
 Wish: TypeAlias = str | Sequence[str] | None  # a device, as load() takes it

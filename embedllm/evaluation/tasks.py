@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from embedllm.evaluation.results import TaskScore, WrongReply
-from embedllm.jsonl import fault, read_objects
-from embedllm.sampling import Sampling
-from embedllm.tool_calls import Parts
+from embedllm.files.jsonl import fault, read_objects
+from embedllm.sampling.sampler import Sampling
+from embedllm.tools.calls import Parts
 
 if TYPE_CHECKING:
-    from embedllm.chat import JSON, Message
     from embedllm.model import Model
+    from embedllm.text.chat_template import JSON, Message
 
 MAX_TOKENS = 256  # of a reply; what is longer is cut off and judged so
 _EXPECTED = '{"group": "shell", "messages": [{"role": "user", "content": "..."}], "answer": "..."}, with "tools" or not'

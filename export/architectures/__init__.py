@@ -10,9 +10,9 @@ import pkgutil
 from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
-from embedllm.export.nearest import nearest
+from embedllm.export.architectures.config import Config
+from embedllm.files.nearest import nearest
+from embedllm.package.architecture import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
 
 _SHARED = "common"  # files here whose names begin so are no families
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures import cohere
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:

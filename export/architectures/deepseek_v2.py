@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_shaped, refuse
-from embedllm.export.architectures.common_experts import Experts, gated, grouped, mixture
-from embedllm.export.architectures.common_latent import latent_attention, with_turned_heads
-from embedllm.export.architectures.common_parts import Parts
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Moe
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
+from embedllm.export.architectures._shared.mla import latent_attention, with_turned_heads
+from embedllm.export.architectures._shared.moe import Experts, gated, grouped, mixture
+from embedllm.export.architectures._shared.parts import Parts
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Moe
 
 
 def describe(config: Config) -> Decoder:

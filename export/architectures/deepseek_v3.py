@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_experts import corrected
-from embedllm.export.architectures.common_latent import latent_attention, with_turned_heads
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.mla import latent_attention, with_turned_heads
+from embedllm.export.architectures._shared.moe import corrected
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 _DEFAULTS = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8,
              "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": True,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_experts import Experts, gated, mixture
-from embedllm.export.architectures.common_parts import Parts
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.moe import Experts, gated, mixture
+from embedllm.export.architectures._shared.parts import Parts
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.ernie4_5 import ernie
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Moe
+from embedllm.package.architecture import Decoder, Moe
 
 
 def describe(config: Config) -> Decoder:

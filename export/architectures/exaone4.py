@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import NormKind
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import NormKind
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.olmo2 import NAMES
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:

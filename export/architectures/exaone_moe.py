@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_experts import corrected, is_dense
-from embedllm.export.architectures.common_parts import LLAMA, Parts
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.moe import corrected, is_dense
+from embedllm.export.architectures._shared.parts import LLAMA, Parts
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.exaone4 import exaone
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Moe
+from embedllm.package.architecture import Decoder, Moe
 
 _DEFAULTS = {"num_experts_per_tok": 8, "moe_intermediate_size": 1024, "norm_topk_prob": True,
              "routed_scaling_factor": 2.5}  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from embedllm.export.architectures.common import Shape, describe_shaped, refuse
-from embedllm.export.architectures.common_parts import Names, NormKind
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
+from embedllm.export.architectures._shared.parts import Names, NormKind
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 NORM = NormKind(plus=1.0)
 NAMES = Names(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from embedllm.export.architectures.common import Shape, describe_shaped, refuse
-from embedllm.export.architectures.common_parts import NormKind
-from embedllm.export.architectures.common_rope import SLIDING, RopeKeys, describe_rope
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
+from embedllm.export.architectures._shared.parts import NormKind
+from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.package.architecture import Decoder
 
 _LOCAL = RopeKeys(theta_key="rope_local_base_freq", layers=SLIDING)
 

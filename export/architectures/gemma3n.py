@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from embedllm.errors import ExportError
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma3n_text import describe_text
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:

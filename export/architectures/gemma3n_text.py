@@ -7,14 +7,14 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_shaped, refuse
-from embedllm.export.architectures.common_parts import RMS, Names, Parts, Sizes, activation
-from embedllm.export.architectures.common_rope import SLIDING, RopeKeys, describe_rope
-from embedllm.export.architectures.common_told import kv_sources, token_input, token_inputs
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers, windows
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
+from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
+from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, token_input, token_inputs
+from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Detour, Guess, Layer, Linear, Streams
+from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Linear, Streams
 
 _DEFAULTS = {"vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768}  # fmt: skip

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures.common import refuse
-from embedllm.export.architectures.common_parts import RMS, Names, Parts, Sizes, activation
-from embedllm.export.architectures.common_rope import FULL, SLIDING, RopeKeys, describe_rope
-from embedllm.export.architectures.common_told import kv_sources, token_input, token_inputs
-from embedllm.export.architectures.common_windows import all_but_every, sliding_layers
+from embedllm.export.architectures._shared.decoder_shape import refuse
+from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
+from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, token_input, token_inputs
+from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Layer, Linear, Norm, Origin, ProportionalScaling, Rope
+from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Norm, Origin, ProportionalScaling, Rope
 
 _DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import Names, NormKind
-from embedllm.export.architectures.common_rope import RopeKeys
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import Names, NormKind
+from embedllm.export.architectures._shared.rope import RopeKeys
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 NAMES = Names(gate_up="mlp.gate_up_proj")
 

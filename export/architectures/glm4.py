@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures import glm
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 NAMES = replace(glm.NAMES, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm")
 

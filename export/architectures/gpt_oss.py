@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_experts import Experts, mixture
-from embedllm.export.architectures.common_parts import NormKind, Parts
-from embedllm.export.architectures.common_rope import RopeKeys
-from embedllm.export.architectures.common_windows import sliding_layers, windows
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear, Mlp, Moe, Origin
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.moe import Experts, mixture
+from embedllm.export.architectures._shared.parts import NormKind, Parts
+from embedllm.export.architectures._shared.rope import RopeKeys
+from embedllm.export.architectures._shared.sliding_window import sliding_layers, windows
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Linear, Mlp, Moe, Origin
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _PLACE = "mlp.experts"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_parts import Parts, activation
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.parts import Parts, activation
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.granite import multiplied
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear, Mlp, Moe, Origin
+from embedllm.package.architecture import Decoder, Linear, Mlp, Moe, Origin
 
 _PLACE = "block_sparse_moe"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from embedllm.errors import ExportError, UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import Names, NormKind, Parts
-from embedllm.export.architectures.common_rope import FULL, RopeKeys
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Origin, ShortConv
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import Names, NormKind, Parts
+from embedllm.export.architectures._shared.rope import FULL, RopeKeys
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Origin, ShortConv
 
 _CONVOLUTION = "conv"  # in 'layer_types'
 _NAMES = Names(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import ministral3
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import LLAMA
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 _PLACE = "language_model."
 

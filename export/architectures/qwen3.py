@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import Shape, describe_shaped
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2 import late_window
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:

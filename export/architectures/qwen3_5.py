@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import ExportError
-from embedllm.export.architectures.common_parts import LLAMA
+from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen3_5_text import describe_text
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:

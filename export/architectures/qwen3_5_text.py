@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_delta import Sizes, shape_of, stretches, whole
-from embedllm.export.architectures.common_parts import LLAMA, Names, Parts
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_of, stretches, whole
+from embedllm.export.architectures._shared.parts import LLAMA, Names, Parts
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Linear
 
 
 def describe(config: Config) -> Decoder:

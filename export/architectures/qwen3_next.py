@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_delta import Sizes, shape_of, stretches
-from embedllm.export.architectures.common_parts import LLAMA, Parts
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_of, stretches
+from embedllm.export.architectures._shared.parts import LLAMA, Parts
+from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.qwen2_moe import shared_mixture
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Linear
+from embedllm.package.architecture import Decoder, Linear
 
 _DEFAULTS = {
     "num_experts_per_tok": 10,

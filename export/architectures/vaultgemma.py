@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures import gemma2
-from embedllm.export.architectures.common import describe_shaped
-from embedllm.export.architectures.common_parts import Names
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import describe_shaped
+from embedllm.export.architectures._shared.parts import Names
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 NAMES = Names(mlp_norm="pre_feedforward_layernorm")
 

@@ -14,10 +14,10 @@ from types import ModuleType
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures import families as decoder_families
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
-from embedllm.export.nearest import nearest
-from embedllm.export.sentence_folder import SentenceFolder
+from embedllm.export.architectures.config import Config
+from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
+from embedllm.files.nearest import nearest
+from embedllm.package.architecture import Decoder
 
 TASKS = ("chat", "embed", "rerank")  # what a checkpoint can be exported for
 _CHAT = " As a model that generates text it is: export it with task 'chat'."

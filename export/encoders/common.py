@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import Names, NormKind
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder, Linear, Step
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import Names, NormKind
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Encoder, Linear, Step
 
 NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-12)
 NAMES = Names(

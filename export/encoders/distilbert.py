@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import NAMES, describe_behind
+from embedllm.package.architecture import Decoder
 
 _NAMES = replace(
     NAMES, model="distilbert", layers="transformer.layer", attention_norm="sa_layer_norm",

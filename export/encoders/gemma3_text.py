@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures import gemma3_text
-from embedllm.export.config import Config
-from embedllm.export.decoder import Attention, Decoder, Encoder, Layer
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Attention, Decoder, Encoder, Layer
 
 
 def describe(config: Config) -> Decoder:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import Names, NormKind, activation
-from embedllm.export.architectures.common_rope import SLIDING, RopeKeys, describe_rope
-from embedllm.export.architectures.common_windows import sliding_layers
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder, Step
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import Names, NormKind, activation
+from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
+from embedllm.export.architectures._shared.sliding_window import sliding_layers
+from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import linear
+from embedllm.package.architecture import Decoder, Encoder, Step
 
 _NAMES = Names(
     embedding="embeddings.tok_embeddings", norm="final_norm", attention_norm="attn_norm", mlp_norm="mlp_norm",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures import qwen3
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder, Encoder
 
 
 def describe(config: Config) -> Decoder:

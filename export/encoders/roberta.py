@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder
+from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import NAMES, describe_behind, scored
+from embedllm.package.architecture import Decoder, Encoder
 
 
 def describe(config: Config) -> Decoder:

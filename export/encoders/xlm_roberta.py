@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder, Encoder
+from embedllm.export.architectures.config import Config
 from embedllm.export.encoders import roberta
+from embedllm.package.architecture import Decoder, Encoder
 
 
 def describe(config: Config) -> Decoder:

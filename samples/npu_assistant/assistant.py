@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embedllm import Cancel, Completion, ContextFull, Message, ToolCall
-from embedllm.tool_calls import result_message
+from embedllm.tools.calls import result_message
 
 from .history import MOST_TURNS, History
 from .reply import VARIABLES, ChatModel, Done, Event, Notice, ToolRun, count_tokens, stream_reply, total

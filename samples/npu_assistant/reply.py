@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embedllm import Cancel, Chunk, Completion, Message, Statistics, ToolCall
-from embedllm.completion import collect
-from embedllm.tool_schema import JSON
+from embedllm.generation.completion import collect
+from embedllm.text.function_schema import JSON
 
 from .retrieval import Passage
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from embedllm import ToolCall
-from embedllm.tool_arguments import check_arguments
-from embedllm.tool_schema import Schema, tool_schema
+from embedllm.text.function_schema import Schema, tool_schema
+from embedllm.tools.arguments import check_arguments
 
 from .calculator import calculate
 from .power import battery_state

@@ -55,7 +55,7 @@ def roots(sample: str, *, model: Path, modules: Path, python: Path | None = None
         "libraries/jinja": modules / "@huggingface" / "jinja" / "dist",
         "libraries/hashes": modules / "@noble" / "hashes",
         **({} if python is None else {"libraries/pyodide": modules / "pyodide", "libraries/python": python}),
-        "probe": ROOT / "backends" / "probe",
+        "probe": ROOT / "backends" / "probe" / "model",
         "models/demo": model,
     }
 

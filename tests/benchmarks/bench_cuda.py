@@ -156,8 +156,8 @@ def for_genai(folder: Path, into: Path) -> Path:
 
 def read_per_token(folder: Path) -> int:
     """Bytes of weights that a step reads: all but the rotary tables, and an embedding that is not the head."""
-    from embedllm.package import open_package
-    from embedllm.tensorfile import read_header
+    from embedllm.files.safetensors_header import read_header
+    from embedllm.package.package import open_package
 
     package = open_package(folder)
     skipped = {"rope", "openvino"} | (set() if package.decoder.tied else {package.decoder.embedding.name})

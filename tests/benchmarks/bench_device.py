@@ -17,10 +17,10 @@ import time
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
-from embedllm.backends import registry
 from embedllm.backends.base import Engine
-from embedllm.finding import package_folder
-from embedllm.package import open_package
+from embedllm.backends.devices import registry
+from embedllm.loading.resolve import package_folder
+from embedllm.package.package import open_package
 
 
 def measure(engine: Engine, prompt: list[int], count: int) -> dict[str, float]:
@@ -61,7 +61,7 @@ def main() -> None:
     engines: dict[str, Engine] = {options.device: registry.open_engine(package, device)}
     graph = package.graph("generic-float16")
     if options.device.startswith("cuda") and graph is not None:
-        from embedllm.backends.cuda import CudaEngine
+        from embedllm.backends.gpu.cuda import CudaEngine
 
         engines[f"{options.device}, no capture"] = CudaEngine(package, graph, device, capture=False)
     prompt = np.random.default_rng(0).integers(3, package.decoder.vocabulary, options.prompt).tolist()

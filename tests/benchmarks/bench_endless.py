@@ -17,7 +17,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import embedllm
 from embedllm import Sampling, Statistics
-from embedllm.options import WhenFull
+from embedllm.generation.options import WhenFull
 
 POLICIES: tuple[WhenFull, ...] = ("drop-oldest", "shift")
 

@@ -25,16 +25,16 @@ from onnx.utils import Extractor
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from embedllm.backends.base import Engine
-from embedllm.backends.genai import GenaiEngine
-from embedllm.backends.genai import devices as genai_devices
-from embedllm.backends.ort import OrtEngine, devices
-from embedllm.export.dialects import FLOAT32
-from embedllm.finding import package_folder
-from embedllm.foreign import manifest_of
-from embedllm.foreign_pipeline import read
-from embedllm.genai_config import CONFIG, read_config
-from embedllm.knobs import Knobs
-from embedllm.package import MANIFEST, Package, open_package
+from embedllm.backends.genai.engine import GenaiEngine
+from embedllm.backends.genai.engine import devices as genai_devices
+from embedllm.backends.options import Knobs
+from embedllm.backends.ort.engine import OrtEngine, devices
+from embedllm.loading.resolve import package_folder
+from embedllm.package.foreign.detect import manifest_of
+from embedllm.package.foreign.genai_config import CONFIG, read_config
+from embedllm.package.foreign.genai_pipeline import read
+from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.package import MANIFEST, Package, open_package
 
 _ROWS, _STATES = "embedding.rows", "head.norm"  # our graph's embeddings, and what its head reads
 

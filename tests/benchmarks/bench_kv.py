@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from embedllm.backends.ort import OrtEngine, devices
-from embedllm.export.dialects import FLOAT32, INT4_KV, INT8_KV, KV_SCALES
+from embedllm.backends.ort.engine import OrtEngine, devices
 from embedllm.export.verify import compare
-from embedllm.package import Graph, Package, open_package
-from embedllm.text import Tokenizer
+from embedllm.package.graph_flavors import FLOAT32, INT4_KV, INT8_KV, KV_SCALES
+from embedllm.package.package import Graph, Package, open_package
+from embedllm.text.tokenizer import Tokenizer
 
 _ROUNDS = 5  # interleaved
 _DECODED = 32  # tokens, after the prompt

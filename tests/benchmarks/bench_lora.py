@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from embedllm.adapters import Adapter
+from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Session, TakesAdapters
-from embedllm.backends.registry import devices, open_engine
-from embedllm.export.decoder_tensors import linears
-from embedllm.knobs import Knobs
-from embedllm.package import Package, open_package
+from embedllm.backends.devices.registry import devices, open_engine
+from embedllm.backends.options import Knobs
+from embedllm.package.package import Package, open_package
+from embedllm.package.tensors import linears
 
 _PROMPT, _DECODED = 256, 16  # tokens
 

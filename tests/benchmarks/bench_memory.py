@@ -1,4 +1,4 @@
-"""Private memory of a model after a prompt, each in a fresh process, against what embedllm.fit expects. Linux.
+"""Private memory of a model after a prompt, each in a fresh process, against what embedllm.loading.memory_estimate expects. Linux.
 
     python tests/benchmarks/bench_memory.py FOLDER [--device cpu] [--exact] [--prompts 1 512 1900]
 
@@ -28,7 +28,7 @@ def measure(folder: str, device: str, prompt: int, *, exact: bool) -> dict[str, 
     import onnxruntime  # noqa: F401 - what a program has besides a model
 
     import embedllm
-    from embedllm.fit import fit
+    from embedllm.loading.memory_estimate import fit
 
     if device.startswith("openvino"):
         import openvino  # noqa: F401 - as above

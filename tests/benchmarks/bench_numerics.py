@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 import embedllm
+from embedllm.backends.openvino_options import OpenVINOOptions
 from embedllm.evaluation import ModelScore, evaluate
 from embedllm.export import Recipe, convert
-from embedllm.openvino_options import OpenVINOOptions
 
 SETTINGS = {
     "exact (float32, KV float32)": None,

@@ -31,7 +31,7 @@ import onnxruntime
 import openvino as ov
 
 import embedllm
-from embedllm.package import WEIGHTS, open_package
+from embedllm.package.package import WEIGHTS, open_package
 
 genai: Any = importlib.import_module("openvino_genai")  # peers have no type information, and may be missing
 tokenizers: Any = importlib.import_module("openvino_tokenizers")

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.base import Engine
-from embedllm.backends.registry import devices, open_engine
+from embedllm.backends.devices.registry import devices, open_engine
+from embedllm.backends.options import Knobs
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
-from embedllm.export.config import Config
-from embedllm.export.quantize import Packing
-from embedllm.knobs import Knobs
-from embedllm.package import open_package
-from tests.described import described_package
-from tests.held import HeldRandomSource, OrderedRandomSource
-from tests.tiny import tiny_config
+from embedllm.export.architectures.config import Config
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.package import open_package
+from tests.support.described import described_package
+from tests.support.held import HeldRandomSource, OrderedRandomSource
+from tests.support.tiny import tiny_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

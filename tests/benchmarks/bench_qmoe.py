@@ -25,15 +25,15 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.backends.base import Session
-from embedllm.backends.registry import open_engine
+from embedllm.backends.devices.registry import open_engine
+from embedllm.backends.options import Knobs
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
-from embedllm.export.config import Config
-from embedllm.knobs import Knobs
-from embedllm.package import open_package
-from tests.described import described_package
-from tests.openings import device
-from tests.tiny import tiny_config
+from embedllm.export.architectures.config import Config
+from embedllm.package.package import open_package
+from tests.support.described import described_package
+from tests.support.openings import device
+from tests.support.tiny import tiny_config
 
 VOCABULARY = 307
 ROUNDS = {1: 25, 128: 6}  # by tokens at once

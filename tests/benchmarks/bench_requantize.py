@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.quantize import Packing, dequantize, quantize
-from embedllm.tensor_floats import to_float32
+from embedllm.export.rounding.quantize import Packing, dequantize, quantize
+from embedllm.files.float_types import to_float32
 
 if TYPE_CHECKING:
     from embedllm.types import F32

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling
+from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.sampler import Sampler, Sampling
 
 if TYPE_CHECKING:
     from embedllm.types import F32

@@ -26,8 +26,8 @@ import numpy as np
 
 import embedllm
 from embedllm import Model
-from embedllm.export.decoder import LinearScaling
-from embedllm.shift import Shift
+from embedllm.kv_cache.context_shift import Shift
+from embedllm.package.architecture import LinearScaling
 from embedllm.types import Logits
 
 

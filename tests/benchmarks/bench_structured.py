@@ -24,13 +24,13 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 import embedllm
-from embedllm.constraint import Constraint
-from embedllm.rows import Row
-from embedllm.sampling import Sampler, Sampling
-from embedllm.structured import ResponseFormat, grammar_source
-from embedllm.structured_grammars import GrammarConstraint, TokenGrammars
-from embedllm.text import Tokenizer
-from embedllm.token_bytes import _BYTE_OF
+from embedllm.sampling.constraint import Constraint
+from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.structured.llguidance import GrammarConstraint, TokenGrammars
+from embedllm.structured.response_format import ResponseFormat, grammar_source
+from embedllm.text.token_bytes import _BYTE_OF
+from embedllm.text.tokenizer import Tokenizer
 
 VOCABULARY = 151936
 GREEDY = Sampling(temperature=0)

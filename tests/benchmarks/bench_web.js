@@ -22,9 +22,9 @@ export const wasmBytes = () => memories.reduce((sum, { buffer }) => sum + buffer
 
 /** @param {{url: string, threads: number, urls: object}} options */
 export async function openOurs({ url, threads, urls }) {
-  const { load } = await import("/src/bridge.js");
+  const { load } = await import("/src/worker/load_model.js");
   const loaded = await load(url, { device: "wasm", threads, urls });
-  const { loadCpuRuntime } = await import("/src/runtime.js");
+  const { loadCpuRuntime } = await import("/src/engine/ort_runtime.js");
   const inner = (await loadCpuRuntime(urls.onnxruntime, threads)).module(); // the one that load() started
   const run = inner._OrtRun;
   const spent = { runs: 0, ms: 0 }; // in ONNX Runtime

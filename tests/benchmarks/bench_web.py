@@ -24,12 +24,12 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
-from embedllm.finding import package_folder
+from embedllm.loading.resolve import package_folder
 from tests.benchmarks.export_for_transformers_js import export
-from tests.web.browser import Browser
-from tests.web.found import node_modules
-from tests.web.page import Page
-from tests.web.server import ROOT, WebServer
+from tests.web.support.browser import Browser
+from tests.web.support.found import node_modules
+from tests.web.support.page import Page
+from tests.web.support.server import ROOT, WebServer
 
 PATIENCE_S = 900
 NEAR, FAR = 100, 2000  # positions in whose middle is measured
@@ -161,7 +161,7 @@ def main() -> None:
     export(options.checkpoint, options.work / "demo")
     random = np.random.default_rng(0)
     web = ROOT / "bindings_web"
-    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web", "/bench": Path(__file__).parent}
+    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/bench": Path(__file__).parent}
     modules = node_modules()
     assert modules is not None
     text = random.integers(3, 16000, FAR).tolist()

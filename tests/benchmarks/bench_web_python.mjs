@@ -10,12 +10,12 @@
 import { readFile } from "node:fs/promises";
 import { parseArgs } from "node:util";
 
-import { Generation, run } from "../../bindings_web/src/rule/decode.js";
-import { Sampler } from "../../bindings_web/src/rule/sampler.js";
-import { Sampling } from "../../bindings_web/src/rule/sampling.js";
-import { StopStrings, TextStream } from "../../bindings_web/src/rule/text.js";
-import { ByteCodec, FormulaEngine, logitsAfter } from "../web/formula.js";
-import { formulaBridge, startPyodide } from "../web/pyodide.mjs";
+import { Generation, run } from "../../bindings_web/src/sampling/generation.js";
+import { Sampler } from "../../bindings_web/src/sampling/sampler.js";
+import { Sampling } from "../../bindings_web/src/sampling/options.js";
+import { StopStrings, TextStream } from "../../bindings_web/src/sampling/text_stream.js";
+import { ByteCodec, FormulaEngine, logitsAfter } from "../web/support/formula.js";
+import { formulaBridge, startPyodide } from "../web/node/pyodide.mjs";
 
 const TOKENS = 200;
 const REPLIES = 7;

@@ -6,9 +6,9 @@
 // it is not counted. `peaked` has most of the probability in some 30 tokens; `flat` is a normal distribution of logits,
 // whose nucleus of 0.9 is 60 % of the vocabulary: worse than any trained model at a usual temperature.
 
-import { Row } from "../../bindings_web/src/rule/row.js";
-import { Sampler, topLogprobs } from "../../bindings_web/src/rule/sampler.js";
-import { Sampling } from "../../bindings_web/src/rule/sampling.js";
+import { Row } from "../../bindings_web/src/sampling/array_logits.js";
+import { Sampler, topLogprobs } from "../../bindings_web/src/sampling/sampler.js";
+import { Sampling } from "../../bindings_web/src/sampling/options.js";
 
 const size = Number(process.argv[2] ?? 152000);
 const steps = Number(process.argv[3] ?? 200);

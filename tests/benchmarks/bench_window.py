@@ -22,13 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from embedllm.backends.ort import OrtEngine, devices
-from embedllm.backends.ort_session import OrtSession
+from embedllm.backends.ort.engine import OrtEngine, devices
+from embedllm.backends.ort.session import OrtSession
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
-from embedllm.export.config import Config
-from embedllm.package import open_package
-from tests.described import described_package
+from embedllm.export.architectures.config import Config
+from embedllm.package.package import open_package
+from tests.support.described import described_package
 
 _STEPS = 256  # as many as are forgotten at once
 _PIECE = 512  # tokens of KV that are given at once

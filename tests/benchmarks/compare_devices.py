@@ -15,11 +15,11 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
-from embedllm.backends import registry
 from embedllm.backends.base import Engine, FeedsAll
+from embedllm.backends.devices import registry
 from embedllm.errors import EmbedError
-from embedllm.finding import package_folder
-from embedllm.package import Package, open_package
+from embedllm.loading.resolve import package_folder
+from embedllm.package.package import Package, open_package
 
 
 def opened(package: Package, name: str, *, exact: bool) -> Engine:

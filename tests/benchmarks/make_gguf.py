@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from embedllm.tensorfile import Tensor, read_header
+from embedllm.files.safetensors_header import Tensor, read_header
 
 gguf: Any = importlib.import_module("gguf")  # it may be missing
 _LAYER = {

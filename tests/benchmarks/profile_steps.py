@@ -35,11 +35,14 @@ PARTS = {
     "cpu": {"session: graph, packing": ("onnxruntime", "InferenceSession.__init__")},
     "openvino": {
         "read the graph": ("openvino", "Core.read_model"),
-        "paged attention's pass": ("embedllm.backends.ov_paged", "paged_attention"),
+        "paged attention's pass": ("embedllm.backends.openvino.paged_engine", "paged_attention"),
         "compile": ("openvino", "Core.compile_model"),
     },
 }
-BOTH = {"tokenizer": ("embedllm.text", "Tokenizer.open"), "package": ("embedllm.opening", "open_package")}
+BOTH = {
+    "tokenizer": ("embedllm.text.tokenizer", "Tokenizer.open"),
+    "package": ("embedllm.loading.load", "open_package"),
+}
 DRAWS = random.Random(0)
 MEMORY = ("private, pages of 2 MiB", "private, others", "weights file", "other files")
 
@@ -82,7 +85,7 @@ def _clocked(part: str, module: str, name: str, spent: dict[str, float]) -> Iter
 
 def by_onnx_runtime(folder: str, prompts: Sequence[int], steps: int) -> list[Sequence[Times]]:
     """Of each prompt: the times of its run and of each step behind it."""
-    from embedllm.backends import ort as backend
+    from embedllm.backends.ort import engine as backend
 
     made = backend.session_options
     with TemporaryDirectory() as place:
@@ -127,9 +130,10 @@ def _kind(event: dict[str, Any]) -> str:
 
 def by_openvino(folder: str, prompts: Sequence[int], steps: int) -> list[Sequence[Times]]:
     """As by_onnx_runtime()."""
-    from embedllm.backends import ov, ov_paged
+    from embedllm.backends.openvino import engine as ov
+    from embedllm.backends.openvino import paged_engine
 
-    told, run = ov.properties, ov_paged.PagedEngine.run
+    told, run = ov.properties, paged_engine.PagedEngine.run
     runs, means = list[Times](), list[dict[str, float]]()
 
     def counted(self: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as above
@@ -146,7 +150,7 @@ def by_openvino(folder: str, prompts: Sequence[int], steps: int) -> list[Sequenc
 
     with (
         patch.object(ov, "properties", lambda *args: {**told(*args), "PERF_COUNT": True}),
-        patch.object(ov_paged.PagedEngine, "run", counted),
+        patch.object(paged_engine.PagedEngine, "run", counted),
         embedllm.load(folder, device="openvino", tuned=False, prefix_cache=0) as model,
     ):
         reply(model, prompts[0], steps)

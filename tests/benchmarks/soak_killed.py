@@ -16,8 +16,8 @@ from random import Random
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import embedllm
-from embedllm.state_file import open_state
-from embedllm.whole_file import PARTIAL
+from embedllm.files.atomic import PARTIAL
+from embedllm.kv_cache.kv_file import open_state
 from tests.benchmarks.soak_checks import Alone, Wrong
 
 ROOT = Path(__file__).parents[2]

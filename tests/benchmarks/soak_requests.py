@@ -14,8 +14,8 @@ from random import Random
 from typing import TypedDict
 
 import embedllm
-from embedllm.completion import collect
-from embedllm.options import Speculate
+from embedllm.generation.completion import collect
+from embedllm.generation.options import Speculate
 from tests.benchmarks.soak_checks import Alone, Wrong
 
 SYSTEMS = ["You answer with one shell command.", "You answer with one shell command. " * 12, "Be short. " * 60]

@@ -1,4 +1,4 @@
-/** Runs a chat template, which came with a model and is trusted with nothing: the twin of embedllm/sandbox.py.
+/** Runs a chat template, which came with a model and is trusted with nothing: the twin of embedllm/text/jinja_sandbox.py.
  *
  * A template sees values of its own kinds only (values.js) and what is listed here, never an object of the page.
  */

@@ -54,7 +54,7 @@ export function addMessage(role) {
       next = text;
       frame ||= requestAnimationFrame(draw);
     },
-    /** What the reply has cost, and why it ended. @param {import("../../../bindings_web/src/messages.js").Chunk} last @param {string} device */
+    /** What the reply has cost, and why it ended. @param {import("../../../bindings_web/src/worker/protocol.js").Chunk} last @param {string} device */
     finish({ finish_reason, statistics }, device) {
       const { tokens, prompt_tokens, cached_tokens } = statistics;
       const rate = rateOf(statistics);

@@ -1,0 +1,1 @@
+"""onnxruntime-web in a browser, through Pyodide."""

@@ -1,0 +1,1 @@
+"""onnxruntime-genai, for folders in several graphs."""

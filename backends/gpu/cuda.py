@@ -1,0 +1,182 @@
+"""ONNX Runtime's CUDA provider: decoding steps are replayed as a captured CUDA graph.
+
+A step of a small model is hundreds of kernels of microseconds each, and launching them one by one costs more than they
+do. A captured graph is launched as a whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from embedllm.backends.base import Device
+from embedllm.backends.gpu.cuda_driver import gpus, stream
+from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.package.package import Graph, Package
+
+PROVIDER = "CUDAExecutionProvider"
+_QUIET, _WARNING = 4, 2  # log severities; the second is what ONNX Runtime starts with
+
+
+def devices() -> list[Device]:
+    """The NVIDIA GPUs that a session can be made on; without the provider, one that says what to install."""
+    backend = f"onnxruntime {ort.__version__}"
+    if PROVIDER not in ort.get_available_providers():
+        lack, remedy = "this build of ONNX Runtime has no CUDA provider", _INSTALL
+        return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
+    known = gpus()
+    if not known:
+        lack, remedy = "NVIDIA's driver is not here, or finds no GPU", "check with nvidia-smi"
+        return [Device(name="cuda", backend=backend, description="", available=False, reason=lack, remedy=remedy)]
+    return [
+        Device(
+            name="cuda" if index == 0 else f"cuda:{index}",
+            backend=backend,
+            description=f"{gpu.name}, compute capability {gpu.capability}",
+            available=True,  # as far as can be seen without memory and time of each; the probe tells the rest
+            memory=gpu.memory,
+        )
+        for index, gpu in enumerate(known)
+    ]
+
+
+# by GPU, whose stream all engines share
+_LOCKS: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
+_CHECK = "check the driver with nvidia-smi; the CUDA libraries come with onnxruntime-gpu[cuda,cudnn]"
+_INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda,cudnn], which takes its place"
+
+
+def index_of(name: str) -> int:
+    """0 for "cuda", 1 for "cuda:1"."""
+    return int(name.partition(":")[2] or 0)
+
+
+class CudaEngine(ResidentEngine):
+    """A folder's graph on one NVIDIA GPU."""
+
+    reduces = True
+
+    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool = True) -> None:
+        self.index = index_of(device.name)
+        self.where = ("cuda", self.index)
+        # how many tokens an expert has is known as it runs only: a captured step has one number for ever
+        capture = capture and not package.decoder.is_mixture
+        super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
+
+    def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
+        return start(path, options, self.index, captures=self.captures)
+
+
+def start(
+    path: str, options: ort.SessionOptions, index: int, *, captures: bool, tf32: bool = True
+) -> ort.InferenceSession:
+    """A session on a GPU, whose steps are captured or not. tf32: products round float32 to 10 bits."""
+    _load_libraries()
+    with _unlogged(), _fast_attention():
+        try:
+            options.add_provider(PROVIDER, _provider_options(index, capture=captures, tf32=tf32))
+            return ort.InferenceSession(path, options, enable_fallback=0)
+        except Exception as error:
+            if missing := _load_libraries():  # of which ONNX Runtime's own message does not tell
+                raise RuntimeError(f"{first_line(error)} {missing.splitlines()[0]}; {_CHECK}") from error
+            raise
+
+
+def lock_of(index: int) -> threading.RLock:
+    """Of a GPU, whose stream all engines share: for whoever runs something there."""
+    return _LOCKS[index]
+
+
+def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str]:
+    options = {
+        "device_id": str(index),
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_ep_level_unified_stream": "1",  # all nodes on one stream: a step waits for nothing else
+    }
+    if shared := stream(index):
+        options |= {"has_user_compute_stream": "1", "user_compute_stream": str(shared)}
+    return options | ({"enable_cuda_graph": "1"} if capture else {}) | ({} if tf32 else {"use_tf32": "0"})
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without the warning that CUDA is no plug-in, which ONNX Runtime 1.31 writes whatever a session's severity.
+
+    For one thread at a time, as this and the environment are the whole process's.
+    """
+    with _SETTINGS:
+        ort.set_default_logger_severity(_QUIET)
+        try:
+            yield
+        finally:
+            ort.set_default_logger_severity(_WARNING)
+
+
+_SETTINGS = threading.RLock()
+
+
+@contextmanager
+def _fast_attention() -> Iterator[None]:
+    """With cuDNN's attention for steps where it is there, instead of the kernel that ONNX Runtime 1.31 prefers.
+
+    It was faster at every length from 500 to 30,000 tokens; without cuDNN that kernel is (docs/cuda.md). A session
+    chooses when it is made. What the environment says goes before.
+    """
+    if _XQA in os.environ or not _has_cudnn():
+        yield
+        return
+    os.environ[_XQA] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_XQA, None)
+
+
+_XQA = "ORT_ENABLE_XQA"
+
+
+def _has_cudnn() -> bool:
+    try:
+        ctypes.CDLL("cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9")
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _load_libraries() -> str:
+    """CUDA's libraries from where pip puts them; those of the system are found without. What was not found there."""
+    preload = getattr(ort, "preload_dlls", None)
+    said: list[str] = []
+
+    def note(*words: object, **_: object) -> None:
+        said.append(" ".join(map(str, words)))
+
+    if preload is not None:
+        # it prints what it does not find; the application's stdout is not ours to turn round meanwhile
+        with _SETTINGS, _patched(preload.__globals__, "print", note):
+            preload()
+    for line in said:
+        _log.info("%s", line)
+    return "\n".join(said)
+
+
+@contextmanager
+def _patched(names: dict[str, object], name: str, value: object) -> Iterator[None]:
+    """Within the block a module has another thing under a name that it does not define itself."""
+    names[name] = value
+    try:
+        yield
+    finally:
+        del names[name]
+
+
+_log = logging.getLogger("embedllm")

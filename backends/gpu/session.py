@@ -1,0 +1,207 @@
+"""What sessions have in common whose KV stays on a device: all but how tokens are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Device,
+    Interrupted,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.errors import DeviceError, EmbedError
+from embedllm.package.package import Package
+
+if TYPE_CHECKING:
+    import threading
+
+    from embedllm.backends.base import KeyValues
+
+_GROWTH = 2  # a growth copies the KV through the host
+
+
+@contextmanager
+def device_errors(device: Device) -> Iterator[None]:
+    """What ONNX Runtime raises within the block, as a DeviceError: that memory is short, that a device was lost."""
+    try:
+        yield
+    except (EmbedError, Interrupted, ValueError):
+        raise
+    except Exception as error:
+        raise DeviceError(f"'{device.name}' failed: {first_line(error)}") from error
+
+
+class KvBuffers(Protocol):
+    """Memory of a session on the device."""
+
+    capacity: int  # tokens
+    kv: dict[str, ort.OrtValue]  # by "LAYER.key" and "LAYER.value": [1, kv heads, capacity, D]
+
+
+B = TypeVar("B", bound=KvBuffers)
+
+
+class DeviceEngine(Protocol[B]):
+    """What a session needs of its engine."""
+
+    package: Package
+    context: int
+    lock: threading.RLock  # held while anything is bound or run
+    dtype: type[np.floating]  # of KV and logits
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+
+    def place(self, array: np.ndarray) -> ort.OrtValue:
+        """A copy of an array on the device."""
+        ...
+
+    def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
+        """Puts an array where another of its shape and type is."""
+        ...
+
+    def read(self, value: ort.OrtValue) -> np.ndarray:
+        """A copy of what is on the device."""
+        ...
+
+    def take(self, capacity: int) -> B:
+        """Buffers for so many tokens."""
+        ...
+
+    def give_back(self, buffers: B) -> None: ...
+
+
+def empty_kv(engine: DeviceEngine[B], capacity: int) -> dict[str, ort.OrtValue]:
+    """Buffers for the keys and values of that many tokens, as KvBuffers has them.
+
+    Zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN.
+    """
+    attentions = engine.package.decoder.kv_attentions
+    return {
+        f"{at}.{part}": engine.place(np.zeros((1, attention.kv_heads, capacity, attention.head_dim), engine.dtype))
+        for at, attention in enumerate(attentions)
+        for part in ("key", "value")
+    }
+
+
+def bound_to(kv: Mapping[str, ort.OrtValue], session: ort.InferenceSession) -> ort.IOBinding:
+    """A binding whose past and present are the same buffers."""
+    binding = session.io_binding()
+    for name, value in kv.items():
+        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        binding.bind_ortvalue_output(f"present.{name}", value)
+    return binding
+
+
+class DeviceSession(Generic[B]):
+    """One sequence. A rewind is a number; a growth takes new buffers and copies the KV."""
+
+    def __init__(self, engine: DeviceEngine[B], capacity: int) -> None:
+        self.position = 0
+        self._engine = engine
+        self._context = engine.context
+        self._decoder = engine.package.decoder
+        self._stopping = False
+        self._running = ort.RunOptions()  # of the run that is under way, or was the last
+        self._buffers: B | None = engine.take(min(capacity, engine.context))
+
+    @property
+    def capacity(self) -> int:
+        return self._buffers.capacity if self._buffers else 0
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+
+    def interrupt(self, stop: bool = True) -> None:
+        self._stopping = stop
+        self._running.terminate = stop
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        self._settle()
+        kv, read = self._held().kv, self._engine.read
+        return [
+            (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
+            for at in range(len(self._decoder.kv_attentions))
+        ]
+
+    def import_state(self, state: KeyValues) -> None:
+        self._held()
+        attentions = self._decoder.kv_attentions
+        end = self.position + check_state(state, [(a.kv_heads, a.head_dim) for a in attentions])
+        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        self._settle()
+        buffers = self._reserve(end)
+        for at, pair in enumerate(state):
+            for part, new in zip(("key", "value"), pair, strict=True):
+                values = self._engine.read(buffers.kv[f"{at}.{part}"])
+                values[0, :, self.position : end] = new
+                self._engine.write(buffers.kv[f"{at}.{part}"], values)
+        self.position = end
+
+    def close(self) -> None:
+        if self._buffers is not None:
+            with suppress(Exception):  # closing is all that is left to do with a device that fails
+                self._settle()
+            self._engine.give_back(self._buffers)
+        self._buffers = None
+        self.position = 0
+
+    def _settle(self) -> None:
+        """Waits for what still runs on the device."""
+
+    def _held(self) -> B:
+        if self._buffers is None:
+            raise ValueError("this session was closed")
+        return self._buffers
+
+    def _prepare(self, tokens: Sequence[int]) -> B:
+        """Checks the tokens and makes room for them."""
+        self._held()
+        vocabulary = self._decoder.vocabulary
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+        if self._stopping:
+            raise Interrupted
+        return self._reserve(self.position + len(tokens))
+
+    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
+        """Appends what is bound, up to that position. Raises Interrupted or DeviceError, and then has appended nothing.
+
+        Called with the engine's lock held.
+        """
+        self._running = options
+        options.terminate = self._stopping
+        try:
+            self._engine.session.run_with_iobinding(binding, options)
+        except Exception as error:
+            if self._stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self.position = end
+
+    def _reserve(self, tokens: int) -> B:
+        """Buffers with room for that many tokens; the KV goes over through the host."""
+        old = self._held()
+        if tokens <= old.capacity:
+            return old
+        self._settle()
+        new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
+        for name, value in old.kv.items():
+            held = self._engine.read(value)
+            grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
+            grown[:, :, : self.position] = held[:, :, : self.position]
+            self._engine.write(new.kv[name], grown)
+        self._engine.give_back(old)
+        self._buffers = new
+        return new

@@ -1,0 +1,1 @@
+"""OpenVINO on CPUs, Intel's GPUs and NPUs."""

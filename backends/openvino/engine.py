@@ -1,0 +1,369 @@
+"""OpenVINO on CPU and GPU: one engine per folder and device, one session per sequence. The NPU is in npu.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    LARGER_MODEL,
+    Device,
+    Interrupted,
+    check_change,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.openvino.logits_slice import cut, cut_before_head
+from embedllm.backends.openvino.lora import add_adapters, set_adapter
+from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
+from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
+from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.system.cpu_threads import compute_threads
+from embedllm.errors import DeviceError
+from embedllm.package.external_graph import Traced
+from embedllm.package.package import Graph, Package
+from embedllm.package.recurrent_state import state_shapes, variable_name
+from embedllm.package.tensors import kv_shapes
+from embedllm.sampling.numpy_logits import Row
+
+op = ov.opset13
+
+if TYPE_CHECKING:
+    from openvino._pyopenvino import VariableState  # the package itself does not export it
+
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import KeyValues
+    from embedllm.package.architecture import Decoder
+    from embedllm.types import F32
+
+CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
+# float activations, no rounding to int8, KV as it is computed. EXECUTION_MODE_HINT=ACCURACY stands for the same three,
+# but unpacks the weights at every step where their scales are float16 (OpenVINO 2026.4)
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
+_TO_END = int(np.iinfo(np.int64).max)
+# of the largest logit, between ways to feed: a product of bfloat16 or 8 bits rounds by a hundredth of it
+_MOST_DIFFERENCE = 0.1
+_VARIABLE = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+
+
+def compile_folder(
+    package: Package,
+    graph: Graph,
+    target: str,
+    properties: dict[str, object],
+    *,
+    cut_logits: bool,
+    adapts: bool = False,
+) -> ov.CompiledModel:
+    """Reads the folder's model over its weights file and compiles it. Raises DeviceError.
+
+    cut_logits: adds the input `logits_from`, the first position whose logits are wanted. Not in the file, because
+    openvino-genai takes four inputs and no more. adapts: adds those of adapters.
+    """
+    path = package.folder / graph.file
+    with as_device_error(f"cannot load '{path}' on {target}"):
+        model = core().read_model(path, package.weights)
+        if adapts:
+            add_adapters(model, package.decoder)
+        if cut_logits:
+            _cut_logits(model, package.architecture)
+        return core().compile_model(model, target, properties)
+
+
+class OvEngine:
+    """A folder on an OpenVINO device. Weights are mapped from the file, then packed by the plugin."""
+
+    chunk = CHUNK
+
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        target: str,
+        *,
+        options: OpenVINOOptions | None = None,
+        threads: int = 0,
+        exact: bool = False,
+        adapts: bool = False,
+    ) -> None:
+        """target: the device in OpenVINO's words, such as "CPU", "GPU.1" or "HETERO:GPU,CPU".
+
+        adapts: its sessions take adapters.
+        """
+        self.device = device
+        self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
+        self.adapts = adapts
+        # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/backends/openvino/test_engine.py)
+        self.lock = threading.Lock()
+        self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
+        chosen = properties(target, options or OpenVINOOptions(), threads, exact)
+        self._compiled: ov.CompiledModel | None = compile_folder(
+            package, graph, target, chosen, cut_logits=True, adapts=adapts
+        )
+        self._takes = {name for given in self._compiled.inputs for name in given.names}
+        if package.foreign is not None and difference(self, package.traced) > _MOST_DIFFERENCE:
+            raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
+
+    @property
+    def compiled(self) -> ov.CompiledModel:
+        if self._compiled is None:
+            raise ValueError("this model was closed")
+        return self._compiled
+
+    def request(self) -> ov.InferRequest:
+        """A new one, of the bare model."""
+        made = self.compiled.create_infer_request()
+        if self.adapts:
+            set_adapter(made, self.package.decoder, None)
+        return made
+
+    def open(self, capacity: int = 0) -> OvSession:
+        session = OvSession(self)
+        return StatefulSession(self, session) if state_shapes(self.package.architecture) else session  # type: ignore[return-value]  # a Session, too
+
+    def inputs(self, tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
+        """Of a step; a model of another exporter may take fewer."""
+        return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
+
+    def settle(self, cancelled: tuple[int, int]) -> None:
+        """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.
+
+        All requests share one graph in the plugin (2026.4). After a cancelled step part of it is left with that step's
+        shapes and takes those of the last whole step for current, so that one of the same size would fail. A step of
+        other sizes puts it right.
+        """
+        if self._compiled is None:  # closed meanwhile; nobody will feed it
+            return
+        for count in (n for n in range(1, 8) if n not in (*cancelled, *self.last)):
+            try:
+                self.request().infer(self.inputs([0] * count, 0, -1))
+            except RuntimeError:
+                continue  # a size that part of the graph still has
+            self.last = (count, count)
+            return
+
+    def close(self) -> None:
+        self._compiled = None
+
+
+class OvSession:
+    """One sequence. Its KV is the request's state, which grows by itself; a rewind copies what is kept."""
+
+    def __init__(self, engine: OvEngine) -> None:
+        self.position = 0
+        self._engine = engine
+        self._context = engine.context
+        self._model = engine.package.architecture
+        self._kv = kv_shapes(self._model)
+        self._adapter: Adapter | None = None
+        self._held = 0  # tokens in the state: more than `position` after a rewind, until the next feed; -1: unknown
+        with as_device_error("cannot make a session"):
+            self._request: ov.InferRequest | None = engine.request()
+            self._states = self._by_layer(self._request)
+            self._recurrent = self._by_name(self._request)
+        self._stopping = False
+        self._is_running = False
+        self._was_cancelled = False  # the running step, even if nobody wants that any more
+
+    @property
+    def capacity(self) -> int:
+        return self.position
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        return Row(self._run(tokens, logits_from=-1)[0, -1])
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        return self._run(tokens, logits_from=0)[0].copy()
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+        if not position and self._engine.lock.acquire(blocking=False):  # else with the next feed
+            try:
+                self._cut()  # gives the memory back
+            finally:
+                self._engine.lock.release()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=self._engine.adapts)
+        if self._engine.adapts and self._request is not None:
+            with self._engine.lock, as_device_error("cannot take an adapter"):
+                set_adapter(self._request, self._engine.package.decoder, adapter)
+            self._adapter = adapter  # its arrays are set, not copied
+
+    def interrupt(self, stop: bool = True) -> None:
+        self._stopping = stop
+        request = self._request
+        if stop and self._is_running and request is not None:
+            self._was_cancelled = True
+            request.cancel()
+
+    def close(self) -> None:
+        self._request = None
+        self._states = []
+        self._recurrent = {}
+        self.position = self._held = 0
+
+    def states(self) -> dict[str, F32]:
+        with self._engine.lock, as_device_error("cannot give the states away"):
+            return {name: variable.state.data[0].astype(np.float32) for name, variable in self._recurrent.items()}
+
+    def set_states(self, states: Mapping[str, F32]) -> None:
+        with self._engine.lock, as_device_error("cannot take states"):
+            for name, variable in self._recurrent.items():
+                _set(variable, states[name])
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        if not self.position:  # the state of a new request has no shape yet
+            shapes = [(heads, 0, size) for heads, size in self._kv]
+            return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
+        with self._engine.lock, as_device_error("cannot give the KV away"):
+            return [
+                (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states
+            ]
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._request is None:
+            raise ValueError("this session was closed")
+        count = check_state(state, self._kv)
+        check_room(self.position, count, limit=self._context, remedy=self._engine.remedy)
+        kept = self.position
+        self._held = -1  # until all is written: a failure in between must not pass for a whole state
+        with self._engine.lock, as_device_error("cannot take a KV"):
+            for variables, pair in zip(self._states, state, strict=True):
+                for variable, new in zip(variables, pair, strict=True):
+                    _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
+        self.position = self._held = kept + count
+
+    def _run(self, tokens: Sequence[int], *, logits_from: int) -> np.ndarray:
+        """The logits, [1, T', V], valid until the next run."""
+        if self._request is None:
+            raise ValueError("this session was closed")
+        check_tokens(
+            tokens, self.position, vocabulary=self._model.vocabulary, limit=self._context, remedy=self._engine.remedy
+        )
+        with self._engine.lock:
+            if self._stopping:
+                raise Interrupted
+            self._cut()
+            self._step(self._request, tokens, logits_from)
+        return self._request.get_output_tensor(0).data
+
+    def _step(self, request: ov.InferRequest, tokens: Sequence[int], logits_from: int) -> None:
+        size = (len(tokens), self.position + len(tokens))
+        self._held = -1
+        self._was_cancelled = False
+        self._is_running = True
+        try:
+            request.start_async(self._engine.inputs(tokens, self.position, logits_from))
+            if self._stopping:  # asked for before there was anything to cancel
+                self._was_cancelled = True
+                request.cancel()
+            request.wait()
+        except RuntimeError as error:
+            if self._was_cancelled:
+                self._engine.settle(size)
+                raise Interrupted from error
+            raise DeviceError(f"OpenVINO failed at position {self.position}: {reason(error)}") from error
+        finally:
+            self._is_running = False
+        self._engine.last = size
+        self.position = self._held = size[1]
+
+    def _cut(self) -> None:
+        """Makes the state hold `position` tokens; of a step that was stopped, some layers have taken theirs already."""
+        if self._request is None or self._held == self.position:
+            return
+        with as_device_error("cannot rewind"):
+            if not self.position:
+                self._request.reset_state()
+                self._held = 0
+                return
+            for variable in (variable for variables in self._states for variable in variables):
+                held = _held(variable)
+                if held.shape[1] != self.position:
+                    _set(variable, held[:, : self.position])
+        self._held = self.position
+
+    def _by_layer(self, request: ov.InferRequest) -> list[tuple[VariableState, VariableState]]:
+        """(key, value) of every attention; the request gives them in an order of its own."""
+        found: dict[tuple[int, str], VariableState] = {}
+        for variable in request.query_state():
+            if match := _VARIABLE.match(variable.name):
+                found[int(match[1]), match[2]] = variable
+        return [(found[index, "key"], found[index, "value"]) for index in range(len(self._kv))]
+
+    def _by_name(self, request: ov.InferRequest) -> dict[str, VariableState]:
+        """The states of layers without attention, by their names in embedllm/package/recurrent_state.py."""
+        names = {variable_name(name): name for name in state_shapes(self._model)}
+        return {names[found.name]: found for found in request.query_state() if found.name in names}
+
+
+def _inputs(tokens: Sequence[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
+    end = start + len(tokens)
+    return {
+        "input_ids": np.array([tokens], np.int64),
+        "attention_mask": np.ones((1, end), np.int64),
+        "position_ids": np.arange(start, end, dtype=np.int64)[None],
+        "beam_idx": np.zeros(1, np.int32),
+        "logits_from": np.array([logits_from], np.int64),
+    }
+
+
+def _held(variable: VariableState) -> np.ndarray:
+    """A copy of what a variable holds, [kv heads, T, D]."""
+    return variable.state.data[0]
+
+
+def _set(variable: VariableState, values: np.ndarray) -> None:
+    variable.state = ov.Tensor(np.ascontiguousarray(values[None], dtype=np.float32))
+
+
+def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool) -> dict[str, object]:
+    """The options in OpenVINO's words, for one device or for several behind one name (AUTO, HETERO)."""
+    plugin = target.partition(".")[0]
+    if options.precision == "f16" and plugin != "GPU":
+        raise ValueError(f"precision 'f16' is for GPUs; on {target} OpenVINO 2026.4 crashes. Use bf16 or f32.")
+    chosen: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}  # one step at a time
+    wishes = {
+        "INFERENCE_PRECISION_HINT": options.precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": options.rounding_group,
+        "KV_CACHE_PRECISION": options.kv,
+    }
+    chosen |= {key: value for key, value in wishes.items() if value is not None}
+    if exact:
+        chosen |= EXACT
+    if plugin == "CPU" and (count := threads or compute_threads()):
+        chosen["INFERENCE_NUM_THREADS"] = count
+    if plugin == "GPU":  # minutes to compile
+        chosen["CACHE_DIR"] = os.fspath(cache_folder(options, target, fingerprint(target)))
+    return chosen
+
+
+def _cut_logits(model: ov.Model, decoder: Decoder | Traced) -> None:
+    """Adds the input `logits_from`: only the logits of the positions from there on are computed."""
+    start = op.parameter([1], ov.Type.i64, name="logits_from")
+    start.output(0).set_names({"logits_from"})
+    bounds = [op.constant([value], ov.Type.i64) for value in (_TO_END, 1, 1)]
+
+    def taken(value: ov.Output) -> ov.Node:
+        return op.slice(value, start, *bounds)
+
+    if isinstance(decoder, Traced):
+        cut_before_head(model, start, taken)
+    else:
+        cut(model, decoder, start, taken)

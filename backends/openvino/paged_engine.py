@@ -1,0 +1,322 @@
+"""OpenVINO on the CPU, several sequences in one run: attention reads the KV through a table of blocks.
+
+A step reads the weights once for all of them (docs/performance.md#many-sequences). A rewind is a number. OpenVINO makes
+the graph of the folder's model; keys have a scale for each token, so that what comes later does not change them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Device,
+    Interrupted,
+    check_change,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
+from embedllm.backends.openvino.logits_slice import cut
+from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
+from embedllm.backends.sessions.step_batcher import MOST, Batch, Member
+from embedllm.backends.sessions.window_retention import KeptRows
+from embedllm.backends.system.host_memory import return_freed_memory
+from embedllm.errors import DeviceError
+from embedllm.package.package import WEIGHTS, Graph, Package
+from embedllm.sampling.numpy_logits import Row
+
+op = ov.opset13
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.package.architecture import Decoder
+    from embedllm.types import F32
+
+CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
+_PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in the middle
+_SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
+_BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
+_INPUTS = ("input_ids", "position_ids", "max_context_len", "past_lens", "subsequence_begins", "block_indices_begins",
+           "block_indices", "rows")  # fmt: skip
+
+
+class PagedEngine:
+    """A folder on OpenVINO's CPU. Weights are mapped from the file, then packed by the plugin."""
+
+    chunk = CHUNK
+
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        properties: Mapping[str, object],
+        *,
+        joins: bool = True,
+    ) -> None:
+        """properties: in OpenVINO's words. joins: several make their steps in one run, which rounds otherwise.
+
+        Raises DeviceError.
+        """
+        if any(attention.softcap for attention in package.decoder.attentions):
+            raise DeviceError(f"attention of '{package.name}' caps its scores, which paged attention does not do.")
+        if package.decoder.is_recurrent:
+            raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
+        self.joins = joins
+        self.parallel = MOST if joins else 1  # sessions that are best fed at once; their steps are one run
+        self.device = device
+        self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
+        self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
+        self.lock = threading.RLock()  # of the request and the blocks
+        path = package.folder / graph.file
+        with as_device_error(f"cannot load '{path}' on CPU"):
+            model = core().read_model(path, package.weights)
+            paged_attention(model)
+            _cut_rows(model, package.decoder)
+            compiled = core().compile_model(model, "CPU", {**properties, **_BY_TOKEN})
+            self._compiled: ov.CompiledModel | None = compiled
+            self._request: ov.InferRequest | None = compiled.create_infer_request()
+            caches = {port.get_any_name(): port for port in compiled.inputs}
+            if unknown := sorted(name for name in caches if "_cache." not in name and name not in _INPUTS):
+                raise RuntimeError(f"the model with paged attention has inputs that are not known: {unknown}")
+            layouts = {name: layout_of(port) for name, port in caches.items() if "_cache." in name}
+            self.blocks = Blocks(layouts, self._bind)
+        self.batch = Batch(StepsTogether(self), context=package.context)
+
+    @property
+    def compiled(self) -> ov.CompiledModel:
+        if self._compiled is None:
+            raise ValueError("this model was closed")
+        return self._compiled
+
+    def open(self, capacity: int = 0) -> PagedSession:
+        if self._request is None:
+            raise ValueError("this model was closed")
+        return PagedSession(self)
+
+    def run(self, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False) -> F32:
+        """Appends tokens to each session; the logits after the last of each, or after all, [rows, V].
+
+        The positions of the sessions are left to the caller.
+        """
+        with self.lock, as_device_error("cannot make a step"):
+            if self._request is None:
+                raise Interrupted  # closed meanwhile
+            for session, tokens in feeds:
+                session.reserve(session.position + len(tokens))
+            for name, values in _inputs(feeds, is_all=is_all).items():
+                self._request.set_tensor(name, ov.Tensor(values))
+            self._request.infer()
+            return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
+
+    def close(self) -> None:
+        with self.lock:  # sessions may be kept, and this with them: so that both go now
+            self._request = self._compiled = None
+            return_freed_memory()
+
+    def _bind(self, name: str, buffer: ov.Tensor) -> None:
+        if self._request is not None:  # else a session gives its blocks back after the end
+            self._request.set_tensor(name, buffer)
+
+
+class PagedSession:
+    """One sequence: the blocks that it has of the engine's, and how many tokens they hold."""
+
+    def __init__(self, engine: PagedEngine) -> None:
+        self.position = 0
+        self.capacity = 0
+        self.is_stopping = False
+        self.priority = 0
+        self.adapter: Adapter | None = None  # an engine for adapters is OvEngine
+        self.kv: dict[str, NDArray[Cached]] = {}  # nothing is moved to step together
+        self.kept = KeptRows({})  # nor does anything forget what windows do not see
+        self.logits = np.empty((1, 1, engine.package.decoder.vocabulary), np.float32)
+        self._engine = engine
+        self._decoder = engine.package.decoder
+        self._blocks: list[int] = []
+        self._is_closed = False
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return self._blocks
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        self._check(tokens)
+        if len(tokens) == 1 and self._engine.joins:
+            self._engine.batch.step(self, tokens[0])
+        else:
+            self._feed_apart(tokens)
+        return Row(self.logits[0, 0])
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._check(tokens)
+        with self._engine.batch.apart(self, len(tokens)):
+            return self._run(tokens, is_all=True)
+
+    def run_alone(self, token: int) -> None:
+        self.logits[0] = self._run([token])
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+        if not position:
+            self._give_back()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=False)
+
+    def interrupt(self, stop: bool = True) -> None:
+        self.is_stopping = stop
+        self._engine.batch.wake()
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        check_span(start, stop, self.position)
+        with self._engine.lock:
+            read = self._engine.blocks.read
+            return [
+                (read(f"key_cache.{layer}", self._blocks, start, stop),
+                 read(f"value_cache.{layer}", self._blocks, start, stop))
+                for layer in range(len(self._decoder.kv_attentions))
+            ]  # fmt: skip
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        for start, stop in spans:
+            check_span(start, stop, self.position)
+        with self._engine.lock:
+            read = self._engine.blocks.read_stored
+            return [
+                [(read(f"key_cache.{layer}", self._blocks, start, stop),
+                  read(f"value_cache.{layer}", self._blocks, start, stop))
+                 for layer in range(len(self._decoder.kv_attentions))]
+                for start, stop in spans
+            ]  # fmt: skip
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._is_closed:
+            raise ValueError("this session was closed")
+        count = self._count(state)
+        check_room(self.position, count, limit=self._engine.context, remedy=LARGER_EXPORT)
+        with self._engine.lock:
+            self.reserve(self.position + count)
+            for layer, pair in enumerate(state):
+                for part, values in zip(("key", "value"), pair, strict=True):
+                    self._engine.blocks.write(f"{part}_cache.{layer}", self._blocks, self.position, values)
+        self.position += count
+
+    def close(self) -> None:
+        self._engine.batch.forget(self)
+        self._is_closed = True
+        self.position = 0
+        self._give_back()
+
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
+        """Nothing: the blocks stay where they are."""
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for that many; called with the engine's lock."""
+        if (more := -(-tokens // BLOCK) - len(self._blocks)) > 0:
+            self._blocks += self._engine.blocks.take(more)
+            self.capacity = BLOCK * len(self._blocks)
+
+    def _feed_apart(self, tokens: Sequence[int]) -> None:
+        """By runs of its own, small ones where the sessions of others are in the middle of replies."""
+        start, batch, most = self.position, self._engine.batch, self._engine.piece
+        try:
+            with batch.apart(self, len(tokens)):
+                for size in batch.pieces(self, len(tokens)):
+                    at = self.position - start
+                    for piece in range(at, at + size, most):
+                        self.logits[0] = self._run(tokens[piece : min(piece + most, at + size)])
+        except BaseException:
+            self.position = start
+            raise
+
+    def _run(self, tokens: Sequence[int], *, is_all: bool = False) -> F32:
+        if self.is_stopping:
+            raise Interrupted
+        logits = self._engine.run([(self, tokens)], is_all=is_all)
+        self.position += len(tokens)
+        return logits
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if self._is_closed:
+            raise ValueError("this session was closed")
+        check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
+                     remedy=LARGER_EXPORT)  # fmt: skip
+
+    def _count(self, state: KeyValues) -> int:
+        """How many tokens a state has, of floats or as it is stored here; ValueError when it is of another model."""
+        layouts = self._engine.blocks.layouts
+        keys = [layouts[f"key_cache.{layer}"] for layer in range(len(self._decoder.kv_attentions))]
+        if state and keys[0].holds(state[0][0]):
+            return check_state(state, [(key.heads, key.width) for key in keys], dtype=keys[0].dtype.name)
+        return check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
+
+    def _give_back(self) -> None:
+        with self._engine.lock:
+            self._engine.blocks.give_back(self._blocks)
+            self._blocks, self.capacity = [], 0
+
+
+class StepsTogether:
+    """Runs a step of several sessions."""
+
+    def __init__(self, engine: PagedEngine) -> None:
+        self._engine = engine
+
+    def __call__(
+        self,
+        kv: dict[str, NDArray[Cached]],
+        tokens: NDArray[np.int64],
+        positions: Sequence[int],
+        adapter: Adapter | None,
+        stepping: Sequence[Member | None],
+    ) -> NDArray[np.floating]:
+        feeds = [(session, row.tolist()) for session, row in zip(stepping, tokens, strict=True)
+                 if isinstance(session, PagedSession)]  # fmt: skip
+        logits = np.empty((len(stepping), 1, self._engine.package.decoder.vocabulary), np.float32)
+        logits[[place for place, session in enumerate(stepping) if session is not None], 0] = self._engine.run(feeds)
+        return logits
+
+    def release(self) -> None:
+        pass
+
+
+def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:
+    """What the model takes, all sequences behind one another."""
+    counts = [len(tokens) for _, tokens in feeds]
+    held = [session.position for session, _ in feeds]
+    ends = [past + count for past, count in zip(held, counts, strict=True)]
+    tables = [session.blocks[: -(-end // BLOCK)] for (session, _), end in zip(feeds, ends, strict=True)]
+    rows = np.arange(sum(counts)) if is_all else np.array(list(accumulate(counts))) - 1
+    return {
+        "input_ids": np.array([token for _, tokens in feeds for token in tokens], np.int64),
+        "position_ids": np.concatenate([np.arange(*span) for span in zip(held, ends, strict=True)]).astype(np.int64),
+        "past_lens": np.array(held, np.int32),
+        "subsequence_begins": np.array([0, *accumulate(counts)], np.int32),
+        "block_indices": np.array([block for table in tables for block in table], np.int32),
+        "block_indices_begins": np.array([0, *accumulate(map(len, tables))], np.int32),
+        "max_context_len": np.array(max(ends), np.int32),
+        "rows": rows.astype(np.int64),
+    }
+
+
+def _cut_rows(model: ov.Model, decoder: Decoder) -> None:
+    """Adds the input `rows`: only the logits of those tokens are computed."""
+    rows = op.parameter([-1], ov.Type.i64, name="rows")
+    rows.output(0).set_names({"rows"})
+    cut(model, decoder, rows, lambda value: op.gather(value, rows, op.constant(0, ov.Type.i64)))

@@ -1,0 +1,1 @@
+"""ONNX Runtime on the CPU, and what its other providers share."""

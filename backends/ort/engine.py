@@ -1,0 +1,210 @@
+"""ONNX Runtime: one engine per folder and device, one session per sequence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.session import OrtSession, StepsTogether
+from embedllm.backends.sessions.recurrent_session import StatefulSession
+from embedllm.backends.sessions.sparse_memory import GIVES_BACK
+from embedllm.backends.sessions.step_batcher import MOST, Batch
+from embedllm.backends.system.cpu_threads import compute_threads
+from embedllm.backends.system.hardware import processor
+from embedllm.backends.system.host_memory import HugePages, return_freed_memory
+from embedllm.errors import DeviceError
+from embedllm.package.package import Graph, Package
+from embedllm.package.tensors import kv_windows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.backends.base import Cached
+
+CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
+_OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
+_PAST = "past_key_values."
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
+_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
+_log = logging.getLogger("embedllm")
+
+
+def devices() -> list[Device]:
+    """ONNX Runtime's CPU provider; other providers have modules of their own."""
+    return [Device(name="cpu", backend=f"onnxruntime {ort.__version__}", description=_processor(), available=True)]
+
+
+def age_lack(*, exact: bool, version: str = ort.__version__) -> tuple[str, str] | None:
+    """Why this ONNX Runtime is too old for what is asked of its CPU provider, and what helps."""
+    if not exact or not _is_old(version):
+        return None
+    reason = (
+        f"ONNX Runtime {version} rounds activations on the CPU whatever is asked of it; 1.31 is the first that does not"
+    )
+    return reason, "load it without exact, or from an environment with onnxruntime 1.31 or newer"
+
+
+def warn_of_age(version: str = ort.__version__) -> None:
+    """Logs what an old ONNX Runtime does worse on the CPU: docs/devices.md#conflicts."""
+    if _is_old(version):
+        _log.warning(
+            "ONNX Runtime %s is older than 1.31, with which this library is tested on the CPU; it cannot run exact",
+            version,
+        )
+
+
+def _is_old(version: str) -> bool:
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    return parts is not None and tuple(map(int, parts.groups())) < _OLDEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """How a session gets a provider other than the CPU's, and what has to run there."""
+
+    add: Callable[[ort.SessionOptions], None]
+    runs: Set[str]  # operators of which none may be left to the CPU
+    model: Callable[[Path], bytes | None] = lambda path: None  # the graph in another form; None: the file as it is
+
+
+class OrtEngine:
+    """A folder's graph in ONNX Runtime, its KV in the memory of the host: on the CPU, or on a provider that copies.
+
+    Weights are mapped from the file, then packed by the runtime.
+    """
+
+    chunk = CHUNK
+
+    def __init__(
+        self,
+        package: Package,
+        graph: Graph,
+        device: Device,
+        *,
+        knobs: Knobs = USUAL,
+        exact: bool = False,
+        attachment: Attachment | None = None,
+        adapts: bool = False,
+    ) -> None:
+        """exact: float activations, whatever the graph allows.
+
+        attachment: of the provider to run on; None: the CPU's. adapts: its sessions take adapters; on the CPU only.
+        Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead.
+        """
+        self.device = device
+        self.package = package
+        self.context = package.context
+        self.remedy = LARGER_EXPORT
+        self.half = graph.activations == "float16"
+        self.only_last = False  # the graph gives the logits of the last position only
+        self.adapts = adapts
+        options = session_options(knobs, exact)
+        path = package.folder / graph.file
+        forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
+        self.windows = {
+            f"{number}.{part}": window
+            for number, window in enumerate(kv_windows(package.decoder) if forgets else ())
+            for part in ("key", "value")
+            if window is not None
+        }
+        self._pages = HugePages()
+        try:
+            with self._pages:
+                self._session = self._start(path, options, attachment)
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
+        # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
+        # nor of a recurrent model: a step beside others would change the states of those that only lie between
+        joins = attachment is None and not exact and not package.decoder.is_recurrent
+        self.batch = Batch(StepsTogether(self), context=self.context) if joins else None
+        if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
+            raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device")
+
+    def _start(self, path: Path, options: ort.SessionOptions, attachment: Attachment | None) -> ort.InferenceSession:
+        if attachment is None:
+            model: str | bytes = os.fspath(path)
+            if self.adapts:
+                from embedllm.backends.ort.lora import with_adapters  # onnx
+
+                model = with_adapters(path, self.package.decoder)
+                options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        attachment.add(options)
+        own = attachment.model(path)
+        if own is None:
+            return ort.InferenceSession(os.fspath(path), options, enable_fallback=0)
+        self.only_last = True
+        options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+        return ort.InferenceSession(own, options, enable_fallback=0)
+
+    @property
+    def session(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ValueError("this model was closed")
+        return self._session
+
+    def open(self, capacity: int = 0) -> OrtSession:
+        session = OrtSession(self, capacity)
+        return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
+
+    @property
+    def parallel(self) -> int:
+        """How many sessions are best fed at once; their steps are one run."""
+        return 1 if self.batch is None else MOST
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """Of the logits."""
+        return np.dtype(np.float16 if self.half else np.float32)
+
+    def empty_kv(self) -> dict[str, NDArray[Cached]]:
+        """KV of no token, by name, [1, kv heads, 0, D] in the type that the graph keeps it in."""
+        return {
+            given.name.removeprefix(_PAST): np.empty((1, given.shape[1], 0, given.shape[3]), _TYPES[given.type])
+            for given in self.session.get_inputs()
+            if given.name.startswith(_PAST)
+        }
+
+    def close(self) -> None:
+        self._pages.stop()
+        self._session = None
+        return_freed_memory()
+
+
+def session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
+    """Of the CPU provider."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = knobs.threads or compute_threads()
+    options.log_severity_level = _QUIET
+    # planned anew for every length of a sequence, for buffers that the arena has anyway; 40 MB (docs/performance.md)
+    options.enable_mem_pattern = False
+    # with all threads: half a second instead of three quarters for 0.6B parameters (docs/performance.md#load)
+    options.add_session_config_entry("session.prepack.enable_parallel", "1")
+    # a spinning pool eats the cores of the application around us, and is slower beside it (docs/performance.md)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if knobs.spinning else "0")
+    if exact or knobs.floats:
+        options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
+    return options
+
+
+def _processor() -> str:
+    """The processor's name, and how many threads suit it where the system tells."""
+    count = compute_threads()
+    return f"{processor()}, {count} threads" if count else processor()

@@ -1,0 +1,346 @@
+"""Sequences in ONNX Runtime whose KV lies in the memory of the host, alone or several in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import (
+    LARGER_EXPORT,
+    Interrupted,
+    check_change,
+    check_rewind,
+    check_room,
+    check_span,
+    check_state,
+    check_tokens,
+)
+from embedllm.backends.lora import factors
+from embedllm.backends.ort.recurrent_state import States
+from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
+from embedllm.backends.sessions.window_retention import KeptRows
+from embedllm.backends.system.host_memory import return_freed_memory
+from embedllm.errors import DeviceError
+from embedllm.sampling.numpy_logits import Row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.backends.ort.engine import OrtEngine
+    from embedllm.backends.sessions.step_batcher import Member
+    from embedllm.package.architecture import Decoder
+    from embedllm.types import F32
+
+_STEP = 256  # tokens; capacities are multiples of it
+_GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
+
+
+class OrtSession:
+    """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
+
+    def __init__(self, engine: OrtEngine, capacity: int) -> None:
+        self.position = 0
+        self.capacity = 0
+        self.is_stopping = False
+        self.priority = 0
+        self.adapter: Adapter | None = None
+        self._adapts = engine.adapts
+        self._context = engine.package.context
+        self._decoder = engine.package.decoder
+        self._vocabulary = self._decoder.vocabulary
+        self._session: ort.InferenceSession | None = engine.session
+        self._binding: ort.IOBinding | None = engine.session.io_binding()
+        self._batch = engine.batch
+        self._run_options = ort.RunOptions()
+        self._first: ort.OrtValue | None = None  # the value of logits_from
+        self._only_last = engine.only_last
+        self.kv = engine.empty_kv()
+        self.kept = KeptRows(engine.windows)
+        self._was_many = False  # the last feed: a prompt
+        self._states = States(self._decoder)
+        self._ones = np.ones((1, 0), np.int64)
+        self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
+        self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
+        if self._adapts:
+            bind_adapter(self._binding, self._decoder, None)
+        self._reserve(max(capacity, 1))
+
+    def feed(self, tokens: Sequence[int]) -> Row:
+        self._check(tokens)
+        if len(tokens) == 1 and self._was_many:
+            self.kept.end_prompt(self.position)
+        self._was_many = len(tokens) > 1
+        self._forget()
+        if len(tokens) == 1 and self._batch is not None:
+            self._batch.step(self, tokens[0])
+        else:
+            self._feed_apart(tokens)
+        return Row(self.logits[0, 0].astype(np.float32, copy=False))
+
+    def _feed_apart(self, tokens: Sequence[int]) -> None:
+        """By runs of its own: several, where the sessions of others are in the middle of replies."""
+        start = self.position
+        with self._apart(len(tokens)):
+            sizes = [len(tokens)] if self._batch is None else self._batch.pieces(self, len(tokens))
+            try:
+                for size in sizes:
+                    at = self.position - start
+                    self._feed(tokens[at : at + size])
+            except BaseException:
+                self.position = start
+                raise
+
+    def run_alone(self, token: int) -> None:
+        self._feed([token])
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._check(tokens)
+        if self._only_last:
+            return self._feed_each(tokens)
+        self._forget()
+        with self._apart(len(tokens)):
+            binding = self._prepare(tokens, logits_from=0)
+            # without a buffer of ours, which would be checked against the one position that the graph declares
+            binding.bind_output("logits")
+            self._run(binding, len(tokens))
+            return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+
+    def _feed_each(self, tokens: Sequence[int]) -> F32:
+        """As feed_all, where the graph gives one row at a time."""
+        start, rows = self.position, np.empty((len(tokens), self._vocabulary), np.float32)
+        try:
+            for row, token in zip(rows, tokens, strict=True):
+                self.feed([token])
+                row[:] = self.logits[0, 0]
+        except BaseException:
+            self.position = start
+            raise
+        return rows
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        if (back := self.back(position)) != position:
+            raise ValueError(
+                f"cannot rewind to {position}: what windows saw there is no longer kept. Rewind to {back}, and feed "
+                "the tokens from there on again."
+            )
+        self.position = position
+        self.kept.rewind(position)
+        if not position:
+            self._states.reset()
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.kept.keeps_all
+
+    @keeps_all.setter
+    def keeps_all(self, keeps_all: bool) -> None:
+        self.kept.keeps_all = keeps_all
+
+    def whole(self) -> int:
+        return self.kept.whole(self.position)
+
+    def back(self, position: int) -> int:
+        return self.kept.back(position)
+
+    def states(self) -> dict[str, F32]:
+        return self._states.copied()
+
+    def set_states(self, states: Mapping[str, F32]) -> None:
+        self._states.put(states)
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        return self.export_stored([(start, stop)])[0]
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        for start, stop in spans:
+            check_span(start, stop, self.position)
+            if not self.kept.has(start, stop, self.position):
+                raise ValueError(
+                    f"the KV of tokens {start} to {stop} is not kept in layers with windows; there is that of the "
+                    f"first {self.whole()}. Feed the tokens again where they are needed, or set keeps_all before."
+                )
+        with self._apart(1):
+            pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
+            return [
+                [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in pairs]
+                for start, stop in spans
+            ]
+
+    def import_state(self, state: KeyValues) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        shapes = [(self.kv[f"{i}.key"].shape[1], self.kv[f"{i}.key"].shape[3]) for i in range(len(self.kv) // 2)]
+        held = self.kv["0.key"].dtype
+        end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
+        check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
+        with self._apart(end - self.position):
+            self._reserve(end)
+            for index, pair in enumerate(state):
+                for part, values in zip(("key", "value"), pair, strict=True):
+                    self.kv[f"{index}.{part}"][0, :, self.position : end] = values
+            self.position = end
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        check_change(adapter, self.position, can=self._adapts)
+        if self._adapts and self._binding is not None:
+            bind_adapter(self._binding, self._decoder, adapter)
+            self.adapter = adapter  # its arrays are bound, not copied
+
+    def interrupt(self, stop: bool = True) -> None:
+        self.is_stopping = stop
+        self._run_options.terminate = stop
+        if self._batch is not None:
+            self._batch.wake()
+
+    def close(self) -> None:
+        if self._batch is not None:
+            self._batch.forget(self)
+        self._binding = None
+        self._session = None  # the weights go with the last session that holds it
+        self.kv.clear()
+        self.capacity = self.position = 0
+
+    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
+        self.kv.update(kv)
+        if self._binding is not None:
+            bind_kv(self._binding, kv)
+        if capacity != self.capacity:
+            self._ones = np.ones((1, capacity), np.int64)
+            self.capacity = capacity
+
+    def _apart(self, count: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._batch is None else self._batch.apart(self, count)
+
+    def _forget(self) -> None:
+        """Frees what no window sees any more, before a feed: by then its place is settled."""
+        if self.kept.may_forget(self.position):
+            with self._apart(1):  # else its memory may be another's by now
+                forget(self)
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+
+    def _feed(self, tokens: Sequence[int]) -> None:
+        """Appends tokens by a run of its own."""
+        binding = self._prepare(tokens, logits_from=-1)
+        binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
+        self._run(binding, len(tokens))
+
+    def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
+        """Makes room for the tokens and binds the inputs."""
+        assert self._binding is not None  # checked
+        end = self.position + len(tokens)
+        self._reserve(end)
+        binding = self._binding
+        binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
+        binding.bind_cpu_input("attention_mask", self._ones[:, :end])
+        if not self._only_last:
+            # as a value: bind_cpu_input does not find an input that has a default (ONNX Runtime 1.31)
+            # and kept by us: the binding of older versions (1.24 to 1.27) leaves it to be freed before the run
+            self._first = ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64))
+            binding.bind_ortvalue_input("logits_from", self._first)
+        self._states.bind(binding)
+        return binding
+
+    def _run(self, binding: ort.IOBinding, count: int) -> None:
+        assert self._session is not None  # as long as there is a binding
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            if self.is_stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self._states.advance()
+        self.position += count
+
+    def _reserve(self, tokens: int) -> None:
+        """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""
+        if tokens <= self.capacity:
+            return
+        wanted = max(tokens, int(self.capacity * _GROWTH))
+        capacity = min(-(-wanted // _STEP) * _STEP, self._context)
+        for name in list(self.kv):  # not the items, which would hold every old buffer until the end
+            self._grow(name, capacity)
+        if self.position:
+            return_freed_memory()
+
+    def _grow(self, name: str, capacity: int) -> None:
+        old = self.kv[name]
+        _, heads, _, size = old.shape
+        new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.kept.is_windowed(name))
+        move_rows(name, self, new)
+        self.hold({name: new}, capacity)
+
+
+class StepsTogether:
+    """Runs a step of several sequences."""
+
+    def __init__(self, engine: OrtEngine) -> None:
+        self._engine = engine
+        self._options = ort.RunOptions()
+        self._binding: ort.IOBinding | None = None
+        self._bound: list[int] = []  # where the buffers lie that it is bound to, and of how many sequences
+        self._adapter: Adapter | None = None  # that it is bound to
+        self._logits = np.empty((0, 1, 0), np.float32)
+
+    def __call__(
+        self,
+        kv: dict[str, NDArray[Cached]],
+        tokens: NDArray[np.int64],
+        positions: Sequence[int],
+        adapter: Adapter | None,
+        stepping: Sequence[Member | None],
+    ) -> NDArray[np.floating]:
+        binding = self._binding_of(kv, len(tokens))
+        if self._engine.adapts and adapter is not self._adapter:
+            bind_adapter(binding, self._engine.package.decoder, adapter)
+            self._adapter = adapter
+        mask = np.arange(max(positions) + 1) <= np.array(positions)[:, None]
+        binding.bind_cpu_input("input_ids", tokens)
+        binding.bind_cpu_input("attention_mask", mask.astype(np.int64))
+        first = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))  # kept until the run, as in _prepare
+        binding.bind_ortvalue_input("logits_from", first)
+        try:
+            self._engine.session.run_with_iobinding(binding, self._options)
+        except Exception as error:
+            raise DeviceError(f"ONNX Runtime failed at {list(positions)}: {first_line(error)}") from error
+        return self._logits
+
+    def release(self) -> None:
+        self._binding = self._adapter = None
+
+    def _binding_of(self, kv: dict[str, NDArray[Cached]], count: int) -> ort.IOBinding:
+        bound = [count, *(array.ctypes.data for array in kv.values())]
+        if self._binding is None or bound != self._bound:
+            self._binding = self._engine.session.io_binding()
+            vocabulary = self._engine.package.decoder.vocabulary
+            self._logits = np.empty((count, 1, vocabulary), self._engine.dtype)
+            self._binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
+            bind_kv(self._binding, kv)
+            if self._engine.adapts:
+                bind_adapter(self._binding, self._engine.package.decoder, None)
+            self._bound, self._adapter = bound, None
+        return self._binding
+
+
+def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[Cached]]) -> None:
+    """Past and present are the same buffers: a step appends in place."""
+    for name, array in kv.items():
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+        binding.bind_ortvalue_output(f"present.{name}", value)
+
+
+def bind_adapter(binding: ort.IOBinding, decoder: Decoder, adapter: Adapter | None) -> None:
+    """The inputs of a graph with room for an adapter."""
+    for name, values in factors(decoder, adapter):
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))

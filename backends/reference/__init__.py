@@ -1,0 +1,1 @@
+"""The slow NumPy decoder that every test compares with."""

@@ -1,0 +1,99 @@
+"""An encoder in plain NumPy: its layers for one text, and for every backend what is made of the vectors of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.reference.layers import Layers, Weights
+from embedllm.backends.reference.math import activated, sigmoid, softmax
+from embedllm.package.architecture import Attention, Layer, Mlp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.package.architecture import Encoder
+    from embedllm.types import F32
+
+
+class EncoderLayers(Layers):
+    """Follows the mathematics of embedllm/package/architecture.py literally, in float32. Keeps nothing of a text."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        encoder = weights.decoder.encoder
+        assert encoder is not None
+        self._encoder: Encoder = encoder
+
+    def hidden(self, rows: F32, types: NDArray[np.int64]) -> F32:
+        """The vectors [T, hidden] of a text's tokens. rows: of the embedding. types: of the parts that they are of."""
+        weights, decoder = self._weights, self._weights.decoder
+        x = rows * np.float32(decoder.embedding_multiplier)
+        if self._encoder.types is not None:
+            x = x + weights.tensor(f"{self._encoder.types.name}.weight")[types]
+        if decoder.positions is not None:
+            x = x + weights.tensor(f"{decoder.positions.name}.weight")[: len(x)]
+        x = self._norm(x, decoder.embedding_norm)
+        for index, layer in enumerate(decoder.layers):
+            x = self._behind(index, layer, x) if self._encoder.sums_normed else self._layer(index, layer, x)
+        return self._norm(x, decoder.norm)
+
+    def finished(self, hidden: F32, lengths: NDArray[np.int64]) -> F32:
+        """Vectors, or scores, [B, D], of texts whose first `lengths` tokens have the vectors hidden [B, T, hidden]."""
+        x = pooled(hidden, lengths, self._encoder.pooling)
+        for step in self._encoder.steps:
+            x = self._linear(x, step.linear)
+            if step.activation:
+                x = np.tanh(x) if step.activation == "tanh" else activated(x, step.activation)
+            x = self._norm(x, step.norm)
+        return sigmoid(x) if self._encoder.scores == "sigmoid" else x
+
+    def _behind(self, index: int, layer: Layer, x: F32) -> F32:
+        """A layer whose norms are behind the sums."""
+        x = self._norm(self._added(layer, x, self._mixed(index, layer.attention, x)), layer.attention_norm)
+        made = self._mlp(layer.mlp, x) if isinstance(layer.mlp, Mlp) else self._moe(index, layer.mlp, x)
+        return self._norm(self._added(layer, x, made), layer.mlp_norm)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        q, k = (self._rotated(x, attention.rope) for x in (q, k))
+        if attention.norm_turned:
+            q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
+        shared = attention.heads // attention.kv_heads
+        k, v = k.repeat(shared, axis=0), v.repeat(shared, axis=0)
+        by = np.float32(np.sqrt(attention.head_dim) if attention.scale is None else 1 / attention.scale)
+        places = np.arange(q.shape[1])
+        before = places[:, None] - places[None, :]  # how many tokens a key is before a query
+        seen = before >= 0 if self._encoder.causal else np.ones_like(before, bool)
+        if attention.window is not None:
+            seen &= abs(before) < attention.window
+        weights = softmax(np.where(seen, q @ k.transpose(0, 2, 1) / by, -np.inf))
+        return (weights @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+
+def pooled(hidden: F32, lengths: NDArray[np.int64], pooling: str) -> F32:
+    """One vector [B, H] of those of the first `lengths` tokens of each text, hidden [B, T, H]. pooling: as Encoder."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    if pooling == "last":
+        return hidden[np.arange(len(hidden)), lengths - 1]
+    given = (np.arange(hidden.shape[1]) < lengths[:, None])[..., None]  # [B, T, 1]
+    if pooling == "max":
+        largest: F32 = np.where(given, hidden, -np.inf).max(axis=1)
+        return largest
+    weights = given.astype(np.float32)
+    if pooling == "weighted":
+        weights *= np.arange(1, hidden.shape[1] + 1, dtype=np.float32)[:, None]
+    total = (np.where(given, hidden, 0) * weights).sum(axis=1)  # what is behind a text's end may be no number
+    count = weights.sum(axis=1)
+    mean: F32 = total / (np.sqrt(count) if pooling == "root" else count)
+    return mean
+
+
+def shortened(vectors: F32, dimensions: int | None, *, normalised: bool) -> F32:
+    """The first `dimensions` values of each vector, and if `normalised`, those of the length 1."""
+    cut = vectors[:, :dimensions]
+    if not normalised:
+        return np.ascontiguousarray(cut)
+    length = np.linalg.norm(cut, axis=1, keepdims=True)
+    return cut / np.maximum(length, np.float32(1e-12))  # as torch has it: a vector of zeros stays one

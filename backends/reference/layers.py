@@ -1,0 +1,352 @@
+"""The layers of a decoder in plain NumPy, for one sequence; where their weights come from is another's.
+
+Follows the mathematics of embedllm/package/architecture.py literally, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.base import check_rewind
+from embedllm.backends.reference.math import (
+    activated,
+    alike,
+    beyond,
+    capped,
+    expert_weights,
+    growth,
+    of_length_one,
+    sigmoid,
+    softmax,
+    xielu,
+)
+from embedllm.package.architecture import (
+    Attention,
+    DeltaNet,
+    Guess,
+    Latent,
+    Layer,
+    Linear,
+    Mixer,
+    Mlp,
+    Moe,
+    Norm,
+    ShortConv,
+    TokenInput,
+)
+from embedllm.package.recurrent_state import state_shapes
+from embedllm.package.tensors import (
+    alpha_name,
+    convolution_name,
+    correction_name,
+    decay_name,
+    guess_scale_name,
+    rope_name,
+    scale_name,
+    sinks_name,
+)
+
+if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.architecture import Decoder
+    from embedllm.types import F32
+
+
+class Weights(Protocol):
+    """What the layers are computed with: a folder's, or those of a checkpoint."""
+
+    decoder: Decoder
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A norm, a bias, the table of a rotation: whatever is no matrix, under the name that it has in a folder."""
+        ...
+
+    def matrix(self, linear: Linear) -> F32:
+        """The float weights [rows, columns] that a matrix stands for."""
+        ...
+
+
+class Layers:
+    """One sequence: keys and values of every layer as arrays [kv heads, position, D]."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.position = 0
+        self.capacity = 0  # it takes memory with each token
+        self._weights = weights
+        self._adapter: Adapter | None = None
+        self._told: F32 = np.empty((0, 0, 0), np.float32)  # of Decoder.token_inputs, [T, layers, size]
+        shapes = [(a.kv_heads, 0, a.head_dim) for a in weights.decoder.kv_attentions]
+        self._kv: list[tuple[F32, F32]] = [
+            (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
+        ]
+        self._states = self._no_states()
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = self.capacity = position
+        self._kv = [(key[:, :position], value[:, :position]) for key, value in self._kv]
+        if not position:
+            self._states = self._no_states()
+
+    def _no_states(self) -> dict[str, F32]:
+        """Of a sequence of no token, by name, as embedllm/package/recurrent_state.py has them."""
+        return {name: np.zeros(shape, np.float32) for name, shape in state_shapes(self._weights.decoder).items()}
+
+    def _embedded(self, x: F32, start: int) -> F32:
+        """What the first layer is given for rows [T, hidden] of the embedding. start: the position of the first."""
+        decoder = self._weights.decoder
+        x = x * np.float32(decoder.embedding_multiplier)
+        if decoder.positions is not None:
+            x = x + self._weights.tensor(f"{decoder.positions.name}.weight")[start : start + len(x)]
+        return self._norm(x, decoder.embedding_norm)
+
+    def _tell(self, x: F32, rows: F32) -> None:
+        """Keeps what the layers are told of tokens. x: what the first layer is given; rows: of the table."""
+        inputs = self._weights.decoder.token_inputs
+        assert inputs is not None
+        projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
+        looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
+        total: F32 = self._norm(projected, inputs.norm) + looked_up
+        self._told = total * np.float32(inputs.multiplier)
+
+    def _layer(self, index: int, layer: Layer, x: F32) -> F32:
+        """The stream [T, hidden] behind a layer, or the streams [T, n, hidden]."""
+        if layer.guess is not None:
+            return self._guessed(index, layer, layer.guess, x)
+        x = self._computed(index, layer, x)
+        if layer.token_input is not None:
+            x = x + self._told_of(index, layer.token_input, x)
+        return x * self._weights.tensor(scale_name(index)) if layer.scale else x
+
+    def _guessed(self, index: int, layer: Layer, guess: Guess, x: F32) -> F32:
+        mixed = self._linear(self._stream_weights(guess, x[:, 0]), guess.predict).reshape(len(x), x.shape[1], -1)
+        change: F32 = mixed @ x
+        x = x + change
+        made = self._computed(index, layer, x[:, 0])
+        share = self._linear(self._stream_weights(guess, made), guess.correct) + np.float32(1)
+        missed: F32 = (made - x[:, 0])[:, None]
+        change = share[..., None] * missed
+        x = x + change
+        assert layer.token_input is not None
+        told = self._told_of(index, layer.token_input, x[:, 0] * self._weights.tensor(guess_scale_name(index)))
+        return np.concatenate([x[:, :1], x[:, 1:] + told[:, None]], axis=1)
+
+    def _stream_weights(self, guess: Guess, first: F32) -> F32:
+        return np.tanh(self._linear(self._norm(first, guess.norm), guess.router) / np.float32(first.shape[-1]))
+
+    def _begun(self, x: F32) -> F32:
+        """The streams [T, n, hidden] that begin with one; that one where there are no others."""
+        streams = self._weights.decoder.streams
+        if streams is None:
+            return x
+        return np.stack([x, *(alike(self._linear(x, matrix), x) for matrix in streams.begin)], axis=1)
+
+    def _ended(self, x: F32) -> F32:
+        """One stream of all."""
+        streams = self._weights.decoder.streams
+        if streams is None:
+            return x
+        others = [alike(self._linear(x[:, at], matrix), x[:, 0]) for at, matrix in enumerate(streams.end, 1)]
+        mean: F32 = np.stack([x[:, 0], *others]).mean(axis=0)
+        return mean
+
+    def _computed(self, index: int, layer: Layer, x: F32) -> F32:
+        """What a layer's attention and mlp make of a stream."""
+        normed = self._norm(x, layer.attention_norm)
+        mixer = layer.attention
+        attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
+        before, x = x, self._added(layer, x, attended)
+        if layer.detour is not None:
+            way = self._norm(self._linear(self._linear(normed, layer.detour.down), layer.detour.up), layer.detour.norm)
+            x = (x + normed + way) / np.float32(np.sqrt(2))
+        if layer.parallel:
+            read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
+        else:
+            read = self._norm(x, layer.mlp_norm)
+        mlp = layer.mlp
+        made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
+        return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
+
+    def _told_of(self, index: int, part: TokenInput, x: F32) -> F32:
+        """What a layer makes of what it is told of the tokens whose stream is x."""
+        gated = activated(self._linear(x, part.gate), part.activation) * self._told[:, index]
+        return self._norm(self._linear(gated, part.up), part.norm)
+
+    def _mixed(self, index: int, mixer: Mixer, x: F32) -> F32:
+        if isinstance(mixer, ShortConv):
+            return self._short_convolution(index, mixer, x)
+        return self._attention(index, mixer, x) if isinstance(mixer, Attention) else self._delta_net(index, mixer, x)
+
+    def _added(self, layer: Layer, x: F32, more: F32) -> F32:
+        """The stream [T, hidden] with what its attention or its mlp adds to it."""
+        scaled: F32 = more * np.float32(layer.residual_multiplier)
+        return x + scaled
+
+    def _attention(self, index: int, attention: Attention, x: F32) -> F32:
+        if attention.latent is not None:
+            return self._latent_attention(index, attention, attention.latent, x)
+        q_norm, k_norm = (None, None) if attention.norm_turned else (attention.q_norm, attention.k_norm)
+        q = self._heads(x, attention.q, attention.heads, q_norm)  # [H, T, D]
+        k = v = np.empty((attention.kv_heads, 0, attention.head_dim), np.float32)  # of layers that make none
+        if attention.kv_from is None:
+            k = self._heads(x, attention.k, attention.kv_heads, k_norm)
+            v = self._heads(x, attention.v, attention.kv_heads, attention.v_norm)
+        found = self._attended(index, attention, q, k, v)
+        if attention.gate is not None:
+            found = found * sigmoid(self._linear(x, attention.gate))
+        return self._linear(found, attention.o)
+
+    def _latent_attention(self, index: int, attention: Attention, latent: Latent, x: F32) -> F32:
+        """Products are made in the order in which matrices are stored."""
+        parts = attention.q if latent.q is None else latent.q, latent.kv, latent.k
+        made, small, shared = (self._linear(x, part) for part in parts)
+        if latent.q is not None:
+            made = self._linear(self._norm(made, latent.q_norm), attention.q)
+        q = made.reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
+        small = self._norm(small, latent.kv_norm)
+        k, v = (self._heads(small, part, attention.heads, None) for part in (attention.k, attention.v))
+        k = np.concatenate([np.broadcast_to(shared, (attention.heads, *shared.shape)), k], axis=-1)
+        v = np.pad(v, ((0, 0), (0, 0), (0, attention.head_dim - latent.value_dim)))
+        found = self._attended(index, attention, q, k, v).reshape(len(x), attention.heads, -1)
+        return self._linear(found[..., : latent.value_dim].reshape(len(x), -1), attention.o)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
+        number = self._weights.decoder.kv_number(index)
+        past_key, past_value = self._kv[number]
+        q, k = (self._rotated(x, attention.rope) for x in (q, k))
+        if attention.norm_turned:
+            q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
+        if attention.growth is not None:
+            at = np.arange(self.position, self.position + q.shape[1])[:, None]
+            q = q * growth(attention.growth, at)
+        key = np.concatenate([past_key, k], axis=1)  # [kv heads, P + T, D]
+        value = np.concatenate([past_value, v], axis=1)
+        self._kv[number] = key, value
+        shared = attention.heads // attention.kv_heads
+        key, value = key.repeat(shared, axis=0), value.repeat(shared, axis=0)
+        products = q @ key.transpose(0, 2, 1)  # [H, T, P + T]
+        by = np.float32(np.sqrt(attention.head_dim) if attention.scale is None else 1 / attention.scale)
+        scores = capped(products / by, attention.softcap)
+        query_at = np.arange(self.position, self.position + q.shape[1])[:, None]
+        key_at = np.arange(key.shape[1])[None, :]
+        seen = key_at <= query_at
+        if attention.window is not None:
+            seen &= key_at > query_at - attention.window
+        scores = np.where(seen, scores, -np.inf)
+        if attention.sinks:
+            sinks = self._weights.tensor(sinks_name(index))[:, None, None]
+            scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], axis=-1)
+        weights = softmax(scores)[..., : key.shape[1]]
+        return (weights @ value).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _short_convolution(self, index: int, mixer: ShortConv, x: F32) -> F32:
+        b, c, values = (self._linear(x, linear) for linear in (mixer.b, mixer.c, mixer.x))
+        convolved = self._convolved(index, mixer.kernel, b * values, has_bias=bool(mixer.bias))
+        return self._linear(c * convolved, mixer.o)
+
+    def _delta_net(self, index: int, mixer: DeltaNet, x: F32) -> F32:
+        weights, parts = self._weights, (mixer.q, mixer.k, mixer.v)
+        entering = np.concatenate([self._linear(x, linear) for linear in parts], axis=1)
+        passed = activated(self._convolved(index, mixer.kernel, entering, has_bias=False), "silu")
+        q, k, v = np.split(passed, np.cumsum([mixer.q.rows, mixer.k.rows]), axis=1)
+        shared = mixer.value_heads // mixer.key_heads
+        q, k = (of_length_one(each.reshape(len(x), mixer.key_heads, -1)).repeat(shared, axis=1) for each in (q, k))
+        beta = sigmoid(x @ weights.matrix(mixer.beta).T)
+        log_decay, bias = (weights.tensor(decay_name(index, part)) for part in ("log_decay", "decay_bias"))
+        decay = -np.exp(log_decay) * np.logaddexp(x @ weights.matrix(mixer.decay).T + bias, 0)
+        by = np.float32(np.sqrt(mixer.key_dim))
+        found = self._recurred(index, q / by, k, v.reshape(len(x), mixer.value_heads, -1), np.exp(decay), beta)
+        gate = activated(self._linear(x, mixer.z), "silu")
+        return self._linear(self._norm(found, mixer.norm).reshape(len(x), -1) * gate, mixer.o)
+
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32) -> F32:
+        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; kept (of the state), beta: [T, H]."""
+        name = f"recurrent.{index}"
+        state, found = self._states[name], np.empty_like(v)
+        for at in range(len(v)):
+            state = state * kept[at, :, None, None]
+            new = beta[at, :, None] * (v[at] - (k[at, :, None] @ state)[:, 0])
+            state = state + k[at, :, :, None] * new[:, None]
+            found[at] = (q[at, :, None] @ state)[:, 0]
+        self._states[name] = state
+        return found
+
+    def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:
+        """Each value of x [T, values] with those of the tokens before it, of which the newest are remembered."""
+        name = f"conv.{index}"
+        known = np.concatenate([self._states[name], x])
+        self._states[name] = known[len(x) :]
+        weight = self._weights.tensor(convolution_name(index, "weight")).reshape(-1, kernel)
+        total = np.zeros_like(x)
+        for tap in range(kernel):
+            total += known[tap : tap + len(x)] * weight[:, tap]
+        return total + self._weights.tensor(convolution_name(index, "bias")) if has_bias else total
+
+    def _heads(self, x: F32, linear: Linear, heads: int, norm: Norm | None) -> F32:
+        product = self._linear(x, linear)
+        if norm is not None and norm.size == linear.rows:  # over all heads together
+            product, norm = self._norm(product, norm), None
+        return self._norm(product.reshape(len(x), heads, -1).transpose(1, 0, 2), norm)
+
+    def _rotated(self, x: F32, rope: int | None) -> F32:
+        """Dimension i of the first half turns with dimension i of the second half."""
+        if rope is None:
+            return x
+        here = slice(self.position, self.position + x.shape[1])
+        cos, sin = (self._weights.tensor(rope_name(rope, part))[here] for part in ("cos", "sin"))
+        rotated = self._weights.decoder.ropes[rope].rotated
+        first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+    def _mlp(self, mlp: Mlp, x: F32) -> F32:
+        bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)
+        bent = np.minimum(bent, np.float32(mlp.limit)) if mlp.limit else bent
+        bent = beyond(bent, mlp.cutoff) if mlp.cutoff else bent
+        if mlp.alphas:
+            active = xielu(bent, *(self._weights.tensor(alpha_name(mlp, part)) for part in ("alpha_p", "alpha_n")))
+        else:
+            active = activated(bent, mlp.activation, mlp.slope)
+        if mlp.gate is not None:
+            up = self._linear(x, mlp.up)
+            up = np.clip(up, np.float32(-mlp.limit), np.float32(mlp.limit)) if mlp.limit else up
+            active = active * (up + np.float32(mlp.up_plus) if mlp.up_plus else up)
+        return self._linear(active, mlp.down)
+
+    def _moe(self, index: int, moe: Moe, x: F32) -> F32:
+        correction = self._weights.tensor(correction_name(index)) if moe.correction else None
+        weights = expert_weights(moe, self._linear(x, moe.router), correction)  # [T, experts]
+        total = np.zeros_like(x)
+        for expert, mlp in enumerate(moe.experts):
+            of = np.flatnonzero(weights[:, expert])
+            if len(of):
+                total[of] += self._mlp(mlp, x[of]) * weights[of, expert, None]
+        if moe.shared is not None:
+            made = self._mlp(moe.shared, x)
+            total += made if moe.shared_gate is None else made * sigmoid(self._linear(x, moe.shared_gate))
+        return total
+
+    def _linear(self, x: F32, linear: Linear) -> F32:
+        product = x @ self._weights.matrix(linear).T
+        if self._adapter is not None and linear.name in self._adapter.factors:
+            a, b = self._adapter.factors[linear.name]
+            product = product + x @ a @ b
+        return product + self._weights.tensor(f"{linear.name}.bias") if linear.bias else product
+
+    def _norm(self, x: F32, norm: Norm | None) -> F32:
+        """x [..., size] normed; with weights of their own for heads, x is [heads, T, size]."""
+        if norm is None:
+            return x
+        if norm.kind == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(norm.epsilon))
+        shape = (norm.groups, 1, norm.size) if norm.groups > 1 else (norm.size,)
+        normed = x / scale * self._weights.tensor(f"{norm.name}.weight").reshape(shape)
+        return normed + self._weights.tensor(f"{norm.name}.bias").reshape(shape) if norm.bias else normed
+
+    def _finished(self, logits: F32) -> F32:
+        """The logits that the head's products stand for."""
+        decoder = self._weights.decoder
+        return capped(logits * np.float32(decoder.logits_multiplier), decoder.logits_softcap)

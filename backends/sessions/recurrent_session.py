@@ -1,0 +1,126 @@
+"""A sequence of a recurrent model, which is rewound by going back to a copy of its states and feeding on from there.
+
+Some layers of such a model keep a state of fixed size that each token changes, so that an earlier one cannot be told
+from a later one. Copies are made where a feed of several tokens begins or has ended; between two of them the tokens
+from the earlier one on are fed again, together with the next feed (docs/concepts.md#recurrent-models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from embedllm.backends.base import (
+    Engine,
+    FeedsAll,
+    Interruptible,
+    Session,
+    TakesAdapters,
+    check_rewind,
+    check_tokens,
+)
+from embedllm.package.recurrent_state import state_bytes
+
+if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.package import Package
+    from embedllm.types import F32, Logits
+
+_MOST = 16  # copies of a sequence
+_MOST_BYTES = 256 << 20  # that they take together; one there is always
+T = TypeVar("T")
+
+
+class Plain(Session, FeedsAll, TakesAdapters, Protocol):
+    """What is wrapped: a session whose rewind leaves its states as they are, but for one to the beginning."""
+
+    def states(self) -> dict[str, F32]:
+        """Copies, by their names in embedllm/package/recurrent_state.py; of a session that holds tokens."""
+        ...
+
+    def set_states(self, states: Mapping[str, F32]) -> None: ...
+
+
+class _Engine(Engine, Protocol):
+    package: Package
+
+
+class StatefulSession:
+    """A session like others, which gives no KV away: that of a part of a sequence is of no use without its states."""
+
+    def __init__(self, engine: _Engine, plain: Plain) -> None:
+        self.position = 0
+        self._plain = plain  # holds `position` tokens, or fewer after a rewind
+        self._engine = engine
+        self._tokens: list[int] = []
+        self._copies: dict[int, dict[str, F32]] = {}  # by position
+        self._most = max(1, min(_MOST, _MOST_BYTES // state_bytes(engine.package.decoder)))
+        self._was_many = False  # the last feed
+
+    @property
+    def capacity(self) -> int:
+        return self._plain.capacity
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        return self._fed(tokens, self._plain.feed)
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        return self._fed(tokens, self._plain.feed_all)[-len(tokens) :]
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        self.position = position
+        del self._tokens[position:]
+        self._copies = {at: states for at, states in self._copies.items() if at <= position}
+        if self._plain.position > position:
+            self._go_back()
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        self._plain.adapt(adapter)
+
+    def interrupt(self, stop: bool = True) -> None:
+        if isinstance(self._plain, Interruptible):
+            self._plain.interrupt(stop)
+
+    def close(self) -> None:
+        self._plain.close()
+        self._tokens.clear()
+        self._copies.clear()
+        self.position = 0
+
+    def _fed(self, tokens: Sequence[int], feed: Callable[[Sequence[int]], T]) -> T:
+        """Appends tokens, behind those that a rewind has left to be fed again."""
+        engine, plain = self._engine, self._plain
+        vocabulary = engine.package.decoder.vocabulary
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=engine.context, remedy=engine.remedy)
+        try:
+            while (left := self.position - plain.position) and left + len(tokens) > engine.chunk:
+                self._note(many=True)
+                plain.feed(self._tokens[plain.position : min(plain.position + engine.chunk, self.position)])
+            again = self._tokens[plain.position :]
+            self._note(many=len(again) + len(tokens) > 1)
+            result = feed([*again, *tokens])
+        except BaseException:
+            self._go_back()  # what a feed that was stopped has made of the states nobody knows
+            raise
+        self._tokens += tokens
+        self.position = plain.position
+        return result
+
+    def _note(self, *, many: bool) -> None:
+        """Copies the states before a feed of several tokens, and before the one that follows such a feed."""
+        at = self._plain.position
+        if at and (many or self._was_many) and at not in self._copies:
+            self._copies[at] = self._plain.states()
+            if len(self._copies) > self._most:
+                places = [0, *self._copies]  # the newest stays, and of the others those that lie far apart
+                gaps = {places[i]: places[i + 1] - places[i - 1] for i in range(1, len(places) - 1)}
+                del self._copies[min(gaps, key=gaps.__getitem__)]
+        self._was_many = many
+
+    def _go_back(self) -> None:
+        """To the last copy, or to the beginning."""
+        at = max(self._copies, default=0)
+        self._plain.rewind(at)
+        if at:
+            self._plain.set_states(self._copies[at])

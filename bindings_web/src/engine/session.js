@@ -1,0 +1,149 @@
+// One sequence on a device of the browser: how far it has come, and what it may be fed.
+
+import { ContextFull, DeviceError, EmbedError, Interrupted } from "../errors.js";
+import { Row } from "../sampling/array_logits.js";
+import { breathe } from "../worker/yield_to_events.js";
+
+/**
+ * @import { HostSteps } from "./wasm_steps.js"
+ * @import { GpuSteps } from "./webgpu_steps.js"
+ * @typedef {HostSteps | GpuSteps} Steps
+ * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, fail: (error: unknown) => Promise<Error>,
+ *   alone: <T>(work: () => Promise<T>) => Promise<T>, after: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a
+ *   session asks of its engine; alone: runs one step at a time, on a device that works; after: also on one that failed
+ */
+
+const FIRST = 256; // tokens; a capacity is this, doubled as often as it takes
+
+export class Session {
+  /** tokens held */
+  position = 0;
+  #steps;
+  #limits;
+  #wanted;
+  #stopping = false;
+  #closed = false;
+
+  /** @param {Steps} steps @param {Limits} limits @param {number} capacity tokens there will be room for at the start */
+  constructor(steps, limits, capacity) {
+    this.#steps = steps;
+    this.#limits = limits;
+    this.#wanted = capacity;
+  }
+
+  /** Most tokens that it holds without taking more memory. */
+  get capacity() {
+    return this.#steps.capacity;
+  }
+
+  /**
+   * Appends tokens; the logits after the last of them, valid until the next feed.
+   *
+   * All of them or none: a feed that fails leaves the session where it was.
+   * Rejects with ContextFull, RangeError for no token or a wrong one, Interrupted, DeviceError.
+   *
+   * @param {ArrayLike<number>} tokens
+   * @returns {Promise<Row>}
+   */
+  async feed(tokens) {
+    this.#check(tokens);
+    const start = this.position;
+    const { chunk, alone } = this.#limits;
+    return alone(async () => {
+      try {
+        await this.#reserve(start + tokens.length);
+        let row = new Float32Array(0);
+        for (let at = 0; at < tokens.length; at += chunk) {
+          await breathe(); // so that an interruption gets through
+          if (this.#stopping) throw new Interrupted();
+          const piece = Array.prototype.slice.call(tokens, at, at + chunk);
+          row = /** @type {Float32Array<ArrayBuffer>} */ (await this.#steps.run(piece, start + at));
+        }
+        this.position = start + tokens.length;
+        return new Row(row);
+      } catch (error) {
+        if (error instanceof EmbedError && !(error instanceof DeviceError)) throw error;
+        throw await this.#limits.fail(error);
+      }
+    });
+  }
+
+  /** Forgets everything from `position` on. @param {number} position */
+  rewind(position) {
+    if (!Number.isInteger(position) || position < 0 || position > this.position) {
+      throw new RangeError(`cannot rewind to ${position}; the session holds ${this.position} tokens.`);
+    }
+    this.position = position;
+  }
+
+  /** Makes the running feed and every later one reject with Interrupted, until interrupt(false). */
+  interrupt(stop = true) {
+    this.#stopping = stop;
+  }
+
+  /**
+   * Copies of the keys and values of the tokens held, to be put into a session of the same model on the same kind of
+   * device.
+   *
+   * @returns {Promise<Uint8Array[]>}
+   */
+  async exportState() {
+    this.#open();
+    const { position } = this;
+    return position ? this.#limits.alone(() => this.#steps.read(0, position)) : [];
+  }
+
+  /** @param {Uint8Array[]} state of exportState() @param {number} tokens that it holds; they take the place of all */
+  async importState(state, tokens) {
+    this.#open();
+    if (tokens > this.#limits.context) throw new RangeError(`a state of ${tokens} tokens does not fit.`);
+    await this.#limits.alone(async () => {
+      this.position = 0;
+      await this.#reserve(tokens);
+      await this.#steps.write(state, 0, tokens);
+      this.position = tokens;
+    });
+  }
+
+  /** Gives the memory back. Twice is fine. */
+  close() {
+    if (this.#closed) return;
+    this.#closed = true;
+    this.#stopping = true;
+    void this.#limits.after(async () => this.#steps.close());
+  }
+
+  #open() {
+    if (this.#closed) throw new RangeError("this session was closed");
+  }
+
+  /** @param {ArrayLike<number>} tokens */
+  #check(tokens) {
+    this.#open();
+    const { context, vocabulary, remedy } = this.#limits;
+    if (!tokens.length) throw new RangeError("feed needs at least one token");
+    for (let place = 0; place < tokens.length; place++) {
+      const token = tokens[place];
+      if (!Number.isInteger(token) || token < 0 || token >= vocabulary) {
+        throw new RangeError(`token id ${token} is outside the vocabulary of ${vocabulary}.`);
+      }
+    }
+    const end = this.position + tokens.length;
+    if (end > context) {
+      throw new ContextFull(
+        `${this.position} tokens are held and ${tokens.length} more were given; ${context} can be held. ` +
+          `Shorten the prompt, or ${remedy}.`,
+        { tokens: end, limit: context },
+      );
+    }
+    if (this.#stopping) throw new Interrupted();
+  }
+
+  /** @param {number} tokens there must be room for */
+  async #reserve(tokens) {
+    if (tokens <= this.#steps.capacity) return;
+    let capacity = Math.max(FIRST, this.#steps.capacity);
+    while (capacity < Math.max(tokens, this.#wanted)) capacity *= 2;
+    await this.#steps.grow(Math.min(capacity, this.#limits.context), this.position);
+  }
+}

@@ -1,0 +1,180 @@
+// A folder's manifest, read and checked as embedllm/package/package.py does it (docs/format.md).
+
+import { PackageError } from "../errors.js";
+
+export const MANIFEST = "embedllm.json";
+export const WEIGHTS = "weights.safetensors";
+const FORMAT = 5; // of the manifest, with columns in another order; a folder with a larger one is refused
+const AGAIN = "Export the folder again and put it there whole.";
+
+/**
+ * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
+ * @typedef {{file: string} & FileEntry} PartEntry  some of a file's bytes, as a file of their own
+ * @typedef {{file: string, dialect: string, activations: string}} Graph
+ * @typedef {{format: number, name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
+ *   files: Record<string, FileEntry>, parts?: Record<string, PartEntry[]>, [key: string]: unknown}} Manifest
+ */
+
+/**
+ * The manifest that a text holds.
+ *
+ * where: what the messages call it. Throws PackageError when it is damaged, newer than this version, or names files
+ * outside of its folder.
+ * @param {string} text
+ * @param {string} where
+ * @returns {Manifest}
+ */
+export function readManifest(text, where) {
+  let manifest;
+  try {
+    manifest = JSON.parse(text);
+  } catch (error) {
+    throw new PackageError(`cannot read '${where}': ${/** @type {Error} */ (error).message}. ${AGAIN}`);
+  }
+  const fault = manifestFault(manifest);
+  if (fault) throw new PackageError(`'${where}' is damaged: ${fault}. ${AGAIN}`);
+  if (manifest.format > FORMAT) {
+    throw new PackageError(
+      `'${where}' has format ${manifest.format}; this version of embedllm-web reads up to ${FORMAT}. ` +
+        "Upgrade with: npm install embedllm-web@latest",
+    );
+  }
+  if (manifest.architecture?.encoder) {
+    throw new PackageError(`'${where}' is of a model that embeds or scores texts, which is not done in browsers.`);
+  }
+  return manifest;
+}
+
+/**
+ * Whether a listed file is one of the texts that every load reads: no graph, no weights.
+ * @param {Manifest} manifest
+ * @param {string} name
+ */
+export function isText(manifest, name) {
+  return /\.(json|jinja|txt)$/.test(name) && !manifest.graphs.some((graph) => graph.file === name);
+}
+
+/** @param {string} name */
+export const isWeights = (name) => name.endsWith(".safetensors");
+
+/**
+ * What is wrong with a manifest; empty when nothing is.
+ * @param {any} manifest
+ * @returns {string}
+ */
+function manifestFault(manifest) {
+  if (!isObject(manifest)) return `it holds ${shown(manifest)}; expected a JSON object`;
+  if (!isWhole(manifest.format, 1)) return `its 'format' is ${shown(manifest.format)}; expected a whole number >= 1`;
+  if (manifest.format > FORMAT) return ""; // what else it holds is not known here
+  if (typeof manifest.name !== "string") return `its 'name' is ${shown(manifest.name)}; expected a string`;
+  if (!isWhole(manifest.context, 1)) return `its 'context' is ${shown(manifest.context)}; expected a whole number >= 1`;
+  const stop = isObject(manifest.tokens) ? manifest.tokens.stop : undefined;
+  if (!Array.isArray(stop) || !stop.every((token) => isWhole(token, 0))) {
+    return `its 'tokens' have the 'stop' ${shown(stop)}; expected a list of whole numbers >= 0`;
+  }
+  if (!isObject(manifest.files)) return `its 'files' is ${shown(manifest.files)}; expected an object`;
+  if (!Array.isArray(manifest.graphs)) return `its 'graphs' is ${shown(manifest.graphs)}; expected a list`;
+  const inner = manifest.architecture?.context;
+  if (typeof inner === "number" && inner !== manifest.context) {
+    return `it gives two contexts, ${manifest.context} and, in its architecture, ${inner}`;
+  }
+  return (
+    filesFault(manifest.files) ||
+    graphsFault(manifest.graphs, manifest.files) ||
+    partsFault(manifest.parts ?? {}, manifest.files)
+  );
+}
+
+/** @param {Record<string, any>} files */
+function filesFault(files) {
+  for (const [name, entry] of Object.entries(files)) {
+    if (!isPlain(name)) return outside(name);
+    const fault = entryFault(`its entry of '${name}'`, entry, 0);
+    if (fault) return fault;
+  }
+  return WEIGHTS in files || Object.keys(files).some(isWeights) ? "" : `it does not list '${WEIGHTS}'`;
+}
+
+/**
+ * @param {string} what
+ * @param {any} entry
+ * @param {number} least  bytes
+ */
+function entryFault(what, entry, least) {
+  if (!isWhole(entry?.bytes, least)) {
+    return `${what} has the 'bytes' ${shown(entry?.bytes)}; expected a whole number >= ${least}`;
+  }
+  // also because files are stored by this name
+  if (/^[0-9a-f]{64}$/.test(entry.sha256)) return "";
+  return `${what} has the 'sha256' ${shown(entry.sha256)}; expected 64 hexadecimal digits`;
+}
+
+/**
+ * @param {any} parts
+ * @param {Record<string, any>} files
+ */
+function partsFault(parts, files) {
+  if (!isObject(parts)) return `its 'parts' is ${shown(parts)}; expected an object`;
+  const taken = new Set(Object.keys(files));
+  for (const [name, list] of Object.entries(parts)) {
+    if (!Object.hasOwn(files, name)) return `it has parts of '${name}' but does not list that file`;
+    if (!Array.isArray(list) || list.length === 0) {
+      return `its parts of '${name}' are ${shown(list)}; expected a list of one or more parts`;
+    }
+    for (const part of list) {
+      const fault = entryFault(`one of its parts of '${name}'`, part, 1);
+      if (fault) return fault;
+      if (typeof part.file !== "string" || !isPlain(part.file)) return outside(part.file);
+      if (taken.has(part.file)) return `it names the file '${part.file}' twice`;
+      taken.add(part.file);
+    }
+    const total = list.reduce((sum, { bytes }) => sum + bytes, 0);
+    if (total !== files[name].bytes) {
+      return `the parts of '${name}' have ${total} bytes together; the file has ${files[name].bytes}`;
+    }
+  }
+  return "";
+}
+
+/**
+ * @param {any[]} graphs
+ * @param {Record<string, any>} files
+ */
+function graphsFault(graphs, files) {
+  for (const graph of graphs) {
+    for (const key of ["file", "dialect", "activations"]) {
+      const value = graph?.[key];
+      if (typeof value !== "string") return `one of its 'graphs' has the '${key}' ${shown(value)}; expected a string`;
+    }
+    if (!isPlain(graph.file)) return outside(graph.file);
+    if (!Object.hasOwn(files, graph.file)) return `it names the graph '${graph.file}' but does not list that file`;
+  }
+  return "";
+}
+
+/**
+ * Whether a file name cannot lead out of the folder, on any system, and can be printed.
+ * @param {string} name
+ */
+function isPlain(name) {
+  const isPrintable = !/[\p{C}\p{Z}]/u.test(name.replaceAll(" ", ""));
+  return isPrintable && !/[\\:]/.test(name) && !name.split("/").some((part) => ["", ".", ".."].includes(part));
+}
+
+/** @param {unknown} name */
+const outside = (name) => `it names the file ${shown(name)}; expected one inside its folder, of printable characters`;
+
+/** @param {unknown} value */
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/**
+ * @param {unknown} value
+ * @param {number} least
+ */
+const isWhole = (value, least) => Number.isSafeInteger(value) && /** @type {number} */ (value) >= least;
+
+/** @param {unknown} value */
+function shown(value) {
+  const text = JSON.stringify(value) ?? "missing";
+  return text.length > 60 ? `${text.slice(0, 60)}...` : text;
+}

@@ -1,0 +1,127 @@
+// What a reply may be asked for: every option by its name, and a request that can be posted to the worker.
+
+/** @import { Message, Reply } from "../worker/protocol.js" */
+
+/**
+ * How to choose tokens, when to end, and what goes to the chat template. What is not given is the model's own default.
+ *
+ * @typedef {object} ReplyOptions
+ * @property {number} [temperature] 0 = greedy
+ * @property {number} [top_k] only the k best tokens; 0 = off
+ * @property {number} [top_p] only the fewest best tokens that hold this probability; 1 = off
+ * @property {number} [min_p] only tokens at least this share as probable as the best; 0 = off
+ * @property {number} [typical_p] only the fewest tokens of most ordinary surprise that hold this probability; 1 = off
+ * @property {number} [repetition_penalty] 1 = off
+ * @property {number} [presence_penalty] 0 = off
+ * @property {number} [frequency_penalty] 0 = off
+ * @property {Record<string, number>} [logit_bias] added to the logits, by token id; -100 to 100, -Infinity forbids
+ * @property {number} [seed] same seed, same logits: same tokens
+ * @property {number} [max_tokens] not given: the model's default, or what is left of the context
+ * @property {string | string[]} [stop] strings that end the reply, and are not part of it
+ * @property {number[]} [stop_tokens] in place of the model's own
+ * @property {number} [logprobs] how many of the most probable tokens to report for each step
+ * @property {boolean} [special] write special tokens, such as the marks of a tool call, into the text
+ * @property {Record<string, unknown>[]} [tools] JSON schemas, for the chat template
+ * @property {Record<string, unknown>[]} [documents] each with a "text", for templates that know them
+ * @property {Record<string, unknown>} [variables] for the chat template, such as {enable_thinking: false}
+ * @property {boolean} [continue_final_message] leave the last message open, so that the model goes on with it
+ * @property {Record<string, unknown>} [response_format] of OpenAI's shape: what the reply has to be
+ * @property {AbortSignal} [signal] ends the reply: at once while it waits, else at its next step
+ */
+
+const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+  "frequency_penalty", "logit_bias", "seed"];
+const FOR_TEMPLATE = ["tools", "documents", "variables", "continue_final_message"];
+const OTHERS = ["max_tokens", "stop", "stop_tokens", "logprobs", "special", "response_format"];
+
+/**
+ * The request that a prompt and options stand for. What is null or undefined counts as not given. Values are checked
+ * where they are used, by the rule; here names are, and kinds that nothing later would find fault with.
+ *
+ * @param {unknown} prompt text, messages or token ids
+ * @param {ReplyOptions} options
+ * @param {number | null} conversation
+ * @returns {Reply}
+ */
+export function replyOf(prompt, options, conversation) {
+  const { signal: _, ...named } = options ?? {};
+  /** @type {Record<string, any>} */
+  const given = Object.fromEntries(Object.entries(named).filter(([, value]) => value !== undefined && value !== null));
+  const known = [...SAMPLING, ...OTHERS, ...FOR_TEMPLATE];
+  const odd = Object.keys(given).find((name) => !known.includes(name));
+  if (odd) throw new RangeError(`there is no option '${odd}'; expected of: ${[...known, "signal"].join(", ")}.`);
+  if (!areMessages(prompt)) {
+    const misplaced = FOR_TEMPLATE.find((name) => Object.hasOwn(given, name));
+    if (misplaced) throw new RangeError(`'${misplaced}' goes through the chat template; give the prompt as messages.`);
+  }
+  const of = (/** @type {string} */ name, /** @type {any} */ other) => given[name] ?? other;
+  return {
+    prompt: promptOf(prompt),
+    sampling: Object.fromEntries(SAMPLING.filter((name) => Object.hasOwn(given, name)).map((name) => [name, given[name]])),
+    max_tokens: whole("max_tokens", of("max_tokens", null), 1),
+    stop: texts("stop", typeof given.stop === "string" ? [given.stop] : of("stop", [])),
+    stop_tokens: given.stop_tokens === undefined ? null : tokens("stop_tokens", given.stop_tokens),
+    logprobs: whole("logprobs", of("logprobs", 0), 0) ?? 0,
+    special: of("special", false) === true,
+    tools: of("tools", null),
+    documents: of("documents", null),
+    variables: of("variables", {}),
+    continue_final_message: of("continue_final_message", false) === true,
+    response_format: of("response_format", null),
+    conversation,
+  };
+}
+
+/**
+ * Messages that templates can take. Which roles there are is a template's own.
+ *
+ * @param {unknown} messages
+ * @returns {Message[]}
+ */
+export function messagesOf(messages) {
+  if (!Array.isArray(messages) || !messages.length) {
+    throw new RangeError(`messages must be a list of at least one message, found ${shown(messages)}.`);
+  }
+  messages.forEach((message, place) => {
+    if (typeof message?.role !== "string") {
+      throw new RangeError(`messages[${place}] is ${shown(message)}; expected an object with a 'role' and a 'content'.`);
+    }
+  });
+  return messages;
+}
+
+/** @param {unknown} prompt */
+const areMessages = (prompt) => Array.isArray(prompt) && prompt.length > 0 && typeof prompt[0] === "object";
+
+/** @param {unknown} prompt @returns {Reply["prompt"]} */
+function promptOf(prompt) {
+  if (typeof prompt === "string") return prompt;
+  if (areMessages(prompt)) return messagesOf(prompt);
+  if (Array.isArray(prompt) || ArrayBuffer.isView(prompt)) return tokens("the prompt", prompt);
+  throw new RangeError(`the prompt is ${shown(prompt)}; expected a text, a list of messages or a list of token ids.`);
+}
+
+/** @param {string} name @param {unknown} value @param {number} least @returns {number | null} */
+function whole(name, value, least) {
+  if (value === null) return null;
+  if (typeof value !== "number" || !Number.isSafeInteger(value) || value < least) {
+    throw new RangeError(`${name} is ${shown(value)}; expected a whole number of at least ${least}.`);
+  }
+  return value;
+}
+
+/** @param {string} name @param {unknown} value @returns {string[]} */
+function texts(name, value) {
+  if (Array.isArray(value) && value.every((one) => typeof one === "string" && one)) return value;
+  throw new RangeError(`${name} is ${shown(value)}; expected a text or a list of texts, none of them empty.`);
+}
+
+/** @param {string} name @param {any} value @returns {number[]} */
+function tokens(name, value) {
+  const found = Array.from(value, Number);
+  if (found.every((token) => Number.isSafeInteger(token) && token >= 0)) return found;
+  throw new RangeError(`${name} is ${shown(value)}; expected token ids, whole numbers of 0 or more.`);
+}
+
+/** @param {unknown} value */
+const shown = (value) => (JSON.stringify(value) ?? String(value)).slice(0, 80);

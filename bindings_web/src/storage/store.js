@@ -1,0 +1,234 @@
+// What this site keeps of models: files by their sha256, shared between models, and a record of each model.
+
+import { folderOf } from "../package/address.js";
+import { openPlace } from "./opfs.js";
+import { download } from "./download.js";
+import { PackageError } from "../errors.js";
+import { hex } from "./hashes.js";
+import { ifFree, locked } from "./locks.js";
+import { readManifest } from "../package/manifest.js";
+import { listed, readRecord } from "./model_record.js";
+import { freeBytes, noRoom, roomFor, spaceOfSite } from "./quota.js";
+import { throttled } from "../worker/throttle.js";
+
+/**
+ * @typedef {import("./opfs.js").Place} Place
+ * @typedef {import("./download.js").Wanted} Wanted
+ * @typedef {import("./download.js").OnProgress} OnProgress
+ * @typedef {import("./hashes.js").Sha256} Sha256
+ * @typedef {import("./download.js").Means} Means
+ * @typedef {import("./model_record.js").Model} Model
+ * @typedef {import("./model_record.js").Listed} Listed
+ */
+
+/** Files of models in this site's folder. Works only in a worker. Several may be open at once, in several tabs. */
+export class Store {
+  /** @type {Place} */ #place;
+  /** @type {Means} */ #means;
+
+  /**
+   * Use Store.open().
+   * @param {Place} place
+   * @param {Means} means
+   */
+  constructor(place, means) {
+    this.#place = place;
+    this.#means = means;
+  }
+
+  /**
+   * sha256: that of @noble/hashes, or one that is used alike; pause: ms before a failed request is made again, doubled
+   * each time; patience: ms without a byte after which a request has failed. Where nothing can be stored (private
+   * windows of some browsers) files are kept in memory until the worker ends, and the console says so.
+   * @param {{sha256: Sha256, pause?: number, patience?: number}} means
+   */
+  static async open({ sha256, pause = 500, patience = 60_000 }) {
+    if (typeof WorkerGlobalScope === "undefined") throw new TypeError("Store.open() works only in a worker");
+    const { place, reason } = await openPlace();
+    if (!place.isDisk) console.warn(`embedllm: models are kept in memory only, nothing can be stored here (${reason})`);
+    await navigator.storage?.persist?.().catch(() => false); // pages have it, workers of most browsers do not
+    return new Store(place, { sha256, pause, patience });
+  }
+
+  /** Whether what is downloaded is here the next time. */
+  get isPersistent() {
+    return this.#place.isDisk;
+  }
+
+  /**
+   * A file whose sha256 was checked: the stored one, or it is downloaded. Reading it locks nothing.
+   *
+   * Tabs that want the same file wait for the one that downloads it. Throws PackageError or the signal's reason.
+   * @param {Wanted} wanted
+   * @param {{onProgress?: OnProgress, signal?: AbortSignal}} [options]
+   * @returns {Promise<File | Blob>}
+   */
+  async file(wanted, { onProgress, signal } = {}) {
+    const tell = throttled(onProgress);
+    const others = new BroadcastChannel(`embedllm ${wanted.sha256}`);
+    others.onmessage = ({ data }) => tell({ ...data, file: wanted.name });
+    try {
+      const make = async () => {
+        const made = await this.#stored(wanted); // by another tab, in the meantime
+        if (made) return made;
+        await this.#make(wanted, {
+          signal,
+          onProgress: (progress) => {
+            tell(progress);
+            others.postMessage(progress);
+          },
+        });
+        return this.#stored(wanted);
+      };
+      const file = (await this.#stored(wanted)) ?? (await locked(`embedllm ${wanted.sha256}`, signal, make));
+      if (!file) throw new PackageError(`'${wanted.name}' was removed while it was loaded. Load the model again.`);
+      onProgress?.({ file: wanted.name, loaded: wanted.bytes, total: wanted.bytes, phase: "download" });
+      return file;
+    } finally {
+      others.close();
+    }
+  }
+
+  /**
+   * Throws PackageError when what is not stored of these files has no room.
+   * @param {Wanted[]} files
+   */
+  async needRoom(files) {
+    if (!this.#place.isDisk) return;
+    const sizes = await this.#place.sizes();
+    let needed = 0;
+    for (const { sha256, bytes } of new Map(files.map((file) => [file.sha256, file])).values()) {
+      if (sizes.get(sha256) !== bytes) needed += Math.max(0, bytes - (sizes.get(`${sha256}.part`) ?? 0));
+    }
+    const available = await freeBytes();
+    if (available !== null && needed > available) {
+      throw noRoom(files.map(({ name }) => `'${name}'`).join(", "), needed, available);
+    }
+  }
+
+  /**
+   * The record of a model, by its address.
+   * @param {string} url
+   * @returns {Promise<Model | null>}
+   */
+  async model(url) {
+    const text = await this.#place.record(this.#key(url));
+    return text === null ? null : readRecord(text);
+  }
+
+  /**
+   * Writes down what a model consists of now. Files of its manifest before are removed if no model lists them.
+   * @param {string} url
+   * @param {string} manifest  its text
+   */
+  keep(url, manifest) {
+    return locked("embedllm models", undefined, async () => {
+      const before = await this.model(url);
+      const isSame = before?.manifest === manifest;
+      await this.#write({ url, manifest, used: isSame ? before.used : [], lastUsed: Date.now() });
+      if (before && !isSame) await this.#sweep();
+    });
+  }
+
+  /**
+   * Writes down that a file of a model is used, unless another tab knows a later manifest of it.
+   * @param {string} url
+   * @param {string} manifest  the text of the one that lists the file
+   * @param {string} name
+   */
+  use(url, manifest, name) {
+    return locked("embedllm models", undefined, async () => {
+      const before = await this.model(url);
+      if (before && (before.manifest !== manifest || before.used.includes(name))) return;
+      await this.#write({ url, manifest, used: [...(before?.used ?? []), name], lastUsed: Date.now() });
+    });
+  }
+
+  /**
+   * The models of which something is stored, last used first.
+   * @returns {Promise<Listed[]>}
+   */
+  async list() {
+    const sizes = await this.#place.sizes();
+    const all = (await this.#models()).map((model) => listed(model, sizes)).filter(({ bytes }) => bytes > 0);
+    return all.sort((a, b) => b.lastUsed - a.lastUsed);
+  }
+
+  /**
+   * Forgets a model, and removes those of its files that no other model lists. Whether it was there.
+   * @param {string | URL} url
+   */
+  async remove(url) {
+    const folder = folderOf(url);
+    return locked("embedllm models", undefined, async () => {
+      const known = (await this.#place.record(this.#key(folder))) !== null;
+      await this.#place.erase(this.#key(folder));
+      await this.#sweep();
+      return known;
+    });
+  }
+
+  /**
+   * Bytes: of all models, of all that this site stores, and that it may store; the latter two where the browser tells.
+   * isPersistent: the browser removes nothing without being asked to.
+   */
+  async usage() {
+    const { usage: site, quota } = await spaceOfSite();
+    const models = [...(await this.#place.sizes()).values()].reduce((sum, bytes) => sum + bytes, 0);
+    const isPersistent = this.#place.isDisk && ((await navigator.storage?.persisted?.()) ?? false);
+    return { models, site, quota, isPersistent };
+  }
+
+  /** @param {Model} model */
+  async #write(model) {
+    const text = JSON.stringify(model);
+    await roomFor("what is known of the model", () => text.length, () => this.#place.write(this.#key(model.url), text));
+  }
+
+  /** @param {Wanted} wanted */
+  async #stored({ sha256, bytes }) {
+    const file = await this.#place.file(sha256);
+    return file?.size === bytes ? file : null;
+  }
+
+  /**
+   * @param {Wanted} wanted
+   * @param {{onProgress: OnProgress, signal?: AbortSignal}} options
+   */
+  async #make(wanted, { onProgress, signal }) {
+    await this.needRoom([wanted]);
+    const what = `'${wanted.name}'`;
+    const growing = await roomFor(what, () => wanted.bytes, () => this.#place.part(wanted.sha256));
+    const missing = () => wanted.bytes - growing.size();
+    try {
+      const means = { ...this.#means, onProgress, signal };
+      await roomFor(what, missing, () => download(wanted, growing, means));
+    } finally {
+      growing.close();
+    }
+  }
+
+  /** Removes the files that no model lists, but not those that are being written. */
+  async #sweep() {
+    const kept = new Set();
+    for (const { manifest } of await this.#models()) {
+      for (const { sha256 } of Object.values(readManifest(manifest, "a stored manifest").files)) kept.add(sha256);
+    }
+    for (const name of (await this.#place.sizes()).keys()) {
+      const sha256 = name.replace(/\.part$/, "");
+      if (!kept.has(sha256)) await ifFree(`embedllm ${sha256}`, () => this.#place.remove(sha256));
+    }
+  }
+
+  async #models() {
+    const models = (await this.#place.records()).map(([, text]) => readRecord(text));
+    return models.filter((model) => model !== null);
+  }
+
+  /** @param {string} url */
+  #key(url) {
+    const hash = this.#means.sha256.create();
+    hash.update(new TextEncoder().encode(url));
+    return hex(hash.digest()).slice(0, 32);
+  }
+}

@@ -1,9 +1,0 @@
-// What ONNX Runtime imports in place of its own loader, where a policy allows no blob (an extension): see runtime.js.
-
-const loader = String(new URL(import.meta.url).searchParams.get("loader"));
-
-/** @param {object} options @returns {Promise<import("./runtime.js").WasmModule>} */
-export default async function load(options) {
-  const module = await (await import(/* @vite-ignore */ loader)).default(options);
-  return /** @type {any} */ (globalThis)[`embedllm ${loader}`](module);
-}

@@ -1,0 +1,145 @@
+// The engine "javascript": the twin of the rule, for pages that want no Python. As embedllm/model.py joins the parts.
+
+import { ChatTemplate } from "../package/chat_template.js";
+import { TemplateError } from "../errors.js";
+import { Grammars } from "../grammar/cache.js";
+import { loadLibrary } from "../libraries.js";
+import { Sampling } from "../sampling/options.js";
+import { Runner } from "./runner.js";
+import { readDefaults } from "../package/generation_config.js";
+
+/**
+ * @import { Bridge } from "./engine_python.js"
+ * @import { Loaded } from "./load_model.js"
+ * @import { Load, Reply } from "./protocol.js"
+ * @import { Opened, Opening, Replying } from "./request_server.js"
+ * @import { Defaults } from "../package/generation_config.js"
+ * @import { Request } from "./runner.js"
+ */
+
+/**
+ * Loads a model.
+ *
+ * @param {Bridge} bridge
+ * @param {Load} load
+ * @param {Opening} opening
+ * @returns {Promise<Opened>}
+ */
+export async function openJavaScript(bridge, { url, device, threads, urls }, { onProgress, onLost, signal }) {
+  const library = await loadLibrary("jinja", urls);
+  const loaded = await bridge.load(url, { device, threads, urls, onProgress, signal });
+  try {
+    const model = new Model(loaded, library);
+    loaded.engine.onLost = onLost;
+    return model;
+  } catch (error) {
+    loaded.engine.close();
+    throw error;
+  }
+}
+
+/** @implements {Opened} */
+class Model {
+  #loaded;
+  #library;
+  #runner;
+  #grammars;
+  /** @type {Defaults<Sampling>} */
+  #defaults;
+  /** @type {ChatTemplate | null} */
+  #template = null;
+
+  /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja */
+  constructor(loaded, library) {
+    const { device, refused, engine, manifest } = loaded;
+    this.#loaded = loaded;
+    this.#library = library;
+    this.#grammars = new Grammars(loaded.texts);
+    this.#runner = new Runner(engine, loaded.tokenizer);
+    this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
+    this.kind = loaded.kind;
+    this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
+  }
+
+  /** @param {Reply} reply @param {Replying} replying */
+  async reply(reply, { signal, onChunk }) {
+    const { conversation } = reply;
+    try {
+      const request = await this.#request(reply);
+      for await (const chunk of this.#runner.stream(request, { conversation, signal })) onChunk(chunk);
+    } catch (error) {
+      throw this.#loaded.engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
+    }
+  }
+
+  /** @param {number} conversation */
+  held(conversation) {
+    return this.#runner.held(conversation);
+  }
+
+  /** @param {number} conversation @param {number[]} tokens */
+  hold(conversation, tokens) {
+    return this.#runner.hold(conversation, tokens);
+  }
+
+  /** @param {number} conversation */
+  forget(conversation) {
+    this.#runner.forget(conversation);
+  }
+
+  close() {
+    this.#runner.close();
+  }
+
+  /**
+   * What the rule shall run: the prompt as token ids, every default filled in.
+   *
+   * @param {Reply} reply
+   * @returns {Promise<Request>}
+   */
+  async #request(reply) {
+    const { tokenizer, manifest } = this.#loaded;
+    const { sampling, max_tokens } = this.#defaults;
+    const special = reply.stop.map((text) => tokenizer.tokenId(text)); // those whose text never comes
+    const stopTokens = new Set(reply.stop_tokens ?? manifest.tokens.stop);
+    for (const token of special) if (token !== null && tokenizer.specialTokens.has(token)) stopTokens.add(token);
+    return {
+      prompt: this.#tokens(reply),
+      sampling: new Sampling({ ...sampling, ...reply.sampling }),
+      max_tokens: reply.max_tokens ?? max_tokens,
+      stop: reply.stop,
+      stop_tokens: stopTokens,
+      top_count: reply.logprobs,
+      special: reply.special,
+      constraint: (await this.#grammars.maker(reply.response_format))?.(stopTokens) ?? null,
+    };
+  }
+
+  /**
+   * The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's.
+   *
+   * @param {Reply} reply
+   * @returns {number[]}
+   */
+  #tokens({ prompt, tools, documents, variables, continue_final_message: continueFinalMessage }) {
+    const { tokenizer } = this.#loaded;
+    if (typeof prompt === "string") return tokenizer.encode(prompt, { special: true });
+    if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
+    const messages = /** @type {import("./protocol.js").Message[]} */ (prompt);
+    const text = this.#chatTemplate().render(messages, { tools, documents, variables, continueFinalMessage });
+    return tokenizer.encode(text, { special: false });
+  }
+
+  #chatTemplate() {
+    return (this.#template ??= ChatTemplate.of(this.#library, this.#loaded.texts));
+  }
+
+  #canChat() {
+    try {
+      return Boolean(this.#chatTemplate());
+    } catch (error) {
+      if (error instanceof TemplateError) return false;
+      throw error;
+    }
+  }
+}

@@ -1,0 +1,173 @@
+// The engine "python": Pyodide in this worker, with embedllm's own rule, template and conversation in it.
+
+import { EmbedError } from "../errors.js";
+import { Grammars } from "../grammar/cache.js";
+import { libraryUrl, loadBytes, loadLibrary } from "../libraries.js";
+import { remade } from "./protocol.js";
+
+/**
+ * @import { Loaded, Options } from "./load_model.js"
+ * @import { MakeMatcher } from "../grammar/cache.js"
+ * @import { Urls } from "../libraries.js"
+ * @import { Chunk, Load, Reply } from "./protocol.js"
+ * @import { Opened, Opening, Replying } from "./request_server.js"
+ * @import { Session } from "../engine/session.js"
+ * @typedef {{load: (url: string, options?: Options) => Promise<Loaded>}} Bridge
+ */
+
+/**
+ * The Python object that answers: bindings_web/serve.py.
+ *
+ * @typedef {{context: number, name: string, can_chat: boolean, cancel: () => void,
+ *   reply: (reply: string, tell: (...values: any[]) => void, make?: MakeMatcher) => any,
+ *   session: (conversation: number) => Session | undefined, tokens: (conversation: number) => string,
+ *   hold: (conversation: number, tokens: string) => Session,
+ *   forget: (conversation: number) => void, close: () => void, destroy: () => void}} Server
+ */
+
+const BRIDGE = "embedllm_bridge"; // as bindings_web/bridge.py looks for it
+const STARTED = { file: "python", phase: /** @type {const} */ ("compile"), total: 1 };
+
+/** @type {Promise<any> | null} */
+let starting = null; // Python's module serve.py; one Pyodide for all models of a worker
+/** What Python's call of the bridge gets. @type {Promise<Loaded> | null} */
+let current = null;
+
+/**
+ * Loads a model and its Python.
+ *
+ * @param {Bridge} bridge
+ * @param {Load} load
+ * @param {Opening} opening
+ * @returns {Promise<Opened>}
+ */
+export async function openPython(bridge, { url, device, threads, urls }, opening) {
+  const { onProgress, signal } = opening;
+  onProgress({ ...STARTED, loaded: 0 });
+  starting ??= start(urls);
+  starting.catch(() => (starting = null)); // so that another load tries again
+  const loading = bridge.load(url, { device, threads, urls, onProgress, signal }); // beside it
+  loading.catch(() => {}); // Python tells of it
+  try {
+    const serve = await starting;
+    signal.throwIfAborted();
+    onProgress({ ...STARTED, loaded: 1 });
+    current = loading; // Python's to close from now on
+    const found = await awaited(serve.open_model(url));
+    if (typeof found === "string") throw signal.aborted ? signal.reason : remade(JSON.parse(found));
+    return opened(found, await loading, opening);
+  } catch (error) {
+    if (current === null) void loading.then(({ engine }) => engine.close(), () => {});
+    throw error;
+  } finally {
+    current = null;
+  }
+}
+
+/**
+ * @param {Server} server
+ * @param {Loaded} loaded
+ * @param {Opening} opening
+ * @returns {Opened}
+ */
+function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
+  const grammars = new Grammars(texts);
+  engine.onLost = onLost;
+  return {
+    about: { name: server.name, context: server.context, canChat: server.can_chat, device, refused },
+    kind,
+    async reply(reply, replying) {
+      const make = await grammars.maker(reply.response_format);
+      try {
+        await makeReply(server, reply, make, replying);
+      } catch (error) {
+        throw engine.isLost ? Object.assign(/** @type {Error} */ (error), { lost: true }) : error;
+      }
+    },
+    held(conversation) {
+      const session = server.session(conversation);
+      return session ? { session, tokens: JSON.parse(server.tokens(conversation)) } : null;
+    },
+    hold: (conversation, tokens) => server.hold(conversation, JSON.stringify(tokens)),
+    forget: (conversation) => server.forget(conversation),
+    close() {
+      server.close();
+      server.destroy();
+    },
+  };
+}
+
+/**
+ * @param {Server} server
+ * @param {Reply} reply
+ * @param {MakeMatcher | null} make
+ * @param {Replying} replying
+ */
+async function makeReply(server, reply, make, { signal, onChunk }) {
+  const cancel = () => server.cancel();
+  signal.addEventListener("abort", cancel);
+  try {
+    const asked = JSON.stringify(reply, (_, value) => (isOdd(value) ? `${value}` : value));
+    const making = awaited(server.reply(asked, (...values) => onChunk(chunkOf(values)), make ?? undefined));
+    if (signal.aborted) cancel();
+    const failure = await making;
+    if (failure) throw remade(JSON.parse(failure));
+  } finally {
+    signal.removeEventListener("abort", cancel);
+  }
+}
+
+/** A number that JSON does not have; it goes as a text, for Python to read or to refuse. @param {unknown} value */
+const isOdd = (value) => typeof value === "number" && !Number.isFinite(value);
+
+/**
+ * A chunk out of the values that Python gives, one by one: an object would take longer than all else of a step.
+ *
+ * @param {any[]} values
+ * @returns {Chunk}
+ */
+function chunkOf([text, token, logprob, top, reason, by, prompt_tokens, cached_tokens, tokens, prefill_s, decode_s]) {
+  return {
+    text,
+    token: token ?? null,
+    logprob: logprob ?? null,
+    top_logprobs: top ? JSON.parse(top) : [],
+    finish_reason: reason ?? null,
+    stopped_by: by ?? null,
+    statistics: { prompt_tokens, cached_tokens, tokens, prefill_s, decode_s },
+  };
+}
+
+/** Starts Pyodide with embedllm in it. @param {Urls} urls */
+async function start(urls) {
+  const [{ loadPyodide }, wheel] = await Promise.all([loadLibrary("pyodide", urls), loadBytes("wheel", urls)]);
+  const folder = new URL(".", libraryUrl("pyodide", urls));
+  // Pyodide finds a folder on disk, of Node, by itself only
+  const python = await loadPyodide(folder.protocol === "file:" ? {} : { indexURL: folder.href });
+  python.unpackArchive(wheel, "wheel");
+  if (libraryUrl("jinja2", urls)) {
+    for (const name of /** @type {const} */ (["markupsafe", "jinja2"])) {
+      python.unpackArchive(await loadBytes(name, urls), "wheel");
+    }
+  } else {
+    await python.loadPackage("jinja2", { messageCallback: () => {}, errorCallback: refusePackage });
+  }
+  python.registerJsModule(BRIDGE, { load: () => current }); // progress and cancelling need no way through Python
+  return python.pyimport("embedllm.web.serve");
+}
+
+/** @param {string} message */
+function refusePackage(message) {
+  throw new EmbedError(
+    `Pyodide cannot load jinja2 (${message}). Check the network, or give wheels: urls: {jinja2: ..., markupsafe: ...}.`,
+  );
+}
+
+/** The result of a coroutine of Python's. @param {any} coroutine */
+async function awaited(coroutine) {
+  try {
+    return await coroutine;
+  } finally {
+    coroutine.destroy?.();
+  }
+}

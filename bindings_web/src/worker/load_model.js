@@ -1,0 +1,104 @@
+// Loads a model in a worker: its files, a device, a tokenizer. What both engines, Python's and JavaScript's, stand on.
+
+import { candidates, failure } from "../engine/device_selection.js";
+import { Decoder } from "../engine/model_shape.js";
+import { devices as found } from "../engine/devices.js";
+import { openEngine } from "../engine/engine.js";
+import { DeviceError } from "../errors.js";
+import { checkedUrls, libraryUrl, loadLibrary } from "../libraries.js";
+import { openPackage } from "../package/package.js";
+import { probe } from "../engine/probe.js";
+import { Store } from "../storage/store.js";
+import { TextCodec } from "../tokenizer/tokenizer.js";
+
+/**
+ * @import { Device, Engine } from "../engine/engine.js"
+ * @import { Urls } from "../libraries.js"
+ * @import { Package } from "../package/package.js"
+ * @typedef {{device?: string | string[], threads?: number, onProgress?: import("../storage/download.js").OnProgress,
+ *   signal?: AbortSignal, urls?: Urls}} Options device: a name of devices(), "auto", or names that are tried in order;
+ *   threads: for the CPU, 0 takes as many as ONNX Runtime does; one where the page is not cross-origin isolated
+ * @typedef {{texts: Map<string, string>, manifest: Package["manifest"], package: Package, device: Device,
+ *   refused: Device[], engine: Engine, tokenizer: TextCodec, kind: import("../storage/saved_conversations.js").Kind}} Loaded refused: those
+ *   passed over, with the reasons; kind: of its KV caches
+ */
+
+const WEIGHTS = "weights.safetensors";
+/** Most that the matrices may have as floats: with what ONNX Runtime makes of them, half of a wasm memory's 4 GB. */
+const MOST_FLOAT_BYTES = 1 << 30;
+const UNPACKED = "wasm-float32";
+
+/** What this browser offers, and why the rest is not available. @returns {Promise<Device[]>} */
+export async function devices() {
+  return found();
+}
+
+/**
+ * The folder at an address, on the first device of a wish that is there, suits it and opens.
+ *
+ * A device that was asked for alone never falls back to another. Throws PackageError, DeviceUnavailable, or the
+ * signal's reason.
+ *
+ * @param {string} url @param {Options} [options] @returns {Promise<Loaded>}
+ */
+export async function load(url, { device: wish = "auto", threads = 0, onProgress, signal, urls: places } = {}) {
+  const urls = checkedUrls(places, globalThis.location?.href);
+  if (!Number.isInteger(threads) || threads < 0) throw new RangeError(`threads is ${threads}; expected 0 or more.`);
+  const wished = candidates(await found(), wish);
+  const [{ sha256 }, library] = await Promise.all([loadLibrary("hashes", urls), loadLibrary("tokenizers", urls)]);
+  const opened = await openPackage(url, { store: await Store.open({ sha256 }), onProgress, signal });
+  const tokenizer = new TextCodec(library, opened.texts); // before the weights
+  const decoder = new Decoder(opened.manifest);
+  const base = libraryUrl("onnxruntime", urls);
+  /** @type {Device[]} */
+  const refused = [];
+  for (const device of wished) {
+    const graph = device.available ? await graphFor(device, opened, decoder, { base, urls }) : device;
+    if ("reason" in graph) {
+      refused.push({ ...device, available: false, reason: graph.reason, remedy: graph.remedy });
+      continue;
+    }
+    const weights = await opened.file(WEIGHTS);
+    const parts = { graph: await opened.file(graph.file), weights, activations: graph.activations, decoder };
+    onProgress?.({ file: graph.file, loaded: 0, total: 1, phase: "compile" });
+    signal?.throwIfAborted();
+    try {
+      const engine = await openEngine(device, parts, { base, threads });
+      onProgress?.({ file: graph.file, loaded: 1, total: 1, phase: "compile" });
+      const { texts, manifest } = opened;
+      const [ofWeights, ofGraph] = [WEIGHTS, graph.file].map((name) => manifest.files[name].sha256);
+      const of = { device: device.name, type: graph.activations, context: engine.context };
+      const kind = { weights: ofWeights, graph: ofGraph, ...of };
+      return { texts, manifest, package: opened, device, refused, engine, tokenizer, kind };
+    } catch (error) {
+      if (!(error instanceof DeviceError) || wished.length === 1) throw error;
+      refused.push({ ...device, available: false, reason: error.message, remedy: "" });
+    }
+  }
+  throw failure(refused);
+}
+
+/**
+ * The first graph of a folder that the device runs, and runs rightly, or why there is none.
+ *
+ * @param {Device} device @param {Package} opened @param {Decoder} decoder @param {{base: string, urls?: Urls}} options
+ * @returns {Promise<{file: string, activations: "float32" | "float16"} | {reason: string, remedy: string}>}
+ */
+async function graphFor(device, { manifest }, decoder, { base, urls }) {
+  let dialects = device.dialects ?? [];
+  if (device.name === "wasm") {
+    dialects = dialects.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
+  } else {
+    const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
+    if (!outcome.dialect) return { reason: outcome.reason, remedy: "use another device" };
+    dialects = dialects.slice(dialects.indexOf(outcome.dialect)); // float32 is right where float16 is
+  }
+  for (const dialect of dialects) {
+    const graph = manifest.graphs.find((one) => one.dialect === dialect);
+    if (graph) return { file: graph.file, activations: graph.activations === "float16" ? "float16" : "float32" };
+  }
+  return {
+    reason: `the folder has no graph '${dialects.join("' or '")}'`,
+    remedy: `add it: embedllm graph FOLDER --flavour ${dialects[0]}`,
+  };
+}

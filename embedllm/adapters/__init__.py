@@ -1,0 +1,1 @@
+"""LoRA adapters, read from PEFT folders."""

@@ -1,0 +1,142 @@
+"""`embedllm bench`: how fast a model is on this machine, alone or side by side with other engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli.bench_table import show_report
+from embedllm.cli.options import common_options, note
+from embedllm.cli.progress import fetch
+
+if TYPE_CHECKING:
+    from embedllm.bench.rounds import Plan
+    from embedllm.bench.specs import Spec
+
+
+class Counts(click.ParamType):
+    """Whole numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() for part in parts):
+            self.fail(f"{value!r}: expected whole numbers with commas between them, such as 128,512.", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
+@click.command(short_help="Measure a model's speed and memory, against other engines too.")
+@click.argument("model")
+@click.option("--device", metavar="NAME", help="For MODEL; as in 'embedllm run'.")
+@click.option("--against", multiple=True, metavar="WHAT",
+              help="Also measure another FOLDER, a FOLDER@DEVICE, onnxruntime-genai[:FOLDER], openvino-genai[:FOLDER], "
+              "llama-cpp:FILE.gguf or transformers:FOLDER. Repeatable.")  # fmt: skip
+@click.option("--prompt", "prompts", type=Counts(), default="128,512", show_default=True, metavar="N,...",
+              help="Lengths of prompts, in tokens.")  # fmt: skip
+@click.option("--depth", "depths", type=Counts(), default="0", show_default=True, metavar="N,...",
+              help="Tokens held before each prompt.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Of each reply.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Each measures all in turn.")
+@click.option("--threads", type=click.IntRange(min=0), metavar="N",
+              help="For every engine; 0: each one's own choice.  [default: one a physical core]")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Folders of ours as loaded with --exact.")
+@click.option("--no-prefix-cache", is_flag=True,
+              help="Folders of ours without the memory that keeps what sequences lose.")  # fmt: skip
+@click.option("--concurrency", type=Counts(), default=(), metavar="N,...", help="Also N replies at once (ours only).")
+@click.option("--shared-prefix", is_flag=True, help="Also prompts that begin as the one before did.")
+@click.option("--structured", is_flag=True, help="Also replies held to a JSON schema (ours only).")
+@click.option("--cold", is_flag=True, help="Also rounds in fresh processes: loading and the first token.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the result here; '-' for stdout, without the table.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
+              help="Draw it: .png or .svg (embedllm[plot]).")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Do not say on stderr what is being measured.")
+@common_options
+def bench(
+    model: str,
+    *,
+    device: str | None,
+    against: tuple[str, ...],
+    prompts: tuple[int, ...],
+    depths: tuple[int, ...],
+    tokens: int,
+    rounds: int,
+    threads: int | None,
+    exact: bool,
+    no_prefix_cache: bool,
+    concurrency: tuple[int, ...],
+    shared_prefix: bool,
+    structured: bool,
+    cold: bool,
+    json_path: str | None,
+    plot: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure load, prefill, decode and memory of MODEL: a folder, 'demo', a GGUF file, or a model of the hub.
+
+    Each engine is a process of its own; all stay loaded and take turns, case by case, one at a time. Greedy, stop
+    tokens and speculation off; random prompts that no cache helps. "of first" is the median of each round's speed over
+    MODEL's; "bandwidth" the share of the machine's that reading weights and KV once a token takes.
+    """
+    from embedllm.bench.machine import usual_threads
+    from embedllm.bench.rounds import Plan
+    from embedllm.bench.specs import against_spec, own_spec
+    from embedllm.bench.workload import Workload
+    from embedllm.files.atomic import check_place
+
+    workload = Workload(prompts=prompts, depths=depths, tokens=tokens, rounds=rounds, concurrency=concurrency,
+                        shared_prefix=shared_prefix, structured=structured, cold=cold)  # fmt: skip
+    if not quiet:
+        fetch(model)
+    own = own_spec(model, device or "")
+    specs = [own, *(against_spec(text, own) for text in against)]
+    if plot is not None:
+        from embedllm.files.image import check_plot
+
+        check_plot(plot)
+    for path in filter(None, (plot, json_path)):
+        if str(path) != "-":
+            check_place(Path(path))
+    plan = Plan(workload=workload, threads=usual_threads() if threads is None else threads, exact=exact,
+                prefix_cache=not no_prefix_cache)  # fmt: skip
+    found = _measure(specs, plan, (lambda text: None) if quiet else note)
+    _hand_out(found, json_path, plot)
+
+
+def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[str, object]:
+    from embedllm.bench.bandwidth import Reader
+    from embedllm.bench.energy import open_meter
+    from embedllm.bench.machine import describe_machine, load_average, usual_threads
+    from embedllm.bench.report import report
+    from embedllm.bench.rounds import measure
+
+    machine, meter = describe_machine(), open_meter()
+    reader = Reader(plan.threads or usual_threads())
+    found, rates = measure(specs, plan, bandwidth=reader.rate, on_step=say)
+    machine["load_average_after"] = load_average()
+    energy = meter if isinstance(meter, str) else ""
+    return report(found, plan, machine=machine, rates=rates, read_threads=reader.threads, energy=energy)
+
+
+def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None) -> None:
+    """The table, or JSON in its place, on stdout; the files."""
+    text = json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    if json_path == "-":
+        click.echo(text, nl=False)
+    else:
+        show_report(found)
+        if json_path:
+            from embedllm.files.atomic import replacing
+
+            with replacing(Path(json_path)) as file:
+                file.write(text.encode())
+    if plot is not None:
+        from embedllm.bench.plot import draw
+
+        draw(found, plot)

@@ -1,0 +1,265 @@
+"""`embedllm chat`: a conversation, typed at a terminal or piped in, one turn a line."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from embedllm.cli.messages_file import expanded, read_messages, write_messages
+from embedllm.cli.options import Settings, note, reply_options
+from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
+from embedllm.conversation.conversation import Conversation
+from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
+from embedllm.generation.generation import Cancel, Statistics
+from embedllm.generation.options import WhenFull
+from embedllm.sampling.sampler import Sampling
+
+_PROMPT, _MORE = "> ", ". "
+_BLOCK = '"""'
+
+
+@click.command(short_help="Talk to a model.")
+@click.option("--when-full", type=click.Choice(get_args(WhenFull)),
+              help="When the context is full: a turn is an error (the default), the oldest turns go, or tokens do, "
+              "in the middle of a reply too.")  # fmt: skip
+@reply_options
+def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
+    """Talk to a model that remembers what was said.
+
+    A line is a turn; one that ends in a backslash goes on in the next line, and so does all between two lines of
+    \"\"\". Ctrl-C stops a reply or clears the line, Ctrl-D leaves. Piped in, each line is a turn as well, and the exit
+    code is 1 when one of them failed.
+
+    \b
+    /reset         forget what was said; the system message stays
+    /system TEXT   change the system message; without TEXT: remove it
+    /save FILE     write the messages, as JSON where FILE ends in .json; else the KV cache with them
+    /open FILE     go on from such a file
+    /stats         tokens and times of the last reply, and how full the context is
+    /help          this list
+    /exit          leave
+    """
+    with settings.open_model() as llm:
+        if not llm.can_chat:
+            raise TemplateError(f"'{llm.name}' has no chat template; 'embedllm run' continues plain text.")
+        is_typed = sys.stdin.isatty()
+        if is_typed:
+            note(f"{llm.name} on {llm.device.name}, context {llm.context} tokens. /help lists the commands.")
+        conversation = llm.conversation(settings.system, variables=settings.variables, when_full=when_full or "error")
+        talk = Talk(conversation, settings, settings.sampled(llm.sampling), when_full=when_full)
+        with closing(talk):
+            talk.run(_line_reader(is_typed), is_typed=is_typed)
+    if talk.failures and not is_typed:
+        click.get_current_context().exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was typed."""
+
+    text: str
+    is_command: bool
+
+
+def read_turn(read_line: Callable[[str], str]) -> Turn:
+    """The next turn; the end of the input ends an open block too. EOFError when there was nothing before it.
+
+    read_line: takes a prompt, gives a line without its end, raises EOFError.
+    """
+    line = read_line(_PROMPT)
+    if line.strip() == _BLOCK:
+        lines: list[str] = []
+        with suppress(EOFError):
+            while (line := read_line(_MORE)).strip() != _BLOCK:
+                lines.append(line)
+        return Turn("\n".join(lines), is_command=False)
+    text = line
+    with suppress(EOFError):
+        while text.endswith("\\"):
+            text = text[:-1] + "\n"
+            text += read_line(_MORE)
+    return Turn(text, is_command=line.startswith("/"))
+
+
+class Talk:
+    """The state of one chat, and what its commands do to it."""
+
+    def __init__(
+        self, conversation: Conversation, settings: Settings, sampling: Sampling, *, when_full: WhenFull | None
+    ) -> None:
+        self.conversation = conversation  # /open changes it
+        self._when_full: WhenFull | None = when_full  # None: as a file says
+        self.failures = 0  # turns and commands
+        self._settings = settings
+        self._sampling = sampling
+        self._last: Statistics | None = None
+        self._actions: dict[str, Callable[[str], None]] = {
+            "/reset": self._reset,
+            "/system": self._set_system,
+            "/save": self._save,
+            "/open": self._open,
+            "/stats": self._say_stats,
+            "/help": _help,
+        }
+
+    def run(self, read_line: Callable[[str], str], *, is_typed: bool) -> None:
+        """Takes turns until the input ends or /exit."""
+        while True:
+            try:
+                turn = read_turn(read_line)
+                if turn.is_command and turn.text.split()[0] == "/exit":
+                    return
+                if turn.text.strip():
+                    self._take(turn)
+            except EOFError:
+                if is_typed:
+                    note("")
+                return
+            except KeyboardInterrupt:
+                if not is_typed:
+                    raise
+                note("")  # the line is dropped
+
+    def _take(self, turn: Turn) -> None:
+        try:
+            if turn.is_command:
+                self._command(turn.text)
+            else:
+                self._reply(turn.text)
+        except ContextFull as error:
+            goes_on = self.conversation.when_full == "error"
+            self._fail(f"{error} Or begin anew: /reset" + (", or with --when-full drop-oldest." if goes_on else ""))
+        except (EmbedError, OSError, ValueError) as error:
+            self._fail(str(error))
+
+    def _fail(self, message: str) -> None:
+        self.failures += 1
+        note(f"error: {message}")
+
+    def _command(self, text: str) -> None:
+        name, *rest = text.split(maxsplit=1)
+        action = self._actions.get(name)
+        if action is None:
+            self._fail(f"there is no command '{name}'; /help lists them. A space before it makes it text.")
+        else:
+            action(rest[0].strip() if rest else "")
+
+    def _reply(self, text: str) -> None:
+        cancel = Cancel()
+        with stopped_by_ctrl_c(cancel):
+            chunks = self.conversation.stream(text, self._sampling, cancel=cancel, **self._settings.reply)
+            reply = show(chunks, reasoning=self._settings.reasoning == "show")
+        before = self._last.dropped_tokens if self._last else 0
+        self._last = reply.statistics
+        if (dropped := reply.statistics.dropped_tokens) != before:
+            note(f"(the context is full: the model no longer sees {dropped} tokens of what was said first)")
+        say_end(reply, self.conversation.model.context, remedy="/reset begins anew")
+        if self._settings.stats:
+            say_statistics(reply.statistics)
+
+    def _reset(self, _: str) -> None:
+        messages = self.conversation.messages
+        messages[:] = [message for message in messages[:1] if message["role"] == "system"]
+        self.conversation.close()  # its KV, which /save would write
+        note("(what was said is forgotten)")
+
+    def _set_system(self, text: str) -> None:
+        messages = self.conversation.messages
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        messages[: int(has_system)] = [{"role": "system", "content": text}] if text else []
+        note("(the system message is changed)" if text else "(there is no system message now)")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._fail("/save needs the name of a file")
+            return
+        path = expanded(Path(name))
+        if _is_json(path):
+            write_messages(path, self.conversation.messages)
+        else:
+            _save_whole(self.conversation, path)
+        note(f"(saved {len(self.conversation.messages)} messages to '{name}')")
+
+    def _open(self, name: str) -> None:
+        if not name:
+            self._fail("/open needs the name of a file")
+            return
+        path = expanded(Path(name))
+        if _is_json(path):
+            self.conversation.messages[:] = read_messages(path)
+            self.conversation.close()  # the KV of what was said before
+        else:
+            try:
+                opened = self.conversation.model.open_conversation(path, when_full=self._when_full)
+            except OSError as error:
+                raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
+            self.conversation.close()
+            self.conversation = opened
+        note(f"(opened {len(self.conversation.messages)} messages of '{name}')")
+
+    def close(self) -> None:
+        self.conversation.close()
+
+    def _say_stats(self, _: str) -> None:
+        if self._last is None:
+            note("(no reply yet)")
+            return
+        say_statistics(self._last)
+        context = self.conversation.model.context
+        used = min(self._last.prompt_tokens + self._last.tokens, context)  # more when tokens were dropped on the way
+        note(f"context: {used} of {context} tokens after that reply")
+
+
+def _save_whole(conversation: Conversation, path: Path) -> None:
+    """Raises EmbedError where that fails, and for a file that is there and no saved conversation."""
+    from embedllm.conversation.saved import read_conversation  # numpy
+
+    try:
+        if path.exists():
+            read_conversation(path)
+        conversation.save(path)
+    except PackageError as error:
+        raise EmbedError(f"{error} It is not overwritten; choose another name.") from error
+    except OSError as error:
+        raise EmbedError(f"cannot write '{path}': {error.strerror or error}.") from error
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file holds the messages alone."""
+    return path.suffix.lower() == ".json"
+
+
+def _help(_: str) -> None:
+    assert chat.help is not None
+    note(inspect.cleandoc(chat.help).partition("\b\n")[2])
+
+
+def _line_reader(is_typed: bool) -> Callable[[str], str]:
+    """A function that reads a line of stdin; at a terminal with a prompt, editing and history where there are any."""
+    if not is_typed:
+        return lambda _: _read_line()
+    if not sys.stdout.isatty():
+        return _prompt_on_stderr  # input() would write its prompt among the replies
+    with suppress(ImportError):  # not on Windows, whose console edits lines itself
+        importlib.import_module("readline")
+    return input
+
+
+def _prompt_on_stderr(prompt: str) -> str:
+    click.echo(prompt, err=True, nl=False)
+    return _read_line()
+
+
+def _read_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")

@@ -1,0 +1,160 @@
+"""`embedllm eval`: how good a model still is, against its 16-bit original, on a text and on tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from embedllm import __version__
+from embedllm.cli.commands.inspect import new_console, new_table
+from embedllm.cli.options import common_options, note
+from embedllm.cli.progress import fetch, progress_bar
+
+if TYPE_CHECKING:
+    from embedllm.evaluation import Evaluation, ModelScore
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
+
+
+@click.command("eval", short_help="Measure what quantization cost a model.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--text", type=_FILE, metavar="FILE", help='Plain text, or .jsonl: a line each {"text": "..."}.')
+@click.option("--against", metavar="FOLDER", help="The base: a package of 16 bits with the same vocabulary.")
+@click.option("--tokens", type=click.IntRange(min=0), default=20_000, show_default=True, metavar="N",
+              help="Read so many, in whole windows; 0: all.")  # fmt: skip
+@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, metavar="N",
+              help="Tokens that are read at once; each window begins anew.")  # fmt: skip
+@click.option("--tasks", type=_FILE, metavar="FILE", help="Tasks with right answers, .jsonl; replies are greedy.")
+@click.option("--device", metavar="NAME", help="From 'embedllm devices'. Else: EMBEDLLM_DEVICE, or the best one.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
+              help="CPU threads; by default one a physical core.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Float activations in every product.")
+@click.option("--exact-too", is_flag=True, help="Each model twice, as it is and with --exact: what rounding costs.")
+@click.option(
+    "--json", "json_file", type=_NEW_FILE, metavar="FILE", help="One JSON object; '-': in place of the table."
+)
+@click.option("--plot", type=_NEW_FILE, metavar="FILE", help="Size against KL, .svg or .png (needs embedllm[plot]).")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@common_options
+def evaluate(
+    models: tuple[str, ...],
+    *,
+    text: Path | None,
+    against: str | None,
+    tokens: int,
+    window: int,
+    tasks: Path | None,
+    device: str | None,
+    threads: int,
+    exact: bool,
+    exact_too: bool,
+    json_file: Path | None,
+    plot: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure models side by side: perplexity on a text, the distance from a base, tasks done.
+
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. All are in memory at once. With --against: the
+    Kullback-Leibler divergence of the next token (mean, 95th and 99th percentile over all tokens), how often both find
+    the same token most probable, and the ratio of the perplexities. The base computes exactly where its device can.
+    """
+    if text is None and tasks is None:
+        raise click.UsageError("give --text, --tasks or both.")
+    if exact and exact_too:
+        raise click.UsageError("--exact and --exact-too: leave one out.")
+    if plot is not None and (text is None or against is None):
+        raise click.UsageError("--plot shows distances from a base: it needs --text and --against.")
+    _check_places(json_file, plot)
+    from embedllm.backends.devices import selection as select
+    from embedllm.evaluation import evaluate as run
+
+    if not quiet:
+        fetch(*models, *([against] if against else []))
+    way: bool | Literal["both"] = "both" if exact_too else exact
+    names = select.names_in(device or "")
+    with progress_bar(is_shown=not quiet) as on_progress:
+        found = run(models, text, against=against, tokens=tokens, window=window, tasks=tasks, threads=threads,
+                    device=names if len(names) > 1 else device, exact=way, on_progress=on_progress)  # fmt: skip
+    _write(found, json_file, plot)
+
+
+def _check_places(json_file: Path | None, plot: Path | None) -> None:
+    """Raises what writing would raise, before hours of work."""
+    from embedllm.files.atomic import check_place
+
+    if plot is not None:
+        from embedllm.files.image import check_plot
+
+        check_plot(plot)
+    for file in (json_file, plot):
+        if file is not None and file != Path("-"):
+            check_place(file)
+
+
+def _write(found: Evaluation, json_file: Path | None, plot: Path | None) -> None:
+    data = json.dumps({"embedllm": __version__, **asdict(found)}, ensure_ascii=False, allow_nan=False)
+    if json_file == Path("-"):
+        click.echo(data)
+    else:
+        _show(found)
+    if json_file is not None and json_file != Path("-"):
+        from embedllm.files.atomic import replacing
+
+        with replacing(json_file) as file:
+            file.write(f"{data}\n".encode())
+        note(f"wrote '{json_file}'")
+    if plot is not None:
+        from embedllm.evaluation.plot import write_plot
+
+        write_plot(found, plot)
+        note(f"wrote '{plot}'")
+
+
+def _show(found: Evaluation) -> None:
+    console = new_console()
+    if found.text is not None:
+        read = found.text
+        left = f"; {read.left_out:,} at the ends of documents left out" if read.left_out else ""
+        console.print(f"{read.tokens:,} tokens of {read.file} in windows of {read.window:,}{left}", markup=False)
+    scores = [*([found.base] if found.base else []), *found.models]
+    columns = ["model", "device", "MB", "bits/weight", *_text_columns(found), *(t.group for t in scores[0].tasks)]
+    rows = [[*_about(one, is_base=one is found.base), *_text_cells(one, found), *_task_cells(one)] for one in scores]
+    console.print(new_table(columns, rows, numbers_from=2))
+
+
+def _about(one: ModelScore, *, is_base: bool) -> Iterable[str]:
+    noted = [word for word, is_so in (("base", is_base), ("exact", one.exact)) if is_so]
+    yield f"{one.model} ({', '.join(noted)})" if noted else one.model
+    yield one.device
+    yield f"{one.weights_bytes / 1e6:,.1f}"
+    yield "not told" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
+
+
+def _text_columns(found: Evaluation) -> tuple[str, ...]:
+    if found.text is None:
+        return ()
+    return ("perplexity", "ratio", "mean KL", "95 % KL", "99 % KL", "same top") if found.base else ("perplexity",)
+
+
+def _text_cells(one: ModelScore, found: Evaluation) -> Iterable[str]:
+    if one.text is None:
+        return
+    yield f"{one.text.perplexity:.3f}"
+    if found.base is None:
+        return
+    if (far := one.text.divergence) is None:
+        yield from ("",) * 5
+        return
+    yield f"{far.perplexity_ratio:.4f}"
+    yield from (f"{kl:.5f}" for kl in (far.mean_kl, far.kl_95, far.kl_99))
+    yield f"{far.same_top:.2%}"
+
+
+def _task_cells(one: ModelScore) -> Iterable[str]:
+    return (f"{score.right}/{score.tasks}" for score in one.tasks)

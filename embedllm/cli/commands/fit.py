@@ -1,0 +1,89 @@
+"""The command `embedllm fit`: what a model needs on each device, what is free there, and how many tokens fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli.commands.inspect import new_console, new_table, open_folder
+from embedllm.cli.options import common_options, note
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import Device
+    from embedllm.loading.memory_estimate import Fit
+    from embedllm.package.package import Package
+
+
+@click.command(short_help="Say whether a model fits into the memory of a device.")
+@click.argument("model")
+@click.option("--device", metavar="NAME", help="One device, or 'auto'.  [default: all that are available]")
+@click.option("--context", type=int, metavar="N", help="For N tokens.  [default: as many as the package holds]")
+@click.option("--exact", is_flag=True, help="As loaded with --exact.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
+@common_options
+def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_json: bool) -> None:
+    """Say what a model needs on a device, for one sequence, and what is free there; nothing is loaded.
+
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub that is in the cache. Of a GPU's own memory all of it
+    counts as free.
+    """
+    from embedllm.loading.memory_estimate import fit as estimate
+
+    package = open_folder(model)
+    found = [
+        estimate(package, one, context=context, exact=exact) for one in _devices(package, device or "", exact=exact)
+    ]
+    if as_json:
+        click.echo(json.dumps([_as_json(one) for one in found], ensure_ascii=False))
+        return
+    _show(found)
+    if any(not one.is_measured for one in found):
+        note("~ a plain estimate: the weights file and the KV, without what the runtime adds")
+
+
+def _devices(package: Package, wish: str, *, exact: bool) -> list[Device]:
+    """The one that is wished for, or every one that can run the model. Raises DeviceUnavailable."""
+    from embedllm.backends.devices import registry
+    from embedllm.backends.devices import selection as select
+    from embedllm.loading.tuning_record import recall
+
+    found = registry.Found(package, exact=exact)
+    if not wish:
+        return [device for device in found.everything() if device.available]
+    search = select.Search(found.named, wish, fastest=recall(package, exact=exact).fastest)
+    for device in search:
+        return [device]
+    raise search.failure()
+
+
+def _as_json(one: Fit) -> dict[str, object]:
+    return {**dataclasses.asdict(one), "needed_bytes": one.needed_bytes, "fits": one.fits}
+
+
+def _show(found: Sequence[Fit]) -> None:
+    columns = ("device", "", "context", "weights", "KV", "scratch", "needed, MiB", "free, MiB", "fits up to")
+    rows = [
+        (
+            one.device,
+            "" if one.is_measured else "~",
+            f"{one.context:,}",
+            *map(_mib, (one.weights_bytes, one.kv_bytes, one.scratch_bytes, one.needed_bytes, one.free_bytes)),
+            _largest(one.largest_context),
+        )
+        for one in found
+    ]
+    new_console().print(new_table(columns, rows, numbers_from=2))
+
+
+def _mib(count: int | None) -> str:
+    return "not told" if count is None else f"{count / 2**20:,.0f}"
+
+
+def _largest(tokens: int | None) -> str:
+    if tokens is None:
+        return "not told"
+    return f"{tokens:,} tokens" if tokens else "it does not"

@@ -1,0 +1,254 @@
+"""The command `embedllm inspect`: what a folder holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli.options import common_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from embedllm.inspection.package_report import Architecture, Description, Memory
+    from embedllm.package.package import Package
+
+_MEMORY = "memory of one sequence, MB (without the runtime, its activations, what it repacks at load)"
+_WIDE = 200  # columns when nobody's terminal says how many: a table must not be folded for a pipe
+
+
+@click.command(short_help="Say what a folder holds.")
+@click.argument("folder")
+@click.option("--context", "contexts", type=int, multiple=True, metavar="N",
+              help="Give the memory for N tokens. Repeatable.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Compute every file's hash anew; exit code 1 when anything does not fit.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@common_options
+def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: bool) -> None:
+    """Say what a package folder holds; 'demo' is the model that ships with this library.
+
+    Its shape, where its bytes go, the memory that it needs, its graphs and whether they fit its weights.
+    """
+    from embedllm.inspection.package_report import describe_package
+    from embedllm.package.package import WEIGHTS
+
+    package = open_folder(folder)
+    if package.foreign is not None:
+        _inspect_foreign(package, contexts, check=check, as_json=as_json)
+        return
+    faults = package.faults() if check else {}
+    if WEIGHTS in faults:
+        raise package.refusal(faults)  # all that is described follows from it
+    description = describe_package(package, contexts)
+    if as_json:
+        found = {**dataclasses.asdict(description), "checked": check, "faults": faults}
+        click.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        _show(description, faults if check else None)
+    if faults:
+        raise package.refusal(faults)
+    if check and any(graph.problems for graph in description.graphs):
+        raise ValueError("a graph does not fit the weights file; export the folder again.")
+
+
+def _inspect_foreign(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
+    from embedllm.inspection.foreign_report import describe_foreign, facts
+
+    found = describe_foreign(package, contexts)
+    if check:
+        raise ValueError(f"'{package.folder}' has no manifest with hashes to check; leave out --check.")
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        return
+    console = new_console()
+    console.print(_pairs(facts(found)))
+    console.print(f"\n[bold]{_MEMORY}[/bold]")
+    console.print(_memory(found.memory))
+
+
+def open_folder(folder: str) -> Package:
+    """For commands that only look at a model: one of the hub has to be in the cache."""
+    from embedllm.loading.resolve import find_package
+    from embedllm.package.package import open_package
+
+    return open_package(find_package(folder, local_files_only=True), whole=False)
+
+
+def _show(found: Description, faults: Mapping[str, str] | None) -> None:
+    """faults: by file, none when all are as exported; None when that was not looked at."""
+    console = new_console()
+    for title, table in (
+        ("", _pairs(_facts(found))),
+        ("weights file, bytes", _storage(found)),
+        (_MEMORY, _memory(found.memory)),
+        ("graphs", _graphs(found)),
+        ("files", _files(found, faults)),
+        ("differences from the reference, measured at export", _verification(found.verification)),
+    ):
+        if table is not None:
+            if title:
+                console.print(f"\n[bold]{title}[/bold]")
+            console.print(table)
+    for graph in found.graphs:
+        for problem in graph.problems:
+            console.print(f"problem in {graph.file}: {problem}", style="red", markup=False)
+
+
+def _facts(found: Description) -> Iterable[tuple[str, str]]:
+    tokens = found.tokens
+    stop = ", ".join(map(str, tokens.stop)) or "none"
+    yield "name", found.name
+    yield "folder", found.folder
+    yield "source", found.source or "not recorded"
+    yield "licence", found.licence or "not recorded"
+    yield "task", found.task
+    yield from _shape(found.architecture)
+    yield "parameters", f"{found.parameters:,}"
+    yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits a weight with scales"
+    yield "weights file", f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits a parameter in all"
+    yield "tokens", f"bos {_or_none(tokens.bos)}, pad {_or_none(tokens.pad)}, stop {stop}"
+    yield "written by", found.created_by or "not recorded"
+
+
+def _rope(rope: Mapping[str, object]) -> str:
+    if not rope["rotated"]:
+        return "none: positions are learned, or not told"
+    scaling = rope["scaling"]
+    described = "no scaling"
+    if isinstance(scaling, Mapping):
+        described = ", ".join(f"{name} {value}" for name, value in scaling.items())
+    return f"base {rope['base']}, {rope['rotated']} dimensions turn, {described}"
+
+
+def _shape(model: Architecture) -> Iterable[tuple[str, str]]:
+    head = "the embedding" if model.tied else "a matrix of its own"
+    sizes = " or ".join(f"{size:,}" for size in model.mlp)
+    yield "model type", model.model_type
+    yield "layers", f"{model.layers}, hidden size {model.hidden:,}, mlp {sizes}"
+    if model.experts:
+        yield "experts", f"{model.experts} in a layer, of which a token uses {model.experts_used}"
+    for group in model.attention:
+        window = f"window of {group.window:,} tokens" if group.window else "no window"
+        heads = f"{group.heads} heads, {group.kv_heads} key/value heads of {group.head_dim}"
+        yield "attention", f"{group.layers} layers: {heads}, {window}"
+    yield "rope", _rope(model.rope)
+    if model.local_rope is not None:
+        yield "rope of windows", _rope(model.local_rope)
+    yield "vocabulary", f"{model.vocabulary:,}; the head is {head}"
+    yield "context", f"{model.context:,} tokens"
+
+
+def _packing(found: Description) -> str:
+    ways = []
+    for way in found.packing:
+        kind = f"{way.bits}-bit floats"
+        if way.group is not None:
+            zeros = "with minimums" if way.minimum else "symmetric" if way.symmetric else "with zero points"
+            order = ", columns in another order" if way.ordered else ""
+            kind = f"{way.bits} bits in groups of {way.group}, {zeros}{order}"
+        ways.append(f"{way.matrices} of {kind}")
+    return "; ".join(ways)
+
+
+def _storage(found: Description) -> Table:
+    columns = ("", "values", "scales", "zero points", "biases", "total", "share")
+    rows = [
+        (
+            share.kind,
+            *(f"{n:,}" if n else "" for n in (share.values, share.scales, share.zero_points, share.biases)),
+            f"{share.total:,}",
+            f"{share.total / found.weights_bytes:.1%}",
+        )
+        for share in found.storage
+    ]
+    return new_table(columns, rows, numbers_from=1)
+
+
+def _memory(lengths: Iterable[Memory]) -> Table:
+    columns = ("context", "KV float32", "with weights file", "KV float16", "with weights file")
+    rows = [
+        (f"{m.context:,}", *map(_mb, (m.kv_float32_bytes, m.float32_bytes, m.kv_float16_bytes, m.float16_bytes)))
+        for m in lengths
+    ]
+    return new_table(columns, rows, numbers_from=0)
+
+
+def _graphs(found: Description) -> Table:
+    rows = []
+    for graph in found.graphs:
+        fit = "onnx is not installed: not looked at"
+        if graph.problems:
+            fit = f"problems, see below: {len(graph.problems)}"
+        elif graph.weights is not None:
+            held = f"; {graph.held_to} have all its operators" if graph.held_to else ""
+            fit = f"{graph.weights}, all in the weights file, none stored twice{held}"
+        unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
+        rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
+    return new_table(("file", "flavour", "bytes", "unused bytes", "weights"), rows)
+
+
+def _files(found: Description, faults: Mapping[str, str] | None) -> Table:
+    def state(name: str) -> str:
+        if faults is None:
+            return "by the manifest"
+        return "NOT as exported" if name in faults else "as exported"
+
+    rows = [(name, f"{entry.bytes:,}", f"{entry.sha256[:16]}…", state(name)) for name, entry in found.files.items()]
+    return new_table(("file", "bytes", "sha256", ""), rows)
+
+
+def _verification(results: Mapping[str, object] | None) -> Table | None:
+    """Whatever the export measured, by graph."""
+    if results is None:
+        return None
+    rows = []
+    for name, value in results.items():
+        text = str(value)
+        if isinstance(value, dict):
+            text = ", ".join(f"{key} {_number(item)}" for key, item in value.items())
+        rows.append((name, text))
+    return _pairs(rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _or_none(token: int | None) -> str:
+    return "none" if token is None else str(token)
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.1f}"
+
+
+def new_console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    return new_table(("", ""), list(rows), header=False)
+
+
+def new_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None, header: bool = True
+) -> Table:
+    """numbers_from: the first column that is set to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="dim")
+    for index, column in enumerate(columns):
+        is_number = numbers_from is not None and index >= numbers_from
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # as text: a path may look like markup
+    return table

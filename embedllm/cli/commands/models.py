@@ -1,0 +1,56 @@
+"""The command `embedllm models`: what is kept of the hub's models, and its removal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime
+
+import click
+
+from embedllm.cli.commands.inspect import new_console, new_table
+from embedllm.cli.options import common_options, note
+
+_COMMIT = 12  # characters of a commit that are shown
+
+
+@click.command(short_help="List, or remove, what is kept of the hub's models.")
+@click.option("--remove", "removed", multiple=True, metavar="NAME",
+              help="Delete the exports and downloads of this model. Repeatable.")  # fmt: skip
+@click.option("--keep-downloads", is_flag=True, help="With --remove: delete the exports only.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of what is kept, sizes in bytes.")
+@common_options
+def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> None:
+    """List what is kept of the Hugging Face hub's models on this machine, with sizes and when it was used last.
+
+    Downloads lie in the hub client's cache, which other libraries share; exports that load() has made, in the user's
+    cache folder.
+    """
+    from embedllm.loading.hub_cache import kept_models, remove_models
+
+    if keep_downloads and not removed:
+        raise click.UsageError("--keep-downloads goes with --remove.")
+    for name in removed:
+        note(f"removed '{name}': {remove_models(name, downloads=not keep_downloads) / 1e6:,.1f} MB")
+    if removed and not as_json:
+        return
+    found = kept_models()
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
+        return
+    if not found:
+        note("nothing is kept")
+        return
+    columns = ("model", "what", "commit", "last used", "MB")
+    rows = [
+        (
+            one.name,
+            one.kind,
+            " ".join(commit[:_COMMIT] for commit in one.commits),
+            f"{datetime.fromtimestamp(one.used):%Y-%m-%d %H:%M}",
+            f"{one.bytes / 1e6:,.1f}",
+        )
+        for one in found
+    ]
+    new_console().print(new_table(columns, rows, numbers_from=4))
+    note(f"{sum(one.bytes for one in found) / 1e9:,.2f} GB in all; embedllm models --remove NAME deletes a model")

@@ -1,0 +1,129 @@
+"""`embedllm run`: one reply."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli.options import Settings, note, reply_options
+from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
+from embedllm.errors import TemplateError
+from embedllm.generation.completion import Completion, collect
+from embedllm.generation.generation import Cancel
+from embedllm.generation.options import PromptOptions
+from embedllm.model import Model
+from embedllm.sampling.sampler import Picked
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import Message
+
+
+@click.command(short_help="Give one reply.")
+@click.argument("text", required=False)
+@click.option("--raw", is_flag=True, help="Continue TEXT as it stands, without the chat template.")
+@click.option("--logprobs", type=click.IntRange(min=0), metavar="N",
+              help="Give each token's log probability, and the N best; on stderr, or in --json.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, when the reply is whole.")
+@reply_options
+def run(text: str | None, settings: Settings, *, raw: bool, logprobs: int | None, as_json: bool) -> None:
+    """Reply to TEXT.
+
+    TEXT '-' stands for stdin, and so does none when stdin is no terminal. A model without a chat template continues
+    the text, as with --raw. Ctrl-C stops the reply; what there is stays.
+    """
+    if raw and (settings.system is not None or settings.variables is not None):
+        raise click.UsageError("--system and --var go through the chat template, which --raw leaves out.")
+    text = _read(text)
+    with settings.open_model() as llm:
+        sampling = settings.sampled(llm.sampling)
+        as_text = raw or _lacks_template(llm, settings)
+        cancel = Cancel()
+        prompt = text if as_text else _messages(settings.system, text)
+        options: PromptOptions = {**settings.reply, "variables": settings.variables, "logprobs": logprobs or 0}
+        chunks = llm.stream(prompt, sampling, cancel=cancel, **options)
+        with stopped_by_ctrl_c(cancel):
+            reply = collect(chunks) if as_json else show(chunks, reasoning=settings.reasoning == "show")
+        if as_json:
+            click.echo(json.dumps(reply_object(reply, llm), ensure_ascii=False, allow_nan=False))
+        elif logprobs is not None:
+            _say_logprobs(reply, llm)
+        say_end(reply, llm.context, remedy="shorten the text, or export with a larger --context")
+        if settings.stats:
+            note(f"device: {llm.device.name} ({llm.device.backend})")
+            say_statistics(reply.statistics)
+    if reply.finish_reason == "cancelled":
+        click.get_current_context().exit(128 + signal.SIGINT)
+
+
+def reply_object(reply: Completion, llm: Model) -> dict[str, object]:
+    """A reply as --json gives it: natural logs, seconds, tokens per second."""
+    rates = {name: getattr(reply.statistics, name) for name in ("prefill_tokens_s", "decode_tokens_s")}
+    return {
+        "text": reply.text,
+        "reasoning": reply.reasoning,
+        "tokens": list(reply.tokens),
+        "finish_reason": reply.finish_reason,
+        "stopped_by": reply.stopped_by,
+        "model": llm.name,
+        "device": llm.device.name,
+        "statistics": {**asdict(reply.statistics), **rates},
+        "logprobs": [
+            {**_picked(chosen, llm), "top": [_picked(other, llm) for other in top]} for chosen, top in _steps(reply)
+        ],
+    }
+
+
+def _picked(picked: Picked, llm: Model) -> dict[str, object]:
+    logprob = picked.logprob if math.isfinite(picked.logprob) else None  # JSON has no infinity
+    return {"token": picked.token, "text": _token_text(picked.token, llm), "logprob": logprob}
+
+
+def _steps(reply: Completion) -> list[tuple[Picked, tuple[Picked, ...]]]:
+    tops = reply.top_logprobs or ((),) * len(reply.tokens)
+    chosen = (Picked(token, logprob) for token, logprob in zip(reply.tokens, reply.logprobs, strict=True))
+    return list(zip(chosen, tops, strict=True))
+
+
+def _token_text(token: int, llm: Model) -> str:
+    return llm.tokenizer.decode([token], special=True)
+
+
+def _say_logprobs(reply: Completion, llm: Model) -> None:
+    for chosen, top in _steps(reply):
+        others = "  ".join(f"{_token_text(other.token, llm)!r} {other.logprob:.3f}" for other in top)
+        note(f"{chosen.logprob:9.3f}  {_token_text(chosen.token, llm)!r:<16}  {others}".rstrip())
+
+
+def _read(text: str | None) -> str:
+    """TEXT, or all of stdin."""
+    if text is not None and text != "-":
+        return text
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError("give TEXT, pipe it in, or type it after '-' (Ctrl-D ends it).")
+    try:
+        read = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+    if not read.strip():
+        raise click.UsageError("stdin has no text.")
+    return read
+
+
+def _lacks_template(llm: Model, settings: Settings) -> bool:
+    if llm.can_chat:
+        return False
+    if settings.system is not None or settings.variables is not None:
+        raise TemplateError(f"'{llm.name}' has no chat template, which --system and --var go through.")
+    note(f"'{llm.name}' has no chat template; the text is continued as it stands.")
+    return True
+
+
+def _messages(system: str | None, text: str) -> list[Message]:
+    said: Message = {"role": "user", "content": text.rstrip("\r\n")}
+    return [said] if system is None else [{"role": "system", "content": system}, said]

@@ -1,0 +1,99 @@
+"""The command `embedllm tune`: how a model runs fastest on this machine, measured and remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from embedllm.cli.commands.inspect import new_console, new_table
+from embedllm.cli.options import common_options, note
+from embedllm.cli.progress import fetch
+from embedllm.errors import EmbedError
+
+if TYPE_CHECKING:
+    from embedllm.loading.tuning_results import Measured, Tuning
+
+
+@click.command(short_help="Measure how a model runs fastest here, and remember it.")
+@click.argument("model")
+@click.option("--device", "devices", multiple=True, metavar="NAME",
+              help="Measure only this one, and others so named. Repeatable.  [default: what 'auto' chooses from, and "
+              "openvino]")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="N",
+              help="About how long it may take.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="For loads with --exact.")
+@click.option("--kv", type=click.Choice(["int8", "int4"]), help="For loads with --kv.")
+@click.option("--forget", is_flag=True, help="Remove what is remembered of the model, and measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@common_options
+def tune(
+    *, model: str, devices: tuple[str, ...], seconds: float, exact: bool, kv: str | None, forget: bool, as_json: bool
+) -> None:
+    """Measure devices, threads, spinning and float activations for a model on this machine, and remember what is best.
+
+    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. Later loads use it, until the model, a runtime, a
+    driver or the processor changes; EMBEDLLM_TUNED=off does not. Nothing is chosen that rounds more than what is asked
+    for. Run it when the machine is quiet.
+    """
+    import embedllm
+
+    if forget:
+        count = embedllm.forget_tuning(model)
+        click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
+        return
+    fetch(model)
+    _say_if_busy()
+    said: set[str] = set()
+
+    def say(trial: str) -> None:
+        if trial not in said:
+            said.add(trial)
+            note(trial)
+
+    tuning = embedllm.tune(model, devices=devices, seconds=seconds, exact=exact, kv=kv, on_trial=say)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(tuning), ensure_ascii=False))
+    else:
+        _show(tuning)
+    if tuning.unkept:
+        raise EmbedError(f"this is not remembered: {tuning.unkept}.")
+
+
+def _say_if_busy() -> None:
+    """Other programs make a measurement useless; where the system tells of them."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > (os.cpu_count() or 1) / 2:
+        note(f"other programs keep this machine busy (load {load:.1f}); what is measured now may not hold later")
+
+
+def _show(tuning: Tuning) -> None:
+    columns = (
+        "device",
+        "settings",
+        "",
+        "prompt, tokens/s",
+        "reply, tokens/s",
+        "256 + 64, s",
+        "of its default",
+        "rounds",
+    )
+    new_console().print(new_table(columns, [_row(one, tuning) for one in tuning.measured], numbers_from=3))
+    for name, why in tuning.left_out:
+        note(f"not measured: {name}: {why}")
+    chosen = tuning.chosen(tuning.device)
+    if chosen is None:
+        note("'auto' chooses as before: the device that it takes was not measured")
+        return
+    note(f"'auto' takes {chosen.device} ({chosen.knobs}); measured in {tuning.took_s:.0f} s")
+    if min(one.rounds for one in tuning.measured if one.is_chosen) < 3:
+        note("there was no time for three rounds, without which every default stays; give more --seconds")
+
+
+def _row(one: Measured, tuning: Tuning) -> tuple[str, ...]:
+    mark = "" if not one.is_chosen else "taken by auto" if one.device == tuning.device else "taken"
+    return (one.device, str(one.knobs), mark, f"{one.prefill_tokens_s:,.0f}", f"{one.decode_tokens_s:,.1f}",
+            f"{one.seconds:.2f}", f"{one.ratio:.2f}", str(one.rounds))  # fmt: skip

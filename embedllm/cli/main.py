@@ -1,0 +1,113 @@
+"""The command line: its commands, and how an error becomes a line on stderr and an exit code.
+
+The reply, or what was asked for, goes to stdout; all else to stderr. What takes long to import is imported inside the
+commands, so that `embedllm --help` is there at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import click
+
+from embedllm import __version__
+from embedllm.cli.commands.bench import bench
+from embedllm.cli.commands.chat import chat
+from embedllm.cli.commands.devices import devices
+from embedllm.cli.commands.embed import embed, rerank
+from embedllm.cli.commands.eval import evaluate
+from embedllm.cli.commands.export import export
+from embedllm.cli.commands.families import families
+from embedllm.cli.commands.fit import fit
+from embedllm.cli.commands.graph import graph
+from embedllm.cli.commands.inspect import inspect
+from embedllm.cli.commands.models import models
+from embedllm.cli.commands.run import run
+from embedllm.cli.commands.shard import shard
+from embedllm.cli.commands.tune import tune
+from embedllm.cli.commands.worker import worker
+from embedllm.cli.options import common_options, wants_traceback
+from embedllm.errors import EmbedError
+
+_CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
+
+
+class Failure(click.ClickException):
+    """Ends a command with one line."""
+
+    exit_code = 1
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"error: {' '.join(self.message.split())}", err=True)
+
+
+class Stopped(Failure):
+    """Ctrl-C."""
+
+    exit_code = 128 + signal.SIGINT  # 130, as a shell reports it
+
+
+class Commands(click.Group):
+    """A group that turns the library's errors into lines."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _discard_stdout()
+            ctx.exit(_CLOSED_PIPE)
+        except KeyboardInterrupt as error:
+            raise Stopped("interrupted.") from error
+        except (EmbedError, ValueError, OSError) as error:
+            if wants_traceback(ctx):
+                traceback.print_exc()
+            raise Failure(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="embedllm", message="%(prog)s %(version)s")
+@common_options
+def cli() -> None:
+    """Run, chat with and export language models: one folder, one weights file, every device.
+
+    \b
+    embedllm run "list files by size"            a reply of the demo model
+    embedllm export Qwen/Qwen3-0.6B my-model     a folder from the Hugging Face hub, 4 bits a weight
+    embedllm chat --model my-model               talk to it
+
+    Replies go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.
+    """
+
+
+_COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
+             models, worker)  # fmt: skip
+for command in _COMMANDS:
+    cli.add_command(command)
+
+
+def main() -> None:
+    """What the programs `embedllm` and `python -m embedllm` do."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - lives as long as we do
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        # UTF-8 like what we write, and not the old code page of Windows; a byte that is none is one turn's error
+        encoding = "utf-8" if sys.platform == "win32" else None
+        sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # replaced by whoever called
+        if sys.platform == "win32" and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")  # a pipe would get the old code page, which lacks most characters
+        stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its number
+    cli(prog_name="embedllm")
+
+
+def _discard_stdout() -> None:
+    """Nobody reads any more: what is left in the buffer must not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,65 @@
+"""A conversation in a file: a JSON list of messages, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.errors import EmbedError
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import Message
+
+
+def read_messages(path: Path) -> list[Message]:
+    """The messages of a file. Raises EmbedError when it holds something else."""
+    path = expanded(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
+    except ValueError as error:
+        raise EmbedError(f"'{path}' is no JSON ({error}); expected a list of messages.") from error
+    if not isinstance(data, list) or not all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in data
+    ):
+        raise EmbedError(f'\'{path}\' holds no list of messages, each with a "role" and a "content".')
+    return data
+
+
+def write_messages(path: Path, messages: Sequence[Message]) -> None:
+    """Puts the messages into a file that only its owner can read.
+
+    Raises EmbedError when it cannot be written, and for an existing file that holds something else: that stays.
+    """
+    path = expanded(path).resolve()
+    if path.exists():
+        try:
+            read_messages(path)
+        except EmbedError as error:
+            raise EmbedError(f"{error} It is not overwritten; choose another name.") from error
+    text = json.dumps(list(messages), ensure_ascii=False, indent=1) + "\n"
+    partial: str | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            partial = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).replace(path)
+    except OSError as error:
+        raise EmbedError(f"cannot write '{path}': {error.strerror or error}.") from error
+    finally:
+        if partial is not None:
+            Path(partial).unlink(missing_ok=True)
+
+
+def expanded(path: Path) -> Path:
+    """A path with the user's own folder in place of a tilde."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises for a user that is not there

@@ -1,0 +1,254 @@
+"""Options that several commands share, gathered into one value; no command acts in here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+import click
+
+import embedllm
+from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.cli.progress import fetching
+from embedllm.cli.structured_options import format_options, response_format
+from embedllm.generation.options import ReplyOptions, Speculate
+from embedllm.sampling.option_table import SAMPLING_OPTIONS, Option
+from embedllm.sampling.sampler import Sampling
+from embedllm.structured.response_format import grammar_source
+
+if TYPE_CHECKING:
+    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.text.chat_template import JSON
+
+C = TypeVar("C", bound=Callable[..., object])
+_SLOW_S = 5.0
+_DEBUG = "embedllm.debug"  # keys of the click context
+_VERBOSE = "embedllm.verbose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What was said about the model and its replies."""
+
+    model: str
+    revision: str | None
+    device: str | None
+    threads: int
+    exact: bool
+    kv: str | None
+    openvino: OpenVINOOptions | None
+    draft: Path | None
+    adapter: Path | None
+    cache_dir: Path | None
+    system: str | None
+    sampling: Mapping[str, object]  # only what was given; the rest are the model's own defaults
+    max_tokens: int | None
+    min_tokens: int
+    stop: tuple[str, ...]
+    response_format: ResponseFormat | None
+    speculate: Speculate
+    variables: dict[str, JSON] | None  # of the chat template
+    reasoning: str  # "show" or "hide"
+    stats: bool
+
+    @property
+    def reply(self) -> ReplyOptions:
+        """What calls that make a reply take by name."""
+        adapter: ReplyOptions = {} if self.adapter is None else {"adapter": _name(self.adapter)}
+        return {
+            **adapter,
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "stop": self.stop,
+            "response_format": self.response_format,
+            "speculate": self.speculate,
+        }
+
+    def open_model(self) -> embedllm.Model:
+        """Loads the model, once the other options were seen to make sense."""
+        from embedllm.backends.devices import selection as select
+
+        Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
+        grammar_source(self.response_format)
+        adapters = None if self.adapter is None else {_name(self.adapter): self.adapter}
+        names = select.names_in(self.device or "")
+        device = names if len(names) > 1 else self.device
+        with (
+            _saying_after(
+                _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
+            ),
+            fetching(self.model) as on_progress,
+        ):
+            return embedllm.load(self.model, revision=self.revision, on_progress=on_progress, device=device,
+                                 threads=self.threads, exact=self.exact, kv=self.kv,
+                                 openvino=self.openvino, draft=self.draft, adapters=adapters,
+                                 cache_dir=self.cache_dir)  # fmt: skip
+
+    def sampled(self, defaults: Sampling) -> Sampling:
+        """The model's own sampling with what was given; says so when an option has no effect."""
+        sampling = replace(defaults, **self.sampling)  # type: ignore[arg-type]  # as above
+        idle = [_flag(option) for option in SAMPLING_OPTIONS if option.needs_chance and option.name in self.sampling]
+        if sampling.temperature == 0 and idle:
+            note(f"{', '.join(idle)}: without effect at temperature 0; add --temperature 0.7, say.")
+        return sampling
+
+
+def _name(adapter: Path) -> str:
+    """Of its folder or file, where the path is "." or "..", too."""
+    return adapter.resolve().name
+
+
+@contextmanager
+def _saying_after(seconds: float, text: str) -> Iterator[None]:
+    """A note when the block takes long."""
+    timer = threading.Timer(seconds, note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def note(text: str) -> None:
+    """A line for the reader at the terminal, who may have sent the reply somewhere else."""
+    click.echo(text, err=True)
+
+
+def common_options(command: C) -> C:
+    """-v and --debug; before the command's name they mean the same."""
+    debug = click.option("--debug", is_flag=True, expose_value=False, callback=_set_debug,
+                         help="Show the traceback of an error (also: EMBEDLLM_DEBUG=1).")  # fmt: skip
+    verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
+                           help="Say on stderr what is chosen and why.")  # fmt: skip
+    return verbose(debug(command))
+
+
+def wants_traceback(ctx: click.Context) -> bool:
+    return bool(ctx.meta.get(_DEBUG)) or os.environ.get("EMBEDLLM_DEBUG", "") not in ("", "0")
+
+
+def reply_options(command: Callable[..., object]) -> Callable[..., object]:
+    """The options of `run` and `chat`, which the command gets as `settings`."""
+
+    @functools.wraps(command)
+    def gathered(**values: object) -> object:  # click hands over whatever options it was told of
+        given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
+        values["sampling"] = {name: value for name, value in given.items() if value not in (None, ())}
+        values["response_format"] = response_format(values)
+        own = {field.name: values.pop(field.name) for field in fields(Settings)}
+        return command(settings=Settings(**own), **values)  # type: ignore[arg-type]  # by click
+
+    options = [
+        click.option("--model", "-m", default="demo", show_default=True, metavar="MODEL",
+                     help="A folder written by 'embedllm export', 'demo', a GGUF file, or a model of the hub: "
+                     "org/name."),
+        click.option("--revision", metavar="NAME", help="Of a model of the hub: branch, tag or commit."),
+        click.option("--device", metavar="NAME", help="From 'embedllm devices', or several by commas, to be tried in "
+                     "turn. Else: EMBEDLLM_DEVICE, or the best one."),
+        click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
+                     help="CPU threads; by default one a physical core."),
+        click.option("--exact", is_flag=True, help="Float activations in every product: slower, a little closer."),
+        click.option("--kv", type=click.Choice(["int8", "int4"]),
+                     help="Keep what was read in a quarter or an eighth of the memory; on the CPU by a graph that "
+                     "'embedllm graph' adds."),
+        click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
+                     help="For OpenVINO's devices: precision, rounding_group, kv, cache, prompt, reply, as in "
+                     "OpenVINOOptions. Repeatable."),
+        click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
+                     help="A much smaller model with the same vocabulary, which guesses for this one."),
+        click.option("--adapter", type=click.Path(path_type=Path), metavar="PATH",
+                     help="A LoRA adapter as PEFT saves it, with which the replies are computed."),
+        click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",
+                     help="Keep the KV of prompts here for later runs. What was said can be read from it."),
+        click.option("--system", metavar="TEXT", help="What the model is told before all else."),
+        *(_sampling_option(option) for option in SAMPLING_OPTIONS),
+        click.option("--max-tokens", type=click.IntRange(min=1), metavar="N",
+                     help="Tokens of a reply at most. Else: the model's default, or what the context leaves."),
+        click.option("--min-tokens", type=click.IntRange(min=0), default=0, metavar="N",
+                     help="The model does not end its reply before so many."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Ends the reply and is not shown. Repeatable."),
+        *format_options(),
+        click.option("--speculate", type=click.Choice(get_args(Speculate)), default="auto", show_default=True,
+                     help="What guesses the next tokens, so that several are computed at once."),
+        click.option("--var", "variables", multiple=True, metavar="KEY=JSON", callback=_parse_variables,
+                     help="For the chat template, such as enable_thinking=false. Repeatable."),
+        click.option("--reasoning", type=click.Choice(["show", "hide"]), default="show", show_default=True,
+                     help="What the model thinks before it answers, on stderr."),
+        click.option("--stats", is_flag=True, help="Tokens and times on stderr."),
+    ]  # fmt: skip
+    gathered = common_options(gathered)  # first, so that they are listed last
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered
+
+
+def _flag(option: Option) -> str:
+    return f"--{option.name.replace('_', '-')}"
+
+
+def _sampling_option(option: Option) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    shown = {float: "FLOAT", int: "INT", str: "TEXT"}[option.kind]
+    text = f"{option.text} Repeatable." if option.is_list else option.text
+    return click.option(_flag(option), type=option.kind, multiple=option.is_list, metavar=shown, help=text)
+
+
+def _parse_variables(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, JSON] | None:
+    variables: dict[str, JSON] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{value!r} is not KEY=JSON, such as enable_thinking=false.")
+        try:
+            variables[key] = json.loads(text)
+        except ValueError:
+            raise click.BadParameter(
+                f"the value of '{key}' is {text!r}; expected JSON: false, 3, or a text in double quotes "
+                f"('{key}=\"text\"')."
+            ) from None
+    return variables or None
+
+
+def _parse_openvino(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> OpenVINOOptions | None:
+    types = {field.name: str(field.type) for field in fields(OpenVINOOptions)}
+    given: dict[str, object] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if key not in types or not equals:
+            raise click.BadParameter(f"{value!r}: expected KEY=VALUE with one of the keys {', '.join(types)}.")
+        whole = "int" in types[key] and text.isdecimal()
+        given[key] = int(text) if whole else Path(text) if "Path" in types[key] else text
+    try:
+        return OpenVINOOptions(**given) if given else None  # type: ignore[arg-type]  # it checks them
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[_DEBUG] = True
+
+
+def _set_verbose(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if not value or ctx.meta.get(_VERBOSE):
+        return
+    ctx.meta[_VERBOSE] = True
+    logger, handler = logging.getLogger("embedllm"), logging.StreamHandler(sys.stderr)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+    def restore() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+    ctx.find_root().call_on_close(restore)

@@ -1,0 +1,80 @@
+"""How far a command has come, as bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from embedllm.hub.name import hub_name
+from embedllm.loading.gguf import is_gguf
+from embedllm.loading.resolve import find_package
+
+if TYPE_CHECKING:
+    from embedllm.export import Progress
+
+_STAGES = {  # the others: as they are
+    "calibration": "calibrating, layers",
+    "copy": "copying",
+    "download": "downloading",
+    "hash": "looking whether it is exported",
+    "draft": "drawing a text",
+    "inputs": "measuring inputs, layers",
+    "parts": "cutting",
+    "sensitivity": "measuring what bits are worth",
+    "tasks": "doing tasks",
+    "text": "reading the text",
+    "trace": "tracing with optimum",
+    "verify": "comparing with the reference",
+}
+_OF_BYTES = ("weights", "copy", "download", "hash", "parts")
+
+
+@contextmanager
+def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar a stage on stderr, when that is a terminal; gives what the exporter and the like report to."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    stages: dict[str, tuple[TaskID, float]] = {}  # and when each began
+    with Bars(*columns, TimeRemainingColumn(), console=console, disable=not (is_shown and console.is_terminal)) as bars:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.stage not in stages:
+                task = bars.add_task(_STAGES.get(progress.stage, progress.stage), total=progress.total, amount="")
+                stages[progress.stage] = task, time.perf_counter()
+            task, began = stages[progress.stage]
+            amount = _amount(progress, time.perf_counter() - began)
+            bars.update(task, completed=progress.done, total=progress.total, amount=amount)
+
+        yield on_progress
+
+
+@contextmanager
+def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
+    """Bars for the download and the export of a model of the hub, or in GGUF; None for a folder."""
+    if hub_name(model) is None and not is_gguf(model):
+        yield None
+        return
+    with progress_bar(is_shown=True) as on_progress:
+        yield on_progress
+
+
+def fetch(*models: str) -> None:
+    """Downloads and exports those that are of the hub, or in GGUF, with bars; looks at no folder."""
+    for model in models:
+        with fetching(model) as on_progress:
+            if on_progress is not None:
+                find_package(model, on_progress=on_progress)
+
+
+def _amount(progress: Progress, seconds: float) -> str:
+    if progress.stage not in _OF_BYTES:
+        return f"{progress.done} of {progress.total}"
+    rate = f", {progress.done / seconds / 1e6:.0f} MB/s" if seconds > 0 else ""
+    return f"{progress.done / 1e6:,.1f} of {progress.total / 1e6:,.1f} MB{rate}"

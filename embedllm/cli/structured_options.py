@@ -1,0 +1,77 @@
+"""The options of `run` and `chat` that say what a reply shall be, and the response_format that they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.text.chat_template import JSON
+
+T = TypeVar("T")
+
+
+def format_options() -> list[Callable[[Callable[..., object]], Callable[..., object]]]:
+    """The options, of which one may be given."""
+    return [
+        click.option("--json-schema", metavar="FILE|TEXT", callback=_read(_schema),
+                     help="The reply is JSON that this schema allows: a file, or the schema itself."),
+        click.option("--regex", metavar="TEXT", callback=_read(lambda text: {"type": "regex", "regex": text}),
+                     help="The whole reply matches this regex, one of Rust's."),
+        click.option("--choices", metavar="TEXT", callback=_read(_choices),
+                     help="The reply is one of these: texts with commas between them, or a JSON list."),
+        click.option("--grammar", metavar="FILE", callback=_read(_grammar),
+                     help="The reply follows this grammar, in llguidance's Lark."),
+    ]  # fmt: skip
+
+
+def response_format(values: dict[str, object]) -> ResponseFormat | None:
+    """Takes the options out of what the command line gave; what they say. Raises UsageError for more than one."""
+    given = {name: values.pop(name) for name in ("json_schema", "regex", "choices", "grammar")}
+    said = {name: value for name, value in given.items() if value is not None}
+    if len(said) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise click.UsageError(f"found {names}; a reply can follow one of them only.")
+    return next(iter(said.values()), None)  # type: ignore[return-value]  # made below
+
+
+def _read(make: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """What click calls with the text that was given."""
+    return lambda ctx, parameter, text: None if text is None else make(text)
+
+
+def _schema(text: str) -> dict[str, object]:
+    is_text = text.lstrip().startswith("{")
+    try:
+        schema: JSON = json.loads(text if is_text else _file(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{'the text' if is_text else repr(text)} is no JSON ({error}).") from None
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+
+
+def _choices(text: str) -> list[str]:
+    if not text.lstrip().startswith("["):
+        return [choice.strip() for choice in text.split(",")]
+    try:
+        choices = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no JSON list ({error}).") from None
+    return choices
+
+
+def _grammar(name: str) -> dict[str, object]:
+    return {"type": "lark", "lark": _file(name)}
+
+
+def _file(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise click.BadParameter(f"cannot read '{name}': {error.strerror or error}.") from None
+    except ValueError:
+        raise click.BadParameter(f"'{name}' is no UTF-8 text.") from None

@@ -1,0 +1,1 @@
+"""Conversations: turns over one KV cache, the policy when the context is full, saved files."""

@@ -1,0 +1,130 @@
+"""What a model sees of a history that does not fit any more: the policies of Conversation's when_full.
+
+The history itself stays whole. Standard library only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ContextFull
+from embedllm.generation.runner import Request
+from embedllm.kv_cache.block_cache import common
+from embedllm.kv_cache.context_shift import SINK, Shift
+from embedllm.text.chat_template import Message
+
+if TYPE_CHECKING:
+    from embedllm.package.architecture import Decoder
+
+_SYSTEM = ("system", "developer")
+_REPLY = 4  # the part of the context that is free for a reply of any length: a quarter
+_REST = 4  # and the part that is free beside it after turns were dropped, so that this is not done in each turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What of a history a model sees."""
+
+    first: Message | None = None  # begins the oldest turn that is seen; None: it is the first one
+    dropped_tokens: int = 0
+
+
+ALL = Seen()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A history with what is said last, and what makes a request of a part of it."""
+
+    messages: Sequence[Message]
+    request: Callable[[Sequence[Message]], Request]  # not checked yet
+    tokens: Callable[[Sequence[Message]], Sequence[int]]  # its prompt alone
+    context: int
+
+    @property
+    def turns(self) -> list[int]:
+        """Where each turn begins. What comes before the first one, the system message, is part of all that is seen."""
+        lead = 0
+        while lead < len(self.messages) and _role(self.messages[lead]) in _SYSTEM:
+            lead += 1
+        users = [at for at in range(lead, len(self.messages)) if _role(self.messages[at]) == "user"]
+        return users if users[:1] == [lead] or lead == len(self.messages) else [lead, *users]
+
+    def shown(self, start: int) -> list[Message]:
+        """The system message and all from a message on."""
+        return [*self.messages[: self.turns[0]], *self.messages[start:]] if self.turns else list(self.messages)
+
+
+def _role(message: object) -> object:
+    """None where there is none: the chat template's own check says what is wrong with such a message."""
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def without_oldest(asked: Asked, seen: Seen) -> tuple[Request, Seen]:
+    """Drops whole turns, the oldest ones, when prompt and reply would not fit; the last one is never dropped."""
+    turns = asked.turns
+    places = [place for place, at in enumerate(turns) if asked.messages[at] is seen.first]
+    begin, seen = (places[0], seen) if places else (0, ALL)
+    request = asked.request(asked.shown(turns[begin]) if turns else asked.messages)
+    wanted = asked.context // _REPLY if request.max_tokens is None else request.max_tokens
+    limit = asked.context - min(wanted, asked.context // 2)
+    if len(request.prompt) <= limit or begin >= len(turns) - 1:
+        return replace(request, dropped_tokens=seen.dropped_tokens), seen
+    chosen = _first_that_fits(asked, range(begin + 1, len(turns)), limit)
+    kept = asked.request(asked.shown(turns[chosen]))
+    dropped = seen.dropped_tokens + len(request.prompt) - len(kept.prompt)
+    seen = Seen(first=asked.messages[turns[chosen]], dropped_tokens=dropped)
+    return replace(kept, dropped_tokens=dropped), seen
+
+
+def _first_that_fits(asked: Asked, places: range, limit: int) -> int:
+    """The oldest turn from which on all fits, with some room where that can be had; the last one when nothing does."""
+    counts: dict[int, int] = {}
+
+    def count(place: int) -> int:
+        if place not in counts:
+            counts[place] = len(asked.tokens(asked.shown(asked.turns[place])))
+        return counts[place]
+
+    for most in (limit - asked.context // _REST, limit):
+        found = bisect_left(places, True, key=lambda place: count(place) <= most)
+        if found < len(places):
+            return places[found]
+    return places[-1]
+
+
+def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> tuple[Request, Seen]:
+    """Leaves out tokens behind the system message when all does not fit, and has more dropped on the way.
+
+    held: the tokens whose KV there is, after the shifts so far. Raises ContextFull when nothing can be dropped.
+    """
+    turns = asked.turns
+    request = asked.request(asked.messages)
+    prompt = request.prompt
+    system = list(asked.messages[: turns[0]] if turns else asked.messages)
+    kept = common(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
+    shift = Shift(keep=max(SINK, kept), context=asked.context, ropes=decoder.layer_ropes)
+    if shift.keep > asked.context // 2:
+        raise ContextFull(
+            f"the system message and the tools take {shift.keep} tokens, and 'shift' keeps them; "
+            f"{asked.context // 2} of {asked.context} can be kept. Shorten them.",
+            tokens=shift.keep,
+            limit=asked.context // 2,
+        )
+    dropped, tokens = seen.dropped_tokens, list(prompt)
+    if dropped:
+        tokens[shift.keep : shift.keep + dropped] = []
+    if dropped and common(tokens, held) <= shift.keep:  # the history, or what the template makes of it, is another now
+        dropped, tokens = 0, list(prompt)
+    if len(tokens) >= asked.context:
+        last = asked.request(asked.shown(turns[-1])) if turns else request
+        if len(last.prompt) >= asked.context:
+            return last, seen  # for the check to refuse
+        if common(tokens, held) <= shift.keep:  # nothing to go on from: no need to compute what would be dropped
+            dropped = min(len(tokens) - asked.context + shift.step, len(tokens) - len(last.prompt))
+            tokens[shift.keep : shift.keep + dropped] = []
+    seen = Seen(dropped_tokens=dropped)
+    return replace(request, prompt=tokens, shift=shift, dropped_tokens=dropped), seen

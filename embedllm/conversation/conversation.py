@@ -1,0 +1,271 @@
+"""A chat that remembers its history, and keeps the KV cache of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
+
+from embedllm.conversation.context_policy import ALL, Asked, Seen, shifted, without_oldest
+from embedllm.generation.async_stream import AsyncStream
+from embedllm.generation.completion import Completion, collect
+from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.options import ReplyOptions, WhenFull
+from embedllm.generation.run_in_thread import beside
+from embedllm.generation.runner import Request
+from embedllm.kv_cache.context_shift import check_movable
+from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.model import Model
+from embedllm.sampling.sampler import Sampling
+from embedllm.text.chat_template import Message, Tool
+from embedllm.text.prompt import check_messages
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+_Turn: TypeAlias = AbstractContextManager[Callable[[Chunk], None]]  # takes the chunks of the reply, and its end
+
+
+class Conversation:
+    """Messages and the KV cache of what they became; made by Model.conversation().
+
+    messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
+    cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
+    when_full: see Model.conversation().
+    adapter: of the turns that name no other; another one computes the whole history anew.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        system: str | None = None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        when_full: WhenFull = "error",
+        adapter: str | None = None,
+    ) -> None:
+        if when_full not in (modes := get_args(WhenFull)):
+            raise ValueError(f"when_full is {when_full!r}; expected {', '.join(map(repr, modes))}.")
+        self.model = model
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.tools = tools
+        self.adapter = adapter
+        self._variables = variables
+        self._when_full: WhenFull = when_full
+        self._seen = ALL
+        self._sequence: HeldSequence | None = None
+        if when_full == "shift":
+            self._sequence = model.runner.sequences.new()
+            try:
+                check_movable(self._sequence.session, model.device.name, model.package.decoder)
+            except ValueError:
+                self.close()
+                raise
+
+    @property
+    def when_full(self) -> WhenFull:
+        """What becomes of a turn that does not fit into the context."""
+        return self._when_full
+
+    def say(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> Completion:
+        """Adds the user's message and the model's reply to the history; gives the reply.
+
+        text: what the user says, or a whole message (a tool's result, say). options: as of Model.generate().
+        When it fails (ContextFull, TemplateError, DeviceError) the history stays as it was.
+        """
+        return collect(self.stream(text, sampling, cancel=cancel, **options))
+
+    def stream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> Generator[Chunk, None, None]:
+        """As say(), token by token.
+
+        Of a reply that is cancelled or left early, the history gets what there was; without any text, nothing.
+        """
+        turn, request = self._request(text, sampling, options)
+        return self._stream(turn, request, cancel or Cancel())
+
+    async def asay(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> Completion:
+        """As say(), without blocking the event loop."""
+        chunks = self.astream(text, sampling, cancel=cancel, **options)
+        return collect([chunk async for chunk in chunks])
+
+    def astream(
+        self,
+        text: str | Message,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[ReplyOptions],
+    ) -> AsyncStream:
+        """As stream(), for `async for`."""
+        turn, request = self._request(text, sampling, options)
+        sequence = self._held(request)
+        return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=turn)
+
+    def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
+        """The turn in which it is said, and what the model shall run."""
+        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        options = {"adapter": self.adapter, **options}
+        request, seen = self._fitted([*self.messages, said], sampling, options)
+        self.model.runner.check(request)
+        return self._turn(said, seen), request
+
+    def _fitted(
+        self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
+    ) -> tuple[Request, Seen]:
+        """What the model is asked, and what it sees then of the history."""
+        check_messages(messages)  # a list of numbers would be taken for token ids
+        model, variables = self.model, self._variables
+        tools = None if options.get("tool_choice") == "none" else self.tools
+        asked = Asked(
+            messages=messages,
+            request=lambda shown: model.unchecked(shown, sampling, tools=self.tools, variables=variables, **options),
+            tokens=lambda shown: model.tokenizer.encode(
+                model.prompt(shown, tools=tools, variables=variables), special=False
+            ),
+            context=model.context,
+        )
+        if self.when_full == "drop-oldest":
+            return without_oldest(asked, self._seen)
+        if self.when_full == "shift":
+            held = self._sequence.tokens if self._sequence is not None else ()
+            return shifted(asked, self._seen, held, model.package.decoder)
+        return asked.request(messages), ALL
+
+    def _held(self, request: Request) -> HeldSequence:
+        if self._sequence is None:
+            self._sequence = self.model.runner.sequences.new(len(request.prompt))
+        return self._sequence
+
+    def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
+        with turn as note:
+            for chunk in self.model.runner.stream(request, cancel, self._held(request)):
+                note(chunk)
+                yield chunk
+
+    @contextmanager
+    def _turn(self, said: Message, seen: Seen) -> Iterator[Callable[[Chunk], None]]:
+        """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
+        chunks: list[Chunk] = []
+        is_said = False
+
+        def note(chunk: Chunk) -> None:
+            nonlocal is_said
+            chunks.append(chunk)
+            is_said = (
+                is_said
+                or bool(chunk.text or chunk.reasoning or chunk.tool_calls)
+                or chunk.finish_reason not in (None, "cancelled")
+            )
+
+        try:
+            yield note
+        except Exception:
+            is_said = False  # the turn can be said again
+            raise
+        finally:
+            if is_said:
+                self.messages += [said, collect(chunks).message]
+                self._seen = replace(seen, dropped_tokens=chunks[-1].statistics.dropped_tokens)
+
+    async def asave(self, path: str | os.PathLike[str]) -> None:
+        """As save(), without blocking the event loop. Cancelling the task ends it, and what was there stays."""
+        await beside(lambda cancel: self._save(path, cancel))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
+
+        The file holds what was said, and its KV, as it is: docs/format.md#kv-files. The KV goes as far as the last
+        turn did: of messages that were taken out or changed since then, tokens are still in it, until the next turn;
+        of a history that was cleared, nothing. Raises OSError, and ValueError while a reply is under way.
+        """
+        self._save(path, Cancel())
+
+    def _save(self, path: str | os.PathLike[str], cancel: Cancel) -> None:
+        """As save(); raises Interrupted when it is cancelled."""
+        from embedllm.conversation.saved import SavedConversation, write_conversation
+
+        saved = SavedConversation(
+            messages=self.messages,
+            tools=self.tools,
+            variables=self._variables,
+            when_full=self.when_full,
+            first_seen=self._first_seen,
+            dropped_tokens=self._seen.dropped_tokens,
+            adapter=self.adapter,
+        )
+        sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
+        with nullcontext() if self._sequence is None else self.model.runner.sequences.using(self._sequence):
+            write_conversation(Path(path), saved, sequence=sequence, model=self.model.kind, cancel=cancel)
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        path: str | os.PathLike[str],
+        *,
+        when_full: WhenFull | None = None,
+        cancel: Cancel | None = None,
+    ) -> Conversation:
+        """As Model.open_conversation(); raises Interrupted when it is cancelled."""
+        from embedllm.conversation.saved import read_conversation, restored
+
+        saved, file = read_conversation(Path(path))
+        conversation = cls(model, tools=saved.tools, variables=saved.variables, adapter=saved.adapter,
+                           when_full=when_full or saved.when_full)  # fmt: skip
+        conversation.messages = list(saved.messages)
+        if saved.first_seen is not None:
+            conversation._seen = Seen(first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens)
+        runner = model.runner
+        try:
+            sequence = restored(file, runner.sequences, model=model.kind, adapters=runner.adapters,
+                                cancel=cancel or Cancel())  # fmt: skip
+        except BaseException:
+            conversation.close()
+            raise
+        if sequence is not None:
+            conversation.close()
+            conversation._sequence = sequence
+        return conversation
+
+    @property
+    def _first_seen(self) -> int | None:
+        """Where in the history what the model sees of it begins; None: at its beginning."""
+        places = (at for at, message in enumerate(self.messages) if message is self._seen.first)
+        return next(places, None)
+
+    def close(self) -> None:
+        """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""
+        if self._sequence is not None:
+            self.model.runner.sequences.drop(self._sequence)
+            self._sequence = None
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,145 @@
+"""A conversation in a file: what was said, readable without the KV, and the KV for whoever can use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from embedllm.backends.base import Interrupted, MovesState
+from embedllm.errors import ContextFull, PackageError
+from embedllm.generation.generation import Cancel
+from embedllm.generation.options import WhenFull
+from embedllm.kv_cache.fingerprint import kind_of
+from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
+from embedllm.kv_cache.prefix_cache import GROUP
+from embedllm.kv_cache.transfer import exported
+from embedllm.text.chat_template import Message, Tool
+from embedllm.text.function_schema import tool_schema
+from embedllm.text.prompt import check_messages
+
+if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapters
+    from embedllm.backends.base import KeyValues
+    from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
+    from embedllm.text.chat_template import JSON
+
+_log = logging.getLogger("embedllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedConversation:
+    """What was said, and what goes to the template with it; tools as JSON schemas."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+    variables: Mapping[str, JSON] | None
+    when_full: WhenFull = "error"
+    first_seen: int | None = None  # the message with which begins what the model sees; None: the first
+    dropped_tokens: int = 0  # before it
+    adapter: str | None = None  # its name
+
+
+def write_conversation(
+    path: Path,
+    saved: SavedConversation,
+    *,
+    sequence: HeldSequence | None,
+    model: Mapping[str, str],
+    cancel: Cancel,
+) -> None:
+    """Writes a file, or replaces it, whole or not at all.
+
+    sequence: whose KV goes along, if it can give it. model: what that is of. Raises OSError; ValueError for messages
+    that JSON cannot hold; Interrupted when it is cancelled.
+    """
+    tools = (
+        None
+        if saved.tools is None
+        else [tool if isinstance(tool, Mapping) else tool_schema(tool) for tool in saved.tools]
+    )
+    said = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
+    try:
+        about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}
+    except TypeError as error:
+        raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
+    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.plain_tokens:
+        write_state(path, about, [])
+        return
+    tokens = list(sequence.plain_tokens)
+    with sequence.lock:
+        kind = kind_of(model, sequence.session, sequence.adapter)
+        about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
+    write_state(path, about, _pieces(sequence, len(tokens), cancel))
+
+
+def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
+    """Raises PackageError for what is no saved conversation or damaged, FileNotFoundError for what is not there."""
+    path.stat()
+    file = open_state(path)
+    try:
+        said = json.loads(file.about["conversation"])
+        if said["messages"]:
+            check_messages(said["messages"])
+        saved = SavedConversation(**said)
+        if saved.first_seen is not None:
+            saved.messages[saved.first_seen]
+        if saved.when_full not in get_args(WhenFull):
+            raise ValueError(f"when_full is {saved.when_full!r}")
+        return saved, file
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
+
+
+def restored(
+    file: StateFile,
+    sequences: Sequences,
+    *,
+    model: Mapping[str, str],
+    adapters: Adapters | None = None,
+    cancel: Cancel,
+) -> HeldSequence | None:
+    """A sequence that holds the KV of a file; None when another model, adapter, device or version has computed it.
+
+    Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
+    """
+    tokens = json.loads(file.about["tokens"])
+    if not tokens:
+        return None
+    sequence = sequences.new(len(tokens))
+    session = sequence.session
+    kind = json.loads(file.about["kind"])
+    adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
+    if not isinstance(session, MovesState) or kind != kind_of(model, session, adapter):
+        _log.info(
+            "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
+        )
+        sequence.close()
+        return None
+    try:
+        if adapter is not None:
+            sequence.adapt(adapter)
+        for state in file.read():
+            if cancel.cancelled:
+                raise Interrupted
+            sequence.append(tokens, state)
+    except (PackageError, OSError, ValueError, ContextFull) as error:
+        _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
+    except BaseException:
+        sequence.close()
+        raise
+    return sequence
+
+
+def _pieces(sequence: HeldSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:
+    for start in range(0, count, GROUP):
+        if cancel.cancelled:
+            raise Interrupted
+        with sequence.lock:
+            if sequence.is_ended or not isinstance(sequence.session, MovesState):
+                raise ValueError("this model was closed")
+            state = exported(sequence.session, start, min(start + GROUP, count))
+        yield state

@@ -1,0 +1,135 @@
+"""What a model that embeds or scores texts is asked: texts become tokens, within their limit, and vectors or scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ContextFull
+
+if TYPE_CHECKING:
+    from embedllm.backends.encoder_engine import EncoderEngine, Tokens
+    from embedllm.package.architecture import Encoder
+    from embedllm.package.package import Package
+    from embedllm.text.tokenizer import Tokenizer
+    from embedllm.types import F32
+
+_COMMON = ("query", "document")  # kinds that any model may be asked for, whether it has a prompt for them or not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A document's place in the list that rerank() was given, and how well it fits the query."""
+
+    index: int
+    score: float
+
+
+class Encoding:
+    """Runs the calls of one model. May be used from several threads."""
+
+    def __init__(self, package: Package, tokenizer: Tokenizer, engine: EncoderEngine) -> None:
+        self._package, self._tokenizer, self._engine = package, tokenizer, engine
+        encoder = package.encoder
+        assert encoder is not None
+        self._encoder: Encoder = encoder
+        self._prompts = {prompt.name: prompt.text for prompt in encoder.prompts}
+
+    @property
+    def can_do(self) -> str:
+        """In words, for who asks for something else."""
+        if self._encoder.scores:
+            return "is a reranker: rerank() scores documents"
+        return "is an embedding model: embed() gives vectors of texts"
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None,
+        dimensions: int | None,
+        normalize: bool | None,
+        truncate: bool,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> F32:
+        """See Model.embed()."""
+        from embedllm.backends.reference.encoder_layers import shortened
+
+        if self._encoder.scores:
+            raise ValueError(f"'{self._package.name}' {self.can_do}; it has no vectors.")
+        _check_texts(texts, "texts")
+        most = self._engine.dimensions
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
+        prompt = self._prompt(kind)
+        tokens = [self._tokens(f"text {place}", [prompt + text], truncate) for place, text in enumerate(texts)]
+        vectors = self._engine.vectors(tokens, is_cancelled)
+        is_normalised = self._encoder.normalised if normalize is None else normalize
+        return shortened(vectors, dimensions, normalised=is_normalised)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top: int | None,
+        truncate: bool,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> list[Ranked]:
+        """See Model.rerank()."""
+        if not self._encoder.scores:
+            raise ValueError(f"'{self._package.name}' {self.can_do}; it does not score pairs. Use a reranker.")
+        _check_texts([query], "query")
+        _check_texts(documents, "documents")
+        if top is not None and top < 1:
+            raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
+        pairs = [self._tokens(f"document {place}, with the query,", [query, document], truncate)
+                 for place, document in enumerate(documents)]  # fmt: skip
+        scores = self._engine.vectors(pairs, is_cancelled)[:, 0].tolist()
+        ranked = [Ranked(index=index, score=score) for index, score in enumerate(scores)]
+        return sorted(ranked, key=lambda one: -one.score)[:top]
+
+    def _prompt(self, kind: str | None) -> str:
+        """What comes in front of texts of this kind."""
+        if kind is None:
+            return self._prompts.get(self._encoder.prompt, "")
+        if kind not in self._prompts and kind not in _COMMON:
+            known = ", ".join(repr(name) for name in dict.fromkeys([*_COMMON, *self._prompts]))
+            raise ValueError(f"kind is {kind!r}; '{self._package.name}' knows {known}.")
+        return self._prompts.get(kind, "")
+
+    def _tokens(self, what: str, texts: Sequence[str], truncate: bool) -> Tokens:
+        """Of a text or a pair. Raises ContextFull for too many, ValueError for none."""
+        from embedllm.backends.encoder_engine import Tokens
+
+        limit = self._package.context
+        ids, types = self._tokenizer.encode_whole(texts, limit=limit if truncate else None)
+        if not ids:
+            raise ValueError(f"{what} has no tokens: it is empty. Leave it out.")
+        if len(ids) > limit:
+            raise ContextFull(
+                f"{what} has {len(ids)} tokens; '{self._package.name}' reads {limit} at most. Cut it into pieces, or "
+                "pass truncate=True (--truncate) to have its end left out.",
+                tokens=len(ids),
+                limit=limit,
+            )
+        return Tokens(ids, types)
+
+
+def present(encoding: Encoding | None, name: str, wanted: str) -> Encoding:
+    """The encoding of a model that has one. Raises ValueError for a model that generates text."""
+    if encoding is None:
+        raise ValueError(
+            f"'{name}' generates text and was not exported as {wanted}. Export one that is, such as "
+            "Qwen/Qwen3-Embedding-0.6B or BAAI/bge-reranker-v2-m3, or a checkpoint with: embedllm export --task ..."
+        )
+    return encoding
+
+
+def _check_texts(texts: Sequence[str], what: str) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"{what} is one text; expected a list of them, if only of one.")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{what} has {type(text).__name__} at {place}; expected texts.")

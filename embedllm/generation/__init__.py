@@ -1,0 +1,1 @@
+"""The generate loop: requests, admission, the rule that picks tokens, batches, beam search, streams."""

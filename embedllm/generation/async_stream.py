@@ -1,0 +1,162 @@
+"""The chunks of a request for `async for`, and the thread that feeds sessions which cannot be awaited."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from embedllm.backends.base import Interrupted, Interruptible
+from embedllm.generation.admission import Place
+from embedllm.generation.generation import Cancel, Chunk, Generation
+from embedllm.generation.loop import Feed, Proposer, arun
+from embedllm.generation.run_in_thread import to_its_end
+from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.types import Logits
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+Running: TypeAlias = tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]
+
+
+class AsyncStream:
+    """The chunks of a request, for `async for`.
+
+    No async generator: of one that is left early, the event loop runs the end some time later, and until then its
+    sequence is taken. This gives it back when it is dropped.
+    """
+
+    def __init__(
+        self,
+        entered: AbstractContextManager[Place],
+        running: Callable[[Place], AbstractContextManager[Running]],
+        cancel: Cancel,
+        feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]],
+        *,
+        unserved: Callable[[Place], Chunk],
+        noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
+    ) -> None:
+        """entered: gives a place to ask for. running: begins once it is had. unserved: when that is never.
+
+        feed: is given what to call when it is done, from any thread.
+        """
+        self._entered = entered
+        self._running = running
+        self._unserved = unserved
+        self._cancel = cancel
+        self._feed = feed
+        self._noting = noting or nullcontext(lambda chunk: None)
+        self._note: Callable[[Chunk], None] = lambda chunk: None
+        self._held = ExitStack()
+        self._place: Place | None = None
+        self._chunks: AsyncGenerator[Chunk, None] | None = None
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        try:
+            if self._chunks is None:
+                self._chunks = await self._begun()
+            elif self._place is not None:
+                await self._place.aresume(self._cancel)
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            self._held.close()
+            raise
+        except BaseException as error:
+            self._held.__exit__(type(error), error, error.__traceback__)
+            raise
+        if self._place is not None:
+            if chunk.finish_reason is not None:
+                self._place.leave()
+            self._place.rest()
+        self._note(chunk)
+        return chunk
+
+    async def _begun(self) -> AsyncGenerator[Chunk, None]:
+        """The chunks, once there is a place."""
+        place = self._held.enter_context(self._entered)
+        self._note = self._held.enter_context(self._noting)
+        try:
+            await place.aenter(self._cancel)
+        except Interrupted:
+            return _only(self._unserved(place))
+        used, pieces, generation, proposer = self._held.enter_context(self._running(place))
+        self._place = place
+        return arun(generation, used, pieces, self._cancel, proposer, feed=partial(_feed, self._feed, place))
+
+    async def aclose(self) -> None:
+        """Ends it, as leaving the loop does."""
+        if self._chunks is not None:
+            await self._chunks.aclose()
+        self._held.close()
+
+
+async def _feed(
+    feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]], place: Place, asked: Feed
+) -> Sequence[Logits]:
+    """Does what the loop asks for; from its end until the event loop comes to it the place may be lent."""
+    # no closure over the stream, which would have to be collected then
+    try:
+        return await feed(asked, place.rest)
+    finally:
+        place.go_on()
+
+
+async def _only(chunk: Chunk) -> AsyncGenerator[Chunk, None]:
+    yield chunk
+
+
+class Feeder:
+    """Feeds a sequence without blocking the event loop: by itself where it can, else in a worker thread."""
+
+    def __init__(self, threads: int) -> None:
+        """threads: feeds at once; where the device does one at a time more would only compete for the same cores."""
+        self._is_closed = False
+        self._threads = threads
+        self._worker: Executor | None = None
+        self._lock = threading.Lock()
+
+    async def feed(self, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
+        """Does what the loop asks for. done: called by the worker, when the event loop may not come to it for long."""
+        sequence = asked.sequence
+        assert isinstance(sequence, HeldSequence)
+        if sequence.awaited is not None and not asked.is_all:
+            return (await sequence.afeed(sequence.awaited, asked.tokens),)
+        return await self._feed_in_worker(sequence, asked, done)
+
+    def close(self) -> None:
+        """Ends the thread after the feed that is running."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+            self._is_closed = True
+        if worker is not None:
+            worker.shutdown(wait=False)
+
+    async def _feed_in_worker(self, sequence: HeldSequence, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
+        with self._lock:
+            if sequence.is_ended or self._is_closed:
+                raise Interrupted
+            if self._worker is None:
+                from concurrent.futures import ThreadPoolExecutor  # only asynchronous callers need it
+
+                self._worker = ThreadPoolExecutor(self._threads, thread_name_prefix="embedllm")
+            worker = self._worker
+
+        def feed() -> Sequence[Logits]:
+            try:
+                return asked()
+            finally:
+                done()
+
+        import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
+
+        def stop() -> None:
+            if isinstance(sequence.session, Interruptible):
+                sequence.session.interrupt()
+
+        return await to_its_end(asyncio.get_running_loop().run_in_executor(worker, feed), stop)

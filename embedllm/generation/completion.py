@@ -1,0 +1,51 @@
+"""A whole reply, and how one is made of its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.generation.generation import Chunk, Statistics
+from embedllm.sampling.sampler import Picked
+from embedllm.tools.calls import ToolCall, assistant_message
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole reply."""
+
+    text: str  # the answer
+    tokens: tuple[int, ...]  # generated, the stop token among them
+    logprobs: tuple[float, ...]  # of each token, natural log, in the model's own distribution
+    top_logprobs: tuple[tuple[Picked, ...], ...]  # per token, when asked for
+    finish_reason: str  # "stop", "length", "context" or "cancelled"
+    stopped_by: str | int | None  # the stop string or stop token
+    statistics: Statistics
+    reasoning: str = ""  # what the model thought before it
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, JSON]:
+        """The reply as a message to append to a conversation, with its reasoning and tool calls."""
+        return assistant_message(self.text, self.reasoning, self.tool_calls)
+
+
+def collect(chunks: Iterable[Chunk]) -> Completion:
+    """A whole reply from its chunks."""
+    kept = list(chunks)
+    steps = [chunk for chunk in kept if chunk.token is not None]
+    return Completion(
+        text="".join(chunk.text for chunk in kept),
+        tokens=tuple(chunk.token for chunk in steps if chunk.token is not None),
+        logprobs=tuple(chunk.logprob for chunk in steps if chunk.logprob is not None),
+        top_logprobs=tuple(chunk.top_logprobs for chunk in steps if chunk.top_logprobs),
+        finish_reason=kept[-1].finish_reason or "cancelled",
+        stopped_by=kept[-1].stopped_by,
+        statistics=kept[-1].statistics,
+        reasoning="".join(chunk.reasoning for chunk in kept),
+        tool_calls=tuple(call for chunk in kept for call in chunk.tool_calls),
+    )

@@ -1,0 +1,200 @@
+"""The loop of a generation: what to feed next and when, as one generator without I/O; and the two that feed for it.
+
+`decoding` asks for feeds and gives chunks. `run` and `arun` do what it asks, from a thread or awaited, so that both are
+the same loop. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from embedllm.backends.base import Interrupted
+from embedllm.generation.generation import Cancel, Chunk, Generation
+from embedllm.types import Logits
+
+
+class Feedable(Protocol):
+    """A sequence that the loop has fed."""
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        """Appends tokens; the logits after the last of them."""
+        ...
+
+    def feed_all(self, tokens: Sequence[int]) -> Sequence[Logits]:
+        """As feed; the logits after each of them."""
+        ...
+
+    def rewind_by(self, count: int) -> None:
+        """Forgets the last tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the loop wants to be fed."""
+
+    sequence: Feedable
+    tokens: Sequence[int]
+    is_all: bool = False  # the logits after each token are wanted; else those after the last
+
+    def __call__(self) -> Sequence[Logits]:
+        return self.sequence.feed_all(self.tokens) if self.is_all else (self.sequence.feed(self.tokens),)
+
+
+Feeding: TypeAlias = "Generator[Feed, Sequence[Logits], Sequence[int]]"  # asks for feeds, at its end gives tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of the decoding was: a feed, and what was chosen from its logits."""
+
+    fed: int  # tokens: the chosen one and the proposed ones behind it
+    chosen: int  # tokens, 1 to `fed`; from 2 on what was proposed was right
+    feed_s: float  # seconds of the feed and the first choice
+    total_s: float  # and of proposing before and choosing the others
+
+
+class Proposer(Protocol):
+    """Guesses what comes next, so that several tokens are fed in one step."""
+
+    def note(self, token: int) -> None:
+        """Takes the token that was chosen, after each choice."""
+        ...
+
+    def propose(self, most: int) -> Feeding:
+        """Some tokens, at most so many, that may follow the last chosen one; none when guessing would not pay."""
+        ...
+
+    def measure(self, step: Step) -> None:
+        """Takes what the step cost that came of the last proposal, an empty one too."""
+        ...
+
+
+def decoding(
+    generation: Generation,
+    sequence: Feedable,
+    pieces: Sequence[Sequence[int]],
+    cancel: Cancel,
+    proposer: Proposer | None = None,
+) -> Generator[Feed | Chunk, Sequence[Logits], None]:
+    """Asks for feeds and takes their logits; gives chunks, and then takes nothing.
+
+    What is proposed is fed behind the token before it, and the rule chooses from each row in turn, as long as it
+    chooses what was proposed: so the reply is the one without proposals, whatever is proposed. Raises Interrupted.
+    """
+    rows: Sequence[Logits] | None = None
+    for piece in pieces:
+        _check(cancel)
+        with generation.clocked():
+            rows = yield Feed(sequence, piece)
+    proposed: Sequence[int] = ()
+    began_s = fed_s = generation.spent_s
+    while True:
+        assert rows, "a prompt has at least one token, and each feed gives a row"
+        chunks = _choosing(generation, sequence, rows, proposed, cancel)
+        token, chosen, feed_s = 0, 0, 0.0
+        for chunk in chunks:
+            assert chunk.token is not None
+            token, chosen = chunk.token, chosen + 1
+            feed_s = feed_s or generation.spent_s - fed_s
+            if proposer is not None:
+                proposer.note(token)
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
+        _check(cancel)
+        if proposer is not None and generation.statistics.tokens > chosen:  # the first token came of the prompt's feed
+            proposer.measure(Step(len(rows), chosen, feed_s, generation.spent_s - began_s))
+        began_s = generation.spent_s
+        room = generation.limit - generation.statistics.tokens - 1  # one more is chosen than proposed
+        if proposer is not None and room > 0:
+            with generation.clocked():
+                proposed = yield from proposer.propose(room)
+        else:
+            proposed = ()
+        generation.drafted_tokens += len(proposed)
+        fed_s = generation.spent_s
+        with generation.clocked():
+            rows = yield Feed(sequence, [token, *proposed], is_all=bool(proposed))
+
+
+def _choosing(
+    generation: Generation, sequence: Feedable, rows: Sequence[Logits], proposed: Sequence[int], cancel: Cancel
+) -> Iterator[Chunk]:
+    """Chooses from each row while the choice is what was fed behind it; rewinds what was fed in vain."""
+    for place, logits in enumerate(rows):
+        if place and cancel.cancelled:
+            sequence.rewind_by(len(rows) - place)  # of the tokens from here on nobody has heard
+            raise Interrupted
+        guess = proposed[place] if place < len(proposed) else None
+        chunk = generation.accept(logits, guess)
+        is_over = chunk.finish_reason is not None or chunk.token != guess
+        if is_over and place + 1 < len(rows):
+            sequence.rewind_by(len(rows) - place - 1)
+        yield chunk
+        if is_over:
+            return
+
+
+def run(
+    generation: Generation,
+    sequence: Feedable,
+    pieces: Sequence[Sequence[int]],
+    cancel: Cancel,
+    proposer: Proposer | None = None,
+) -> Iterator[Chunk]:
+    """Drives a generation over a sequence.
+
+    pieces: the prompt, cut into what is fed at once.
+    """
+    steps = decoding(generation, sequence, pieces, cancel, proposer)
+    try:
+        asked = next(steps, None)
+        while asked is not None:
+            if isinstance(asked, Chunk):
+                yield asked
+                asked = next(steps, None)
+                continue
+            try:
+                rows = asked()
+            except BaseException as error:
+                steps.throw(error)  # raises it again, with the time counted that it took
+                raise
+            asked = steps.send(rows)
+    except Interrupted:
+        yield generation.cancelled()
+
+
+async def arun(
+    generation: Generation,
+    sequence: Feedable,
+    pieces: Sequence[Sequence[int]],
+    cancel: Cancel,
+    proposer: Proposer | None = None,
+    *,
+    feed: Callable[[Feed], Awaitable[Sequence[Logits]]],
+) -> AsyncGenerator[Chunk, None]:
+    """As `run`, over a `feed` that is awaited."""
+    steps = decoding(generation, sequence, pieces, cancel, proposer)
+    try:
+        asked = next(steps, None)
+        while asked is not None:
+            if isinstance(asked, Chunk):
+                yield asked
+                asked = next(steps, None)
+                continue
+            try:
+                rows = await feed(asked)
+            except BaseException as error:
+                steps.throw(error)
+                raise
+            asked = steps.send(rows)
+    except Interrupted:
+        yield generation.cancelled()
+
+
+def _check(cancel: Cancel) -> None:
+    if cancel.cancelled:
+        raise Interrupted

@@ -1,0 +1,41 @@
+"""The options of a reply, by name: said once, taken by every call that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+from embedllm.text.chat_template import Tool
+
+if TYPE_CHECKING:
+    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.text.chat_template import JSON
+
+
+Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
+WhenFull: TypeAlias = Literal["error", "drop-oldest", "shift"]
+
+
+class ReplyOptions(TypedDict, total=False):
+    """How long a reply may be, what ends it and what is told of it; Model.generate() says what each means."""
+
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_tokens: Sequence[int] | None
+    logprobs: int
+    response_format: ResponseFormat | None
+    speculate: Speculate | None
+    tool_choice: str
+    priority: int
+    adapter: str | None
+
+
+class PromptOptions(ReplyOptions, total=False):
+    """And what goes with a prompt."""
+
+    tools: Sequence[Tool] | None
+    variables: Mapping[str, JSON] | None
+    documents: Sequence[Mapping[str, JSON]] | None
+    continue_final_message: bool
+    special: bool

@@ -1,0 +1,179 @@
+"""From what an application asks to a Request: templates, tokens, grammars, and how the reply is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from embedllm.adapters.adapter import Adapters, present
+from embedllm.errors import TemplateError
+from embedllm.generation.options import Speculate
+from embedllm.generation.runner import Request
+from embedllm.package.package import Package
+from embedllm.sampling.bans import spelled
+from embedllm.sampling.constraint import Constraint
+from embedllm.sampling.sampler import Sampling
+from embedllm.structured.response_format import Grammars, ResponseFormat, grammar_source
+from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
+from embedllm.text.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
+from embedllm.text.tokenizer import ModelCodec
+from embedllm.tools.calls import for_template, tool_parameters
+from embedllm.tools.formats import ToolFormat, format_of
+from embedllm.tools.reply_parser import reply_marks, reply_reader
+from embedllm.tools.tool_choice import call_grammar, is_forced
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+
+class RequestBuilder:
+    """Makes requests of one model."""
+
+    def __init__(
+        self,
+        package: Package,
+        tokenizer: ModelCodec,
+        max_tokens: int | None,
+        *,
+        template: ChatTemplate | None,
+        grammars: Grammars | None,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._package = package
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._template = template
+        self._grammars = grammars
+        self._adapters = adapters
+        self._tool_format: ToolFormat | None = None
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        try:
+            return bool(self._chat_template())
+        except TemplateError:
+            return False
+
+    def prompt(self, messages: Sequence[Message], beside: ForTemplate) -> str:
+        """See Model.prompt()."""
+        template, written = self._chat_template(), self._written()
+        shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
+        return template.render(shown, tools=beside.tools, documents=beside.documents, variables=beside.variables,
+                               continue_final_message=beside.continue_final_message)  # fmt: skip
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        max_tokens: int | None = None,
+        min_tokens: int = 0,
+        stop: str | Sequence[str] | None = (),
+        stop_tokens: Sequence[int] | None = None,
+        logprobs: int = 0,
+        speculate: Speculate | None = "auto",
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+        special: bool = False,
+        response_format: ResponseFormat | None = None,
+        tool_choice: str = "auto",
+        priority: int = 0,
+        adapter: str | None = None,
+    ) -> Request:
+        """See Model.generate()."""
+        used = None if tool_choice == "none" else tools
+        template = ForTemplate(used, variables, documents, continue_final_message)
+        tokens, written = self._tokens(prompt, template)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        ends = frozenset(self._package.stop_tokens if stop_tokens is None else stop_tokens)
+        ends |= self._special_tokens(stops)
+        request = Request(
+            prompt=tokens,
+            sampling=spelled(sampling, partial(self._tokenizer.encode, special=False)),
+            max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+            min_tokens=min_tokens,
+            stop=stops,
+            stop_tokens=ends,
+            constraint=self._constraint(response_format, tool_choice, used, ends),
+            top_count=logprobs,
+            special=special,
+            speculate=speculate or "off",
+            priority=priority,
+            adapter=None if adapter is None else present(self._adapters).named(adapter),
+        )
+        if written is not None and not special and response_format is None:
+            request = self._reading(request, written, used)
+        return request
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            self._template = ChatTemplate.open(self._package.folder)
+        return self._template
+
+    def _written(self) -> ToolFormat:
+        """How the model writes tool calls."""
+        if self._tool_format is None:
+            self._tool_format = format_of(self._chat_template().templates.values())
+        return self._tool_format
+
+    def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
+        """The request with what parts its reply. written: the prompt."""
+        templates = list(self._chat_template().templates.values())
+        parameters = tool_parameters(tool_schemas(tools)) if tools else None
+        marks = reply_marks(self._written(), templates, has_tools=parameters is not None)
+        reader = reply_reader(self._written(), templates, written if request.constraint is None else "", parameters)
+        return replace(request, reader=reader, kept=frozenset(self._special_tokens(marks)))
+
+    def _constraint(
+        self,
+        response_format: ResponseFormat | None,
+        tool_choice: str,
+        tools: Sequence[Tool] | None,
+        stop_tokens: frozenset[int],
+    ) -> Constraint | None:
+        source = grammar_source(response_format)
+        if is_forced(tool_choice):
+            if source is not None:
+                raise ValueError(
+                    f"tool_choice {tool_choice!r} and response_format cannot both be followed; leave one out."
+                )
+            parameters = tool_parameters(tool_schemas(tools)) if tools else None
+            source = call_grammar(tool_choice, self._written(), parameters, self._special_token)
+        if source is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("response_format is not followed here yet; in a browser, EmbedLLM of JavaScript does.")
+        return self._grammars.constraint(source, stop_tokens)
+
+    def _special_token(self, text: str) -> int | None:
+        token = self._tokenizer.token_id(text)
+        return token if token in self._tokenizer.special_tokens else None
+
+    def _special_tokens(self, strings: Sequence[str]) -> set[int]:
+        """The special tokens among stop strings or marks: their text never comes by itself."""
+        found = {self._special_token(string) for string in strings if isinstance(string, str)}
+        return {token for token in found if token is not None}
+
+    def _tokens(self, prompt: Prompt, template: ForTemplate) -> tuple[list[int], str | None]:
+        """The prompt as token ids, and what the template wrote.
+
+        A template writes the special tokens itself; plain text gets the tokenizer's.
+        """
+        if isinstance(prompt, Mapping) or are_messages(prompt):
+            check_messages(prompt)
+            messages = cast("Sequence[Message]", prompt)
+            text = self.prompt(messages, template)
+            return self._tokenizer.encode(text, special=False), text
+        if template != ForTemplate():
+            raise ValueError(
+                "tools, variables, documents and continue_final_message go through the chat template; give the prompt "
+                "as messages."
+            )
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, special=True), None
+        return token_ids(prompt), None

@@ -1,0 +1,44 @@
+"""Work that blocks, in a thread beside the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from embedllm.generation.generation import Cancel
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+T = TypeVar("T")
+
+
+async def beside(work: Callable[[Cancel], T], cancel: Cancel | None = None) -> T:
+    """What the work gives. When the task is cancelled, so is the work, and its end is awaited.
+
+    work: is given a switch of its own to look at, which `cancel` switches too.
+    """
+    import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
+
+    with (cancel or Cancel()).passed_on() as own:
+        return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
+
+
+async def to_its_end(working: Future[T], stop: Callable[[], object]) -> T:
+    """What an executor's work gives; when the task is cancelled, the work is told to stop, and its end awaited.
+
+    working: no task, which a closing event loop would cancel too, so that the work would go on unseen.
+    """
+    import asyncio
+
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stop()
+        while not working.done():
+            with suppress(asyncio.CancelledError):  # cancelled again; what it uses is of no use before its end
+                await asyncio.wait([working])
+        if not working.cancelled():
+            working.exception()  # nobody asks for it any more
+        raise

@@ -1,0 +1,194 @@
+"""Speculative decoding: whether to guess the next tokens, which and how many, so that it pays.
+
+Guesses come from a lookup in the text so far and from a draft model. The loop has the rule choose from what they lead
+to (loop.py), so they have no part in what the reply says, only in how fast it comes. Source of the expected number of
+tokens: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding". Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from embedllm.generation.loop import Feed, Feedable, Feeding, Step
+from embedllm.generation.speculation.cost_model import Experience
+from embedllm.generation.speculation.prompt_lookup import LONGEST, Lookup
+from embedllm.types import Logits
+
+MOST = 31  # tokens guessed at once
+# Wrong guesses may lose half a step at first, this part of one with each token, and what right guesses have won; but of
+# what earlier replies have won no more than _BROUGHT steps. So all replies of a model together lose less than 3 %.
+_STAKE, _BROUGHT = 0.01, 2.0
+_MARGIN = 1.03  # less of a gain is in the noise of the clock
+_FIFTHS = 5
+
+
+class DraftSequence(Feedable, Protocol):
+    """A sequence of a draft model."""
+
+    tokens: list[int]  # held
+
+
+class Draft:
+    """A draft model's sequence, kept up with the one that it guesses for."""
+
+    def __init__(self, sequence: DraftSequence, prompt: Iterable[int], *, context: int, chunk: int) -> None:
+        """context: the most tokens that it holds. chunk: how many are fed at once."""
+        self.sequence = sequence
+        self.tokens = list(prompt)
+        self.context = context
+        self._chunk = chunk
+        self._agreed = 0  # tokens that are surely held
+
+    def pieces(self) -> list[list[int]]:
+        """Forgets wrong guesses; what is to be fed to stand behind the last token."""
+        held, place = self.sequence.tokens, self._agreed
+        most = min(len(held), len(self.tokens) - 1)
+        while place < most and held[place] == self.tokens[place]:
+            place += 1
+        if len(held) > place:
+            self.sequence.rewind_by(len(held) - place)
+        self._agreed = len(self.tokens)
+        return [self.tokens[at : at + self._chunk] for at in range(place, len(self.tokens), self._chunk)]
+
+
+class Speculation:
+    """Guesses for one reply. It learns how often they are right, and stakes only what wrong ones may lose."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        experience: Experience,
+        *,
+        draft: Draft | None = None,
+        looks_up: bool = True,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """experience: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match.
+
+        room: the most tokens that may be fed now; None: any number.
+        """
+        self._tokens: list[int] | None = list(prompt)  # until the lookup has them
+        self._experience = experience
+        self._costs = experience.costs
+        self._draft = draft
+        self._room = room
+        self._looks_up = looks_up
+        self._lookup: Lookup | None = None
+        self._guesses: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
+        self._balance = min(experience.balance, _BROUGHT)
+        self._drafted = 0  # steps of the draft model since the last step
+        self._free_s = 0.0  # of the time since then, what counts as no loss: reading the prompt
+        self._is_rewound = False
+
+    def note(self, token: int) -> None:
+        if self._lookup is not None:
+            if self._lookup.length:  # learned without being fed, too
+                self._experience.matches.note(_kind(self._lookup.length), is_right=self._lookup.following(1) == [token])
+            self._lookup.note(token)
+        elif self._tokens is not None:
+            self._tokens.append(token)
+        if self._draft is not None:
+            self._draft.tokens.append(token)
+        if self._guesses:
+            guess, kind = self._guesses.pop(0)
+            for seen, place in ((self._experience.confidences, kind), (self._experience.drafts, 0)):
+                seen.note(place, is_right=guess == token)
+            if guess != token:
+                self._guesses.clear()
+
+    def propose(self, most: int) -> Feeding:
+        self._drafted, self._free_s = 0, 0.0
+        self._guesses.clear()
+        if not self._costs.is_known:
+            return ()
+        if (room := self._room()) is not None:
+            most = min(most, room - 1)
+        most = max(0, min(most, MOST))
+        if self._looks_up and (found := self._looked_up(most)):
+            return found
+        if self._draft is None:
+            return ()
+        return (yield from self._draft_guesses(self._draft, most))
+
+    def measure(self, step: Step) -> None:
+        costs = self._costs
+        costs.note(step.fed, step.feed_s, is_rewound=self._is_rewound)
+        if costs.is_known:
+            self._balance += _STAKE * step.chosen
+            if step.fed > 1 or self._drafted or self._is_rewound:
+                expected = costs.of(step.fed) + self._drafted * costs.draft + self._is_rewound * costs.rewound
+                self._balance += step.chosen - costs.clipped(step.total_s - self._free_s, expected)
+            self._experience.balance = self._balance
+        self._is_rewound = step.chosen < step.fed
+
+    def _looked_up(self, most: int) -> list[int]:
+        if self._lookup is None:
+            self._lookup, self._tokens = Lookup(self._tokens or ()), None
+        length = self._lookup.length
+        if not length:
+            return []
+        kinds = (_kind(length + place) for place in range(most))
+        count, _ = self._worth(self._experience.matches.of(kind) for kind in kinds)
+        return self._lookup.following(count)
+
+    def _worth(self, shares: Iterable[float], *, each: float = 0.0) -> tuple[int, float]:
+        """How many guesses give the most tokens in the least time, and how many times as many; 0 when none pay.
+
+        shares: the probability of each to be right, when those before it are. each: what making one costs.
+        """
+        costs, reach, expected = self._costs, 1.0, 1.0
+        best, value = 0, _MARGIN
+        for count, share in enumerate(shares, start=1):
+            reach *= share
+            expected += reach
+            cost = costs.of(count + 1) + count * each
+            if cost + costs.rewound - 1 > self._balance:
+                break
+            if (gain := expected / (cost + (1 - reach) * costs.rewound)) > value:
+                best, value = count, gain
+        return best, value
+
+    def _draft_guesses(self, draft: Draft, most: int) -> Feeding:
+        most = min(most, draft.context - len(draft.tokens))
+        costs, average = self._costs, self._experience.drafts.of(0)
+        wanted, _ = self._worth((average for _ in range(most)), each=costs.draft)
+        if not wanted:
+            # once in a while, to learn whether it would pay by now
+            wanted = int(most > 0 and self._balance > 2 * (costs.of(2) + costs.draft + costs.rewound - 1))
+        found: list[int] = []
+        logits: Logits | None = None
+        pieces = draft.pieces() if wanted else []
+        reach = 1.0
+        while len(found) < wanted:
+            for piece in pieces:
+                started_s = time.perf_counter()
+                rows = yield Feed(draft.sequence, piece)
+                self._clock(len(piece), time.perf_counter() - started_s)
+                logits = rows[-1]
+            assert logits is not None  # there is a piece
+            best = logits.top(1)
+            share = math.exp(best.logits[0] - logits.logsumexp())
+            guess, kind = best.tokens[0], min(int(share * _FIFTHS), _FIFTHS - 1)
+            self._guesses.append((guess, kind))
+            reach *= self._experience.confidences.of(kind)
+            if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
+                break  # it costs more to feed than it will give
+            found.append(guess)
+            pieces = [[guess]]
+        return found
+
+    def _clock(self, fed: int, seconds: float) -> None:
+        """Takes a feed of the draft model; those that read a prompt are no step, the first ones are to learn from."""
+        if fed > MOST + 1 or not self._costs.is_draft_known:
+            self._free_s += seconds
+        else:
+            self._drafted += 1
+        if fed == 1:
+            self._costs.note_draft(seconds)
+
+
+def _kind(length: int) -> int:
+    return min(length, LONGEST).bit_length()

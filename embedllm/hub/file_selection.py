@@ -1,0 +1,166 @@
+"""Which files of a repository are the model that is meant: never all variants that lie in it. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Literal
+
+from embedllm.errors import HubError
+from embedllm.hub.name import HubName
+from embedllm.package.package import MANIFEST
+
+Kind = Literal["package", "checkpoint", "gguf", "foreign"]
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_BESIDE = ("mmproj", "imatrix")  # what else is stored as GGUF: encoders of images, importance matrices
+GENAI, _OPENVINO = "genai_config.json", "openvino_model.xml"  # by which folders of others are known
+_OPENVINO_WEIGHTS = "openvino_model.bin"
+_GRAPHS = "onnx/"  # a folder of graphs, whose model's texts lie beside it
+_TEXTS = (".json", ".jinja", ".txt", ".model")  # ends of small files: configurations, tokenizers, templates
+_SHOWN = 12  # names in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One model of a repository."""
+
+    kind: Kind
+    folder: str = ""  # within the repository, with a slash at its end; "": the repository itself
+    files: tuple[str, ...] = ()  # of a GGUF: all its parts, in order; of a folder of others: what is known to be needed
+    graph: str = ""  # of a folder of others with several
+
+    @property
+    def pattern(self) -> str:
+        """By which a call can name it."""
+        return self.graph or (self.files[0] if self.kind == "gguf" else self.folder.rstrip("/"))
+
+
+def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
+    """The model that is meant.
+
+    files: those of the repository, with their bytes where they are told.
+    A package goes before a checkpoint, that before a GGUF, and that before folders of others; a checkpoint is one at
+    the top of a repository. Raises HubError when there is none or several of a kind, with what there is.
+    """
+    meant = _matching(name, files)
+    for what, found in (
+        ("packages", _packages(meant)),
+        ("checkpoints", [] if name.pattern else _checkpoints(files)),
+        ("GGUF models", _ggufs(files, set(meant))),
+        ("folders of onnxruntime-genai", _folders(GENAI, meant, files)),
+        ("OpenVINO models", _folders(_OPENVINO, meant, files)),
+        ("ONNX graphs", _graphs(meant, files)),
+    ):
+        if len(found) == 1 or (found and not found[0].folder and found[0].kind == "package"):
+            return found[0]
+        if found:
+            offered = [f"'{name.repository}:{one.pattern}'{_size(one, files)}" for one in found]
+            raise HubError(f"'{name}' has {len(found)} {what}; name one: {_listed(offered)}.")
+    pickled = (
+        " (pickled weights are not read)" if any(fnmatchcase(file, "pytorch_model*.bin") for file in files) else ""
+    )
+    raise HubError(
+        f"'{name}' has no model that can be loaded: expected {MANIFEST}, config.json with safetensors, a GGUF, or a "
+        f"folder of onnxruntime-genai, OpenVINO or ONNX graphs; found {_listed(meant) or 'no files'}{pickled}."
+    )
+
+
+def _matching(name: HubName, files: Iterable[str]) -> list[str]:
+    """What a pattern means: whole names, names without their folder, or all that lies in a folder."""
+    pattern = name.pattern.rstrip("/")
+    if not pattern:
+        return sorted(files)
+    found = [
+        file
+        for file in sorted(files)
+        if fnmatchcase(file, pattern)
+        or fnmatchcase(PurePosixPath(file).name, pattern)
+        or any(fnmatchcase(str(folder), pattern) for folder in PurePosixPath(file).parents)
+    ]
+    if not found:
+        near = get_close_matches(pattern.strip("*"), files, n=3, cutoff=0.3)
+        offered = f"Near it are: {', '.join(near)}." if near else f"It has: {_listed(sorted(files))}."
+        raise HubError(f"no file of '{name.repository}' matches '{name.pattern}'. {offered}")
+    return found
+
+
+def _packages(meant: Iterable[str]) -> list[Choice]:
+    return [Choice("package", folder) for folder in sorted(_folders_with(MANIFEST, meant))]
+
+
+def _checkpoints(files: Iterable[str]) -> list[Choice]:
+    top = {file for file in files if "/" not in file}
+    has_weights = any(file.endswith(".safetensors") for file in top)
+    return [Choice("checkpoint")] if "config.json" in top and has_weights else []
+
+
+def _ggufs(files: Iterable[str], meant: Set[str]) -> list[Choice]:
+    """Those of which a part is meant, each with all its parts. Raises HubError for one that lacks some."""
+    found: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    for file in sorted(files):
+        if not file.lower().endswith(".gguf") or PurePosixPath(file).name.lower().startswith(_BESIDE):
+            continue
+        part = _PART.fullmatch(file)
+        stem = part["stem"] if part else file
+        found.setdefault(stem, []).append(file)
+        counts[stem] = int(part["count"]) if part else 1
+    found = {stem: parts for stem, parts in found.items() if meant & {*parts}}
+    for stem, parts in found.items():
+        if len(parts) != counts[stem]:
+            raise HubError(f"'{stem}' is in {counts[stem]} parts, of which {len(parts)} are there: {_listed(parts)}.")
+    return [Choice("gguf", files=tuple(parts)) for parts in found.values()]
+
+
+def _folders(marker: str, meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
+    """Folders of others, each with its texts and, where that has one name, its graph."""
+    found = []
+    for folder in sorted(_folders_with(marker, meant)):
+        graph = {folder + _OPENVINO, folder + _OPENVINO_WEIGHTS} if marker == _OPENVINO else set()
+        needed = {*_inside(folder, files, *_TEXTS), *(graph & {*files})}
+        found.append(Choice("foreign", folder, tuple(sorted(needed))))
+    return found
+
+
+def _graphs(meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
+    """ONNX graphs, each with its texts, which lie in its folder, or beside that; not what it keeps in other files."""
+    found = []
+    for graph in sorted(meant):
+        if graph.endswith(".onnx"):
+            folder = _folder_of(graph)
+            place = folder.removesuffix(_GRAPHS)
+            found.append(Choice("foreign", place, (*_inside(place, files, *_TEXTS), graph), graph))
+    return found
+
+
+def _inside(folder: str, files: Iterable[str], *ends: str) -> list[str]:
+    """Files of a folder itself, with such ends of their names."""
+    return sorted(file for file in files if _folder_of(file) == folder and file.endswith(ends))
+
+
+def _folders_with(name: str, files: Iterable[str]) -> set[str]:
+    return {_folder_of(file) for file in files if PurePosixPath(file).name == name}
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _size(choice: Choice, files: Mapping[str, int | None]) -> str:
+    """Of what takes the space, where it is told; of a graph with the files that have its name in theirs."""
+    names = (
+        choice.files
+        if choice.kind == "gguf"
+        else [file for file in files if file.startswith(choice.graph or choice.folder)]
+    )
+    sizes = [files[file] for file in names]
+    return "" if None in sizes else f" ({sum(size or 0 for size in sizes) / 1e9:,.2f} GB)"
+
+
+def _folder_of(file: str) -> str:
+    return file[: file.rfind("/") + 1]

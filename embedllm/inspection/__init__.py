@@ -1,0 +1,1 @@
+"""Reports on a package and on the devices of this machine."""

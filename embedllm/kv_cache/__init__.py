@@ -1,0 +1,1 @@
+"""KV caches: sequences of a device, the prefix cache in memory and on disk, context shift."""

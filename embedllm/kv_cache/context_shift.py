@@ -1,0 +1,66 @@
+"""The rule of a shift: of a sequence that is full the first tokens stay, the oldest behind them go, the rest moves up.
+
+The keys of the tokens that move are turned to their new positions, which is exact up to rounding. That all of them were
+computed when the dropped ones could still be seen is what makes it approximate (docs/numerics.md#shift). Source: Xiao
+et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import MovesState, Session
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+    from embedllm.package.architecture import Decoder, Rope
+
+SINK = 4  # tokens at least that stay: without the first ones, which all others look at, a model falls apart
+_STEPS = 4  # each moves all that stays, so that few of them are better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """What is dropped of a sequence when it is full."""
+
+    keep: int  # tokens at its beginning that stay
+    context: int  # tokens that it can hold
+    ropes: tuple[Rope | None, ...]  # what turned the keys of each layer
+
+    @property
+    def step(self) -> int:
+        """How many tokens go at once."""
+        return max(1, (self.context - self.keep) // _STEPS)
+
+    def excess(self, held: int, count: int) -> int:
+        """How many tokens have to go before so many more come; 0 as long as they fit."""
+        over = held + count - self.context
+        return 0 if over <= 0 else min(-(-over // self.step) * self.step, held - self.keep)
+
+    def moved(self, state: KeyValues, start: int, *, by: int) -> KeyValues:
+        """The KV of the tokens from `start` on, for positions that are smaller by `by`."""
+        from embedllm.package.rope import moved_keys  # numpy
+
+        return [
+            (keys if rope is None else moved_keys(keys, rope, start, by=by), values)  # type: ignore[arg-type]  # floats: check_movable
+            for rope, (keys, values) in zip(self.ropes, state, strict=True)
+        ]
+
+
+def check_movable(session: Session, device: str, decoder: Decoder) -> None:
+    """Raises ValueError when a session's KV cannot be moved to other positions."""
+    other = "Take when_full='drop-oldest', which computes again what stays."
+    if decoder.positions is not None or any(attention.norm_turned for attention in decoder.attentions):
+        raise ValueError(
+            f"when_full='shift' moves KV to other positions, and a '{decoder.model_type}' model mixes these into its "
+            f"keys for good (learned positions, or norms behind the rotation). {other}"
+        )
+    if not isinstance(session, MovesState):
+        raise ValueError(f"when_full='shift' moves KV, and that of '{device}' cannot be taken out. {other}")
+    kinds = {keys.dtype for keys, _ in session.export_state(0, 0)}
+    if any(kind.kind != "f" for kind in kinds):
+        raise ValueError(
+            f"when_full='shift' turns keys to other positions; found {kinds.pop()} keys, which are rounded where they "
+            f"stand. Load without kv=. {other}"
+        )

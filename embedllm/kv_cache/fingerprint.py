@@ -1,0 +1,47 @@
+"""What KV is of: what another model, runtime or device has computed is never mixed with it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from embedllm.kv_cache.transfer import exported
+
+if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import Device, MovesState
+    from embedllm.package.package import Package
+
+
+def model_kind(package: Package, device: Device, settings: str = "") -> dict[str, str]:
+    """Of everything that a loaded model computes.
+
+    settings: what else the numbers depend on, such as the choices for a runtime.
+    """
+    graphs = [{**asdict(graph), "sha256": package.files[graph.file].sha256} for graph in package.listed]
+    return {
+        "weights": package.stored.sha256,
+        "graphs": sha256(json.dumps(graphs, sort_keys=True).encode()).hexdigest(),
+        "device": device.name,
+        "backend": device.backend,
+        "settings": settings,
+    }
+
+
+def kv_type(session: MovesState) -> str:
+    """Number type, layers, heads and size of a session's stored KV: which of a package's graphs it runs shows there."""
+    return "; ".join(f"{key.dtype} {key.shape[0]}x{key.shape[-1]}" for key, _ in exported(session, 0, 0))
+
+
+def kind_of(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:
+    """Of the KV of one session, for comparison and as JSON. adapter: that it was computed with."""
+    kind = {**model, "kv": kv_type(session)}
+    return kind if adapter is None else {**kind, "adapter": adapter.sha256}
+
+
+def root_of(kind: Mapping[str, str]) -> bytes:
+    """The key before every token: what is of another kind has no key in common."""
+    return sha256(json.dumps(kind, sort_keys=True).encode()).digest()

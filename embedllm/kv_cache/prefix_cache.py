@@ -1,0 +1,292 @@
+"""Where the KV of a prompt's beginning can be had, and what of a sequence is worth keeping.
+
+A request's own sequence comes first; from where it differs on, blocks in memory, then another live sequence that began
+alike, then blocks on disk, one after another. KV is copied out of a sequence when it would be lost with it, or when
+another request wants it; a sequence that only grows costs nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Protocol
+
+from embedllm.adapters.adapter import Adapter, is_same
+from embedllm.backends.base import Interrupted, MovesState, Session
+from embedllm.kv_cache.block_cache import BLOCK, Block, PrefixCache, common, keys_of, part
+from embedllm.kv_cache.fingerprint import kind_of, root_of
+from embedllm.kv_cache.transfer import exported, exported_parts
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+
+GROUP = 8 * BLOCK  # tokens moved at once: some sessions copy all that they hold for it, and the host holds a copy
+LEAST = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
+
+
+class Holder(Protocol):
+    """A sequence that may run meanwhile."""
+
+    session: Session
+    adapter: Adapter | None  # that its tokens were computed with
+    lock: threading.Lock  # held by whoever uses the session
+
+    @property
+    def plain_tokens(self) -> list[int]:
+        """The tokens that it holds, as far as their KV is what they alone give."""
+        ...
+
+
+class Folder(Protocol):
+    """Blocks on disk."""
+
+    def has(self, key: bytes) -> bool: ...
+
+    def read(self, key: bytes, tokens: Sequence[int]) -> KeyValues | None:
+        """The KV of a whole block; None when it is gone or damaged."""
+        ...
+
+    def write(self, key: bytes, tokens: Sequence[int], state: KeyValues, about: Mapping[str, str]) -> None: ...
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Notes that a chain of blocks was used."""
+        ...
+
+    def trim(self) -> None:
+        """Drops those used least recently beyond the budget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the KV of some tokens of a prompt can be had."""
+
+    start: int
+    stop: int
+    read: Callable[[], KeyValues | None]  # None when it is gone meanwhile
+
+
+class Prefixes:
+    """The prefix cache of a model. May be used from several threads."""
+
+    def __init__(
+        self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: Folder | None = None
+    ) -> None:
+        """model: what the KV is of, see state_kind.py; needed with a folder."""
+        self.folder = folder
+        self._model = dict(model or {})
+        self._root = b""
+        self._about: dict[str, str] = {}
+        self._memory = PrefixCache(budget_bytes)
+        self._held_bytes = 0  # of a token; 0: not known yet
+        self._lock = threading.Lock()  # of the memory; nothing else is locked within
+
+    def settle(self, session: Session) -> None:
+        """To be told of the first session: what is on disk is of its kind of KV."""
+        if self.folder is not None and not self._root and isinstance(session, MovesState):
+            kind = kind_of(self._model, session)
+            self._about, self._root = {"kind": json.dumps(kind)}, root_of(kind)
+
+    @property
+    def bytes(self) -> int:
+        """Held in memory now."""
+        return self._memory.bytes
+
+    def sources(
+        self, prompt: Sequence[int], start: int, peers: Iterable[Holder], adapter: Adapter | None = None
+    ) -> list[Source]:
+        """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move.
+
+        adapter: that it was computed with.
+        """
+        limit = len(prompt) - 1  # the last one is fed, for its logits
+        if limit - start < LEAST:
+            return []
+        keys = keys_of(prompt, self._root_of(adapter))
+        peer, shared = _longest(prompt, (peer for peer in peers if is_same(peer.adapter, adapter)))
+        sources: list[Source] = []
+        used: list[Block] = []
+        at = start
+        while at < limit:
+            source = self._in_memory(prompt, at, keys, used)
+            if source is None and peer is not None and shared > at:
+                source = _in_sequence(peer, prompt, at, shared, adapter)
+            source = source or self._on_disk(prompt, at, keys)
+            if source is None:
+                break
+            sources.append(source)
+            at = source.stop
+        with self._lock:
+            self._memory.touch(used)
+        return sources if at - start >= LEAST else []
+
+    def keep(self, holder: Holder, start: int) -> None:
+        """Copies into memory what a sequence holds from a token on; called with its lock, before that is lost."""
+        tokens = holder.plain_tokens
+        if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
+            return
+        keys = keys_of(tokens, self._root_of(holder.adapter))
+        size = self._token_bytes(holder.session)
+        left = self._memory.budget_bytes // size  # tokens
+        kept: list[Block] = []
+        for group in _runs(self._missing(tokens, start, keys), GROUP // BLOCK):
+            spans = [(at * BLOCK, min((at + 1) * BLOCK, len(tokens))) for at in group]
+            spans = [span for span in spans if span[1] - spans[0][0] <= left]  # what comes first is worth most
+            if not spans:
+                break
+            count = spans[-1][1] - spans[0][0]
+            left -= count
+            with self._lock:
+                self._memory.make_room(count * size)  # before the copy, which gets their memory then
+            states = exported_parts(holder.session, spans)
+            blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
+                      for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
+            with self._lock:
+                for block in blocks:
+                    self._memory.put(block)
+            kept += blocks
+        with self._lock:
+            self._memory.touch(kept)
+
+    def store(self, holder: Holder, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
+        """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory.
+
+        adapter: that they were computed with; by now the sequence may have another.
+        """
+        folder = self.folder
+        if folder is None:
+            return
+        keys = keys_of(prompt, self._root_of(adapter))
+        missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
+        for group in _runs(missing, GROUP // BLOCK):
+            state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK, adapter)
+            for at in group:
+                offset = (at - group[0]) * BLOCK
+                tokens = prompt[at * BLOCK : (at + 1) * BLOCK]
+                block = part(state, offset, offset + BLOCK) if state else self._whole(keys[at], tokens)
+                if block is not None:
+                    folder.write(keys[at + 1], tokens, block, self._about)
+        folder.used(keys[1:])
+        if missing:
+            folder.trim()
+
+    def _root_of(self, adapter: Adapter | None) -> bytes:
+        """The key before every token: nothing under one adapter is found under another, or under none."""
+        return self._root if adapter is None else sha256(self._root + adapter.sha256.encode()).digest()
+
+    def clear(self) -> None:
+        """Frees what is in memory."""
+        with self._lock:
+            self._memory.clear()
+
+    def _missing(self, tokens: Sequence[int], start: int, keys: Sequence[bytes]) -> list[int]:
+        """The places of the blocks from a token's on that memory lacks."""
+        return [at for at in range(start // BLOCK, -(-len(tokens) // BLOCK)) if not self._has(tokens, at * BLOCK, keys)]
+
+    def _token_bytes(self, session: MovesState) -> int:
+        """What the KV of a token takes; asked once, since some sessions copy all that they hold for it."""
+        if not self._held_bytes:
+            state = exported(session, 0, 0)
+            self._held_bytes = sum(a.shape[0] * a.shape[2] * a.itemsize for pair in state for a in pair)
+        return self._held_bytes
+
+    def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
+        with self._lock:
+            found = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
+        return found is not None and found[1] == len(tokens[at : at + BLOCK])
+
+    def _whole(self, parent: bytes, tokens: Sequence[int]) -> KeyValues | None:
+        """A whole block in memory."""
+        with self._lock:
+            found = self._memory.find(parent, tokens)
+        return found[0].state if found is not None and found[1] == BLOCK else None
+
+    def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> Source | None:
+        first = at - at % BLOCK
+        with self._lock:
+            found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
+        if found is None:
+            return None
+        block, count = found
+        stop = min(first + count, len(prompt) - 1)
+        if stop <= at:
+            return None
+        used.append(block)
+        return Source(start=at, stop=stop, read=lambda: part(block.state, at - first, stop - first))
+
+    def _on_disk(self, prompt: Sequence[int], at: int, keys: Sequence[bytes]) -> Source | None:
+        index = at // BLOCK
+        folder = self.folder
+        if folder is None or index + 1 >= len(keys) or not folder.has(keys[index + 1]):
+            return None
+        first = index * BLOCK
+        stop = min(first + BLOCK, len(prompt) - 1)
+
+        def read() -> KeyValues | None:
+            state = folder.read(keys[index + 1], prompt[first : first + BLOCK])
+            return None if state is None else part(state, at - first, stop - first)
+
+        return Source(start=at, stop=stop, read=read)
+
+
+def joined_states(sources: Sequence[Source]) -> Iterator[KeyValues]:
+    """The KV of sources in a row, in pieces of a size that is good to move; ends at the first that is gone."""
+    from embedllm.backends.sessions.kv_concat import joined
+
+    states: list[KeyValues] = []
+    count = 0
+    for source in sources:
+        state = source.read()
+        if state is None:
+            break
+        states.append(state)
+        count += source.stop - source.start
+        if count >= GROUP:
+            yield joined(states)
+            states, count = [], 0
+    if states:
+        yield joined(states)
+
+
+def _longest(prompt: Sequence[int], peers: Iterable[Holder]) -> tuple[Holder | None, int]:
+    """The sequence that can give most of a prompt, and how many tokens that is."""
+    movable = (peer for peer in peers if isinstance(peer.session, MovesState))
+    return max(
+        ((peer, common(peer.plain_tokens, prompt)) for peer in movable), key=lambda one: one[1], default=(None, 0)
+    )
+
+
+def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int, adapter: Adapter | None) -> Source:
+    stop = min(at + GROUP, shared, len(prompt) - 1)
+    return Source(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop, adapter))
+
+
+def _exported(
+    holder: Holder, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
+) -> KeyValues | None:
+    """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
+    with holder.lock:
+        session = holder.session
+        if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
+            return None
+        if list(prompt[:stop]) != holder.plain_tokens[:stop]:
+            return None
+        try:
+            return exported(session, start, stop)
+        except Interrupted:  # it is being cancelled, which is no matter of ours
+            return None
+
+
+def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Whole numbers in order, as runs without a gap of at most so many."""
+    run: list[int] = []
+    for place in places:
+        if run and (place != run[-1] + 1 or len(run) == most):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run

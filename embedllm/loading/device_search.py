@@ -1,0 +1,153 @@
+"""The first device of a search that computes rightly, has the memory and opens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from embedllm.backends.base import Device, Engine, cannot_run
+from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
+from embedllm.package.package import Package
+
+if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.devices.selection import Search
+    from embedllm.backends.openvino_options import OpenVINOOptions
+    from embedllm.backends.options import Knobs
+    from embedllm.backends.probe.runner import Probes
+    from embedllm.loading.memory_estimate import Fit
+
+_HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 (docs/numerics.md)
+_log = logging.getLogger("embedllm")
+
+
+def open_first(
+    package: Package,
+    search: Search,
+    *,
+    knobs: Callable[[Device], Knobs],
+    exact: bool,
+    kv: str | None,
+    openvino: OpenVINOOptions | None,
+    adapters: Sequence[Adapter] | None,
+) -> tuple[Engine, Fit, Package]:
+    """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory.
+
+    Also the package as it runs there: of a folder made by others a GPU may take another graph.
+    knobs: of the device that is about to be opened. Raises DeviceUnavailable, PackageError.
+    """
+    from embedllm.backends.devices import registry
+    from embedllm.backends.devices.selection import AUTO
+    from embedllm.loading import memory_estimate
+
+    failures: list[DeviceUnavailable] = []
+    probed = Probed(package, exact=exact)
+    adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
+    given = package
+    for device in search:
+        if (bad := probed.refusal_of(device)) is not None:
+            search.refuse(device, *bad)
+            continue
+        package = registry.suited(given, device, probed.dialects.get(device.name, ()))
+        if exact and registry.runs_graphs(device):
+            check_exact(package)
+        if (
+            short := memory_estimate.lack(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+        ) is not None:
+            if search.is_explicit:
+                raise cannot_run(device, "; ".join(short), short[1])
+            search.refuse(device, *short)
+            continue
+        memory = memory_estimate.fit(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+        noted = "".join(f"; {note}" for note in probed.notes)
+        passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
+        _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
+        try:
+            engine = registry.open_engine(
+                package,
+                device,
+                knobs=knobs(device),
+                exact=exact,
+                kv=kv,
+                adapts=adapters is not None,
+                openvino=openvino,
+                dialects=probed.dialects,
+            )
+            return engine, memory, package
+        except DeviceError as error:
+            failure = _unavailable(device, error)
+            if search.is_explicit:
+                raise failure from error  # what was asked for alone never falls back to another
+            _log.info("'%s' could not be opened: %s", device.name, error)
+            search.refuse(device, str(error))
+            failures.append(failure)
+    if len(failures) == 1 and search.names == [AUTO]:
+        raise failures[0]  # nothing else is here: what other machines may have is no news
+    raise search.failure() from (failures[-1] if failures else None)
+
+
+class Probed:
+    """What the probes of one load found."""
+
+    def __init__(self, package: Package, *, exact: bool) -> None:
+        self.dialects: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
+        self.notes: list[str] = []  # on the last device: why a better graph is not used
+        self._package = package
+        self._exact = exact
+        self._probes: Probes | None = None
+
+    def refusal_of(self, device: Device) -> tuple[str, str] | None:
+        """Why a device, or one of a pair, must not be used, and what helps; None when it may be."""
+        from embedllm.backends.devices import registry
+
+        self.notes = []
+        for part in registry.parts(self._package, device, exact=self._exact):
+            if not registry.is_probed(part):
+                continue
+            from embedllm.backends.probe import runner as probe_run
+
+            self._probes = self._probes or probe_run.Probes()
+            outcome = self._probes.outcome_for(part)
+            if outcome is not None and not outcome.ok:
+                whose = "" if part.name == device.name else f"'{part.name}': "
+                return whose + outcome.reason, outcome.remedy
+            self.dialects[part.name] = probe_run.dialects(part, outcome)
+            self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
+        return None
+
+
+def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
+    """An error of opening a device, as one that tells what was tried."""
+    return (
+        error
+        if isinstance(error, DeviceUnavailable)
+        else DeviceUnavailable(str(error), [(device.name, str(error), "")])
+    )
+
+
+def check_exact(package: Package) -> None:
+    """Raises PackageError when the graph has products that round their activations, whatever the runtime is told."""
+    from embedllm.package.external_graph import Traced
+
+    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
+    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
+        return
+    decoder = package.architecture
+    # an embedding alone is no product
+    looked_up = set() if isinstance(decoder, Traced) else {decoder.embedding.name} - {decoder.head.name}
+    found = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
+    if rounding := next((said for entry in found if (said := _rounds(entry))), ""):
+        raise PackageError(
+            f"'{package.name}' cannot be loaded with exact=True: it has {rounding}, whose products round their "
+            "activations unless the folder was exported with --exact. Load it without exact; or on the device "
+            "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
+        )
+
+
+def _rounds(packing: Mapping[str, object]) -> str:
+    """What of a matrix is rounded though ONNX Runtime is told not to; empty where it heeds that."""
+    bits, group = packing.get("bits"), packing.get("group")
+    if bits == 4 and group != _HEEDED:
+        return f"4-bit matrices in groups of {group}"
+    return "8-bit matrices" if bits == 8 else ""

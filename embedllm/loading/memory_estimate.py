@@ -1,0 +1,232 @@
+"""What a model needs on a device, before it is loaded, against what is there: weights, KV cache and scratch memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from embedllm.backends.base import Device
+from embedllm.backends.sessions.window_retention import most_rows
+from embedllm.files.free_memory import free_bytes
+from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
+from embedllm.package.external_graph import Traced
+from embedllm.package.package import Package
+from embedllm.package.recurrent_state import state_bytes
+from embedllm.package.tensors import kv_bytes, kv_windows, linears, mixer_inputs, mlps, outer_matrices, parameters
+
+SWITCH = "EMBEDLLM_FIT"  # environment variable: "off" loads what is not expected to fit
+LEAST = 256  # tokens of context that have to fit, or all of a package that holds fewer
+_OWN = 20 << 20  # bytes of a runtime, its graph and a tokenizer, without the process that they are in
+_FLOAT = 32  # bits
+_QUANTIZED = {"int8": 9, "int4": 5}  # bits of a value of the KV with a share of a scale, rounded up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How a runtime keeps a model: docs/performance.md#memory has the measurements."""
+
+    bits_per_group: int  # of packed weights, beside their own bits: scales, sums
+    kv_bits: float  # a value
+    chunk: int  # tokens of a prompt that are fed at once
+    keeps_scores: bool = False  # of all heads, where a chunk follows what is held
+
+
+# by the device's name and whether it computes exactly
+KEEPING = {
+    ("cpu", False): Keeping(bits_per_group=96, kv_bits=32, chunk=512),
+    ("cpu", True): Keeping(bits_per_group=32, kv_bits=32, chunk=512),
+    # KV of 8 bits with a scale and a zero point for each head
+    ("openvino", False): Keeping(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
+}
+ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What one sequence of `context` tokens needs on a device, in bytes, and what is free there."""
+
+    model: str
+    device: str
+    context: int
+    weights_bytes: int  # as the runtime keeps them, with what it needs itself, and adapters
+    kv_bytes: int
+    scratch_bytes: int  # of a prompt that is being read
+    free_bytes: int | None  # of a device's own memory: all of it; None: not told
+    largest_context: int | None  # tokens, at most the package's; 0: not even LEAST; None: what is free is not told
+    is_measured: bool  # by the formula of this device; else a plain estimate: the weights file and the KV
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.scratch_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """None: what is free is not told."""
+        return None if self.free_bytes is None else self.needed_bytes <= self.free_bytes
+
+    def __str__(self) -> str:
+        parts = (self.weights_bytes, self.kv_bytes, self.scratch_bytes)
+        weights, kv, scratch = (f"{part / 2**20:,.0f} MiB" for part in parts)
+        return (
+            f"about {self.needed_bytes / 2**20:,.0f} MiB for {self.context:,} tokens "
+            f"(weights {weights}, KV {kv}, scratch {scratch})"
+        )
+
+
+def fit(
+    package: Package,
+    device: Device,
+    *,
+    context: int | None = None,
+    exact: bool = False,
+    kv: str | None = None,
+    adapter_bytes: int = 0,
+) -> Fit:
+    """What a model needs on an available device; of a pair, which holds two copies of the weights, both together.
+
+    context: tokens of the sequence; None: as many as the package holds. kv: as in load().
+    adapter_bytes: of all adapters, which the halves of a pair share.
+    Raises ValueError for a context that the package cannot hold.
+    """
+    from embedllm.backends.devices import registry
+
+    asked = package.context if context is None else context
+    if not 1 <= asked <= package.context:
+        raise ValueError(f"context is {asked} tokens; expected 1 to {package.context}, what this package holds.")
+    parts = registry.parts(package, device, exact=exact)
+    free = _free_bytes(parts)
+
+    def needs(tokens: int) -> Fit:
+        found = [_needs(package, part, tokens, exact=exact, kv=kv) for part in parts]
+        return replace(
+            found[0],
+            device=device.name,
+            weights_bytes=sum(one.weights_bytes for one in found) + adapter_bytes,
+            kv_bytes=max(one.kv_bytes for one in found),  # it is held once
+            scratch_bytes=sum(one.scratch_bytes for one in found),
+            free_bytes=free,
+            is_measured=all(one.is_measured for one in found),
+        )
+
+    if free is None:
+        return needs(asked)
+    lengths = range(1, package.context + 1)
+    largest = bisect_right(lengths, free, key=lambda tokens: needs(tokens).needed_bytes)
+    return replace(needs(asked), largest_context=largest if largest >= min(LEAST, package.context) else 0)
+
+
+def lack(
+    package: Package, device: Device, *, exact: bool = False, kv: str | None = None, adapter_bytes: int = 0
+) -> tuple[str, str] | None:
+    """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told."""
+    if os.environ.get(SWITCH) == "off":
+        return None
+    least = fit(package, device, context=min(LEAST, package.context), exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+    if least.free_bytes is None or least.fits:
+        return None
+    reason = f"it has too little memory: '{package.name}' needs {least}; {least.free_bytes / 2**20:,.0f} MiB are free"
+    return reason, f"close other programs, or take a smaller model; {SWITCH}=off loads it all the same, by swapping"
+
+
+def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> Fit:
+    """On one device."""
+    decoder = package.architecture
+    keeping = KEEPING.get((device.name, exact))
+    weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, device, exact=exact), 0
+    if device.name == "reference":
+        weights = 4 * parameters(decoder)
+    if isinstance(decoder, Traced):
+        kv_bits = 2 * _FLOAT  # a step's KV is another copy
+    elif keeping is not None:
+        weights = _OWN + _kept(package, keeping)
+        kv_bits, scratch = min(keeping.kv_bits, _QUANTIZED.get(kv or "", _FLOAT)), _scratch(decoder, keeping, tokens)
+    return Fit(
+        model=package.name,
+        device=device.name,
+        context=tokens,
+        weights_bytes=weights,
+        kv_bytes=int(_kv_values(decoder, device, tokens) * kv_bits / 8) + state_bytes(decoder),
+        scratch_bytes=scratch,
+        free_bytes=None,
+        largest_context=None,
+        is_measured=keeping is not None and kv is None and not isinstance(decoder, Traced),
+    )
+
+
+def _kv_values(decoder: Decoder | Traced, device: Device, tokens: int) -> int:
+    """Of a sequence; on the CPU, layers with windows forget (docs/concepts.md#windows)."""
+    values = kv_bytes(decoder, tokens, 1)
+    if device.name != "cpu" or sys.platform != "linux" or isinstance(decoder, Traced):
+        return values
+    if decoder.is_recurrent or decoder.encoder is not None:
+        return values
+    for attention, window in zip(decoder.kv_attentions, kv_windows(decoder), strict=True):
+        if window is not None:
+            gone = tokens - most_rows(window, tokens, KEEPING["cpu", False].chunk)
+            values -= 2 * attention.kv_heads * attention.head_dim * gone
+    return values
+
+
+def _kept(package: Package, keeping: Keeping) -> int:
+    """Bytes of the matrices as a runtime packs them; an embedding that is only looked up stays in the mapped file."""
+    entries = package.manifest.get("quantization")
+    packings = entries if isinstance(entries, dict) else {}
+    bits = 0.0
+    for matrix in _products(package.decoder):
+        bits += matrix.rows * matrix.columns * _bits(packings.get(matrix.name), keeping)
+    return int(bits / 8)
+
+
+def _bits(packing: object, keeping: Keeping) -> float:
+    """Of a weight, by what the manifest says of its matrix; plain floats become float32 on the CPU."""
+    bits, group = (packing.get("bits"), packing.get("group")) if isinstance(packing, dict) else (None, None)
+    if isinstance(bits, int) and bits <= 8 and isinstance(group, int) and group > 0:
+        minimum = _FLOAT if isinstance(packing, dict) and packing.get("minimum") else 0
+        return bits + (keeping.bits_per_group + minimum) / group
+    return _FLOAT
+
+
+def _products(decoder: Decoder) -> Iterator[Linear]:
+    for layer in decoder.layers:
+        yield from linears(layer)
+    yield from outer_matrices(decoder)
+    yield decoder.head
+
+
+def _scratch(decoder: Decoder, keeping: Keeping, tokens: int) -> int:
+    """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
+    chunk, later = min(tokens, keeping.chunk), min(max(tokens - keeping.chunk, 0), keeping.chunk)
+    widest = max(_widest(layer) + _mixed(layer.attention) for layer in decoder.layers)
+    heads = max((attention.heads for attention in decoder.attentions), default=0) if keeping.keeps_scores else 0
+    return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
+
+
+def _widest(layer: Layer) -> int:
+    """Values of a token inside an mlp; of a mixture, in all the mlps that it goes through."""
+    mlp = layer.mlp
+    used = 1 if isinstance(mlp, Mlp) else mlp.used + (mlp.shared is not None)
+    return used * max(2 * each.up.rows for each in mlps(mlp))
+
+
+def _mixed(mixer: Mixer) -> int:
+    """Values of a token inside attention, or what is in its place."""
+    if isinstance(mixer, Attention):
+        return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    return sum(linear.rows for linear in mixer_inputs(mixer))
+
+
+def _kv_bits(package: Package, device: Device, *, exact: bool) -> int:
+    from embedllm.backends.devices.drivers import known_driver
+
+    graphs = known_driver(device).graphs(package, exact=exact)
+    return 16 if graphs and graphs[0].activations == "float16" else 32
+
+
+def _free_bytes(parts: list[Device]) -> int | None:
+    """Of the memory that all of the devices share; of different ones that is not told."""
+    if all(part.name in ON_HOST for part in parts):
+        return free_bytes()
+    return parts[0].memory or None if len(parts) == 1 else None

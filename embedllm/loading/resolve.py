@@ -1,0 +1,56 @@
+"""Which folder is opened: one that is there, the demo model, or what a model of the hub or in GGUF has become."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from embedllm.errors import PackageError
+from embedllm.hub.name import hub_name
+from embedllm.loading.gguf import gguf_package, is_gguf
+
+if TYPE_CHECKING:
+    from embedllm.export import Progress
+    from embedllm.web import Progress as WebProgress
+
+
+def find_package(
+    path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    on_progress: Callable[[Progress], None] | Callable[[WebProgress], None] | None = None,
+) -> Path:
+    """The folder that load() opens; a path that is there goes before a name of the hub. Options: as load() has them.
+
+    Raises ValueError for a revision of a folder; HubError, ExportError, PackageError.
+    """
+    told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
+    name = hub_name(path)
+    if name is None:
+        if revision is not None:
+            raise ValueError(f"revision is {revision!r} and '{os.fspath(path)}' no model of the hub; leave it out.")
+        return package_folder(path, told)
+    from embedllm.loading.hub_models import fetch_model
+
+    return fetch_model(name, revision=revision, token=token, local_files_only=local_files_only, on_progress=told)
+
+
+def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None) -> Path:
+    """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
+
+    Of a GGUF file it is the export that is kept of it, made now if there is none: on_progress is called meanwhile.
+    Raises PackageError when the demo is meant and not installed; ExportError for a GGUF file.
+    """
+    if is_gguf(path):
+        return gguf_package(path, on_progress)
+    given = Path(path)
+    if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
+        return given
+    folder = Path(__file__).parents[1] / "demo"
+    if not folder.is_dir():
+        raise PackageError("the demo model is not part of this installation; give the path of an exported folder.")
+    return folder

@@ -1,0 +1,1 @@
+"""Folders that other exporters wrote: detected, read, and checked for known defects."""

@@ -1,0 +1,128 @@
+"""Folders that other exporters wrote, opened as they are: which kind one is, and a Package made of it in memory.
+
+Nothing is written into them. A folder with a manifest of ours is never read as one (embedllm/package/package.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.errors import PackageError
+from embedllm.package.architecture_json import to_json
+from embedllm.package.external_graph import Names, Traced
+
+if TYPE_CHECKING:
+    from embedllm.package.package import FileEntry
+
+LOOKED_FOR = "genai_config.json, onnx/model*.onnx, model*.onnx and openvino_model.xml"
+_KEPT_APART = ("onnx",)  # folders of graphs inside a model's folder
+_ITS_TEXTS = ("genai_config.json", "config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A piece of a prompt that has a fixed size."""
+
+    size: int  # tokens
+    filler: int  # the token that fills the last one up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """How a folder is to be read that has no manifest."""
+
+    maker: str  # what writes such folders
+    names: Names  # of an ONNX graph
+    devices: tuple[str, ...]  # what "auto" means for it: those that run it, best first, or "auto" itself
+    weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
+    # by device, what of the graph it does not compute, or wrongly: embedllm/package/foreign/known_defects.py
+    faults: Mapping[str, str] = field(default_factory=dict)
+    prefers: str = ""  # the device that it was made for, which "auto" tries first; empty: its maker says nothing
+    passed_over: tuple[str, ...] = ()  # graphs that were not chosen
+    window: Window | None = None  # its graphs take prompts in such, and single tokens
+    is_asked: bool = False  # the graph that was chosen was asked for by its path
+
+    @property
+    def surest(self) -> str:
+        """The device that runs it wherever it is run."""
+        return "cpu" if self.devices[-1] == "auto" else self.devices[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was read of such a folder."""
+
+    root: Path  # where its texts are
+    graph: Path
+    weights: tuple[Path, ...]  # files that the graph's weights lie in, where it is not the graph's own
+    dialect: str
+    activations: str
+    described: Traced
+    stop_tokens: list[int]
+    foreign: Foreign
+
+
+def read_foreign(path: Path) -> Reading | None:
+    """What is at a path, a folder or one of its graphs; None when nothing is known there.
+
+    Raises PackageError for what is known and cannot be run.
+    """
+    from embedllm.package.foreign import genai_folder, onnx_folder, openvino_folder
+
+    root = _root(path)
+    chosen = path if path.is_file() else None
+    for kind in (genai_folder, onnx_folder, openvino_folder):
+        if (found := kind.read(root, chosen)) is not None:
+            return found
+    return None
+
+
+def manifest_of(reading: Reading) -> dict[str, object]:
+    """What a manifest would say of it. Raises PackageError for files outside of the folder, or missing."""
+    files = {_name(path, reading): _entry(path) for path in (reading.graph, *reading.weights)}
+    graph = {"file": _name(reading.graph, reading), "dialect": reading.dialect, "activations": reading.activations}
+    return {
+        "name": reading.root.resolve().name,
+        "files": files,
+        "graphs": [graph],
+        "tokens": {"stop": reading.stop_tokens},
+        "context": reading.described.context,
+        "architecture": to_json(reading.described),
+    }
+
+
+def stored(files: Mapping[str, FileEntry]) -> tuple[int, str]:
+    """Bytes of a folder's graph and weights, and what tells them from others."""
+    told = json.dumps([(name, entry.bytes, entry.sha256) for name, entry in sorted(files.items())])
+    return sum(entry.bytes for entry in files.values()), hashlib.sha256(told.encode()).hexdigest()
+
+
+def _root(path: Path) -> Path:
+    """The folder that the texts are in: its own, or the one that holds it."""
+    folder = path.parent if path.is_file() else path
+    has_texts = any((folder / name).is_file() for name in _ITS_TEXTS)
+    return folder.parent if folder.name in _KEPT_APART and not has_texts else folder
+
+
+def _name(path: Path, reading: Reading) -> str:
+    try:
+        return path.relative_to(reading.root).as_posix()
+    except ValueError as error:
+        raise PackageError(f"'{reading.graph}' names the file '{path}', which is outside of its folder.") from error
+
+
+def _entry(path: Path) -> dict[str, object]:
+    """A file as it is now. In place of a hash of its bytes, all of which it takes to make, stand its size and time."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise PackageError(
+            f"cannot read '{path}' ({error.strerror or error}), which the graph's weights lie in. Fetch that file too."
+        ) from error
+    told = f"{path.name} {found.st_size} {found.st_mtime_ns}"
+    return {"bytes": found.st_size, "sha256": hashlib.sha256(told.encode()).hexdigest()}

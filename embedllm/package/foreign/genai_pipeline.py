@@ -1,0 +1,98 @@
+"""Folders of onnxruntime-genai that it alone knows how to feed, most of them of several graphs: backends/genai/engine.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedllm.errors import PackageError
+from embedllm.package.external_graph import Names, Traced
+from embedllm.package.foreign.config_files import Texts, whole
+from embedllm.package.foreign.detect import Foreign, Reading, Window
+from embedllm.package.foreign.genai_config import MAKER, Config, section
+from embedllm.package.foreign.onnx_folder import weights_of
+from embedllm.package.graph_flavors import GENAI
+from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline
+
+DEVICES = ("genai",)
+COMPILED = "EPContext"  # an operator of graphs that a device has compiled, into a file beside them
+_LEAST_WINDOW = 2  # tokens
+# operators of graphs that round activations, or may
+_ROUNDING = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", COMPILED}
+
+
+def read(config: Config) -> Reading:
+    """Raises PackageError for a model that is not run, and for a configuration without what onnxruntime-genai needs."""
+    config.check_special()
+    root = config.path.parent
+    graphs = [root / name for name in config.graphs]
+    outlines = [read_outline(path) for path in graphs]
+    beside = [file for path, outline in zip(graphs, outlines, strict=True) for file in weights_of(outline, path)]
+    vocabulary = _number(config.model, "vocab_size", config)
+    heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
+    layers, texts = _number(config.decoder, "num_hidden_layers", config), Texts(root)
+    context = texts.context(stated=config.model.get("context_length"))
+    return Reading(
+        root=root,
+        graph=config.path,
+        weights=tuple(dict.fromkeys([*graphs, *beside])),
+        dialect=GENAI,
+        activations=_activations(outlines),
+        described=Traced(
+            model_type=texts.model_type,
+            context=context,
+            vocabulary=vocabulary,
+            kv=((heads, size),) * layers,
+            parameters=sum(outline.stored for outline in outlines),
+            in_pieces=True,  # until it is found otherwise: backends/genai/engine.py
+        ),
+        stop_tokens=texts.stop_tokens(vocabulary, stated=config.model.get("eos_token_id")),
+        foreign=Foreign(
+            maker=MAKER,
+            names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
+            devices=DEVICES,
+            weights=config.path.name,
+            window=_window(config, context),
+        ),
+    )
+
+
+def _activations(outlines: Sequence[Outline]) -> str:
+    """By what the graphs hand on: keys and values are among it."""
+    kinds = {given.kind for outline in outlines for given in outline.outputs}
+    return "float16" if FLOAT16 in kinds else "float32"
+
+
+def _window(config: Config, context: int) -> Window | None:
+    """Where a prompt is fed in pieces of a fixed size; other windows are of attention alone."""
+    filler = config.model.get("pad_token_id", 0)
+    if type(filler) is not int:
+        raise PackageError(
+            f"'pad_token_id' of '{config.path}' is {filler!r:.40}; expected a token. Fetch the file again."
+        )
+    window = section(config.decoder, "sliding_window", config.path, needed=False)
+    if not window or window.get("slide_inputs", True) is not True:
+        return None
+    if filler < 0:
+        raise PackageError(f"'pad_token_id' of '{config.path}' is {filler}; expected a token, which fills windows up.")
+    size = _number(window, "window_size", config)
+    if size < _LEAST_WINDOW:
+        raise PackageError(
+            f"'window_size' of '{config.path}' is {size} tokens; expected {_LEAST_WINDOW} or more, else {MAKER} "
+            "(0.18) ends the process."
+        )
+    if size > context:
+        raise PackageError(
+            f"'window_size' of '{config.path}' is {size} tokens, more than the {context} that the model holds. "
+            "Fetch the file again."
+        )
+    return Window(size=size, filler=filler)
+
+
+def _number(data: Mapping[str, object], key: str, config: Config) -> int:
+    found = whole(data.get(key))
+    if found is None:
+        raise PackageError(
+            f"'{key}' of '{config.path}' is {data.get(key)!r:.40}; expected a number from 1 on, without which "
+            f"{MAKER} does not run it. Fetch the file again."
+        )
+    return found

@@ -1,0 +1,133 @@
+"""Folders of optimum-intel: openvino_model.xml with keys and values in its state, its weights in openvino_model.bin."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+from embedllm.errors import PackageError
+from embedllm.package.external_graph import Names, Traced
+from embedllm.package.foreign.config_files import Texts
+from embedllm.package.foreign.detect import Foreign, Reading
+from embedllm.package.graph_flavors import STATEFUL
+
+_DEVICES = ("openvino-gpu", "openvino")
+GRAPH = "openvino_model.xml"
+_INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
+_NEEDED = {"input_ids", "attention_mask", "beam_idx"}
+_STATE = re.compile(r"past_key_values\.(\d+)\.(key|value)present\.\1\.\2")
+_ANY = ("?", "-1")  # sizes that are not fixed
+
+
+@dataclass(slots=True)
+class _Found:
+    inputs: dict[str, int] = field(default_factory=dict)  # number of axes
+    states: dict[str, list[str]] = field(default_factory=dict)  # shapes by name
+    vocabulary: int | None = None
+    stored: int = 0  # values of its tensors
+
+
+def read(root: Path, chosen: Path | None) -> Reading | None:
+    path = chosen or root / GRAPH
+    if path.suffix != ".xml" or not path.is_file():
+        return None
+    found, texts = _read(path), Texts(root)
+    vocabulary = found.vocabulary or texts.vocabulary
+    if vocabulary is None:
+        raise PackageError(
+            f"neither '{path}' nor a config.json says how many tokens the vocabulary has ('vocab_size')."
+        )
+    kv = _kv(found, path)
+    return Reading(
+        root=root,
+        graph=path,
+        weights=(path.with_suffix(".bin"),),
+        dialect=STATEFUL,
+        activations="float32",
+        described=Traced(
+            model_type=texts.model_type,
+            context=texts.context(),
+            vocabulary=vocabulary,
+            kv=kv,
+            parameters=found.stored,
+            in_pieces=True,  # until it is found otherwise: backends/ov_foreign.py
+        ),
+        stop_tokens=texts.stop_tokens(vocabulary),
+        foreign=Foreign(
+            maker="optimum-intel",
+            names=Names(),
+            devices=_DEVICES,
+            weights=path.with_suffix(".bin").relative_to(root).as_posix(),
+        ),
+    )
+
+
+def _read(path: Path) -> _Found:
+    found = _Found()
+    try:
+        for layer in _layers(path):
+            _note(found, layer)
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise PackageError(f"'{path}' is no OpenVINO model that can be read: {error}. Fetch the file again.") from error
+    return found
+
+
+def _layers(path: Path) -> Iterator[ElementTree.Element]:
+    for _, element in ElementTree.iterparse(path):
+        if element.tag == "layer":
+            yield element
+            element.clear()
+
+
+def _note(found: _Found, layer: ElementTree.Element) -> None:
+    kind, data = layer.get("type"), layer.find("data")
+    given = {} if data is None else data.attrib
+    for port in layer.iterfind("output/port"):
+        names = port.get("names", layer.get("name", "")).split(",")
+        if kind == "Parameter":
+            known = next((name for name in names if name in _INPUTS), names[0])
+            found.inputs[known] = given.get("shape", "").count(",") + 1
+        elif "logits" in names:
+            last = [size.text or "" for size in port.iterfind("dim")][-1:]  # some writers give none
+            found.vocabulary = int(last[0]) if last and last[0].isdecimal() else None
+    if kind == "ReadValue":
+        found.states[given["variable_id"]] = given.get("variable_shape", "").split(",")
+    elif kind == "Const":
+        found.stored += math.prod(int(size) for size in given.get("shape", "").split(",") if size.strip())
+
+
+def _kv(found: _Found, path: Path) -> tuple[tuple[int, int], ...]:
+    """By layer. Raises PackageError for a model that is not fed as optimum-intel's are."""
+    odd = sorted(found.inputs.keys() - _INPUTS)
+    lacking = sorted(_NEEDED - found.inputs.keys())
+    if odd or lacking:
+        raise PackageError(
+            f"'{path}' takes {', '.join(repr(name) for name in found.inputs)}; expected input_ids, attention_mask, "
+            "beam_idx and at most position_ids. Export it as a decoder with its state inside: "
+            "optimum-cli export openvino --task text-generation-with-past."
+        )
+    if (flat := found.inputs.get("position_ids", 2)) != 2:
+        raise PackageError(f"'position_ids' of '{path}' has {flat} axes; expected [batch, tokens].")
+    shapes: dict[tuple[int, str], tuple[int, int]] = {}
+    for name, shape in found.states.items():
+        match = _STATE.fullmatch(name)
+        sizes = [size.strip() for size in shape]
+        fixed = [size not in _ANY for size in sizes]
+        if match is None or fixed != [False, True, False, True]:
+            raise PackageError(
+                f"'{path}' keeps the state '{name}' of the shape {shape}; expected keys and values, [batch, heads, "
+                "tokens, size]. Such a model is not run here; export its checkpoint: embedllm export SOURCE OUT."
+            )
+        shapes[int(match[1]), match[2]] = int(sizes[1]), int(sizes[3])
+    layers = sorted({layer for layer, _ in shapes})
+    if not layers or any(shapes.get((layer, "key")) != shapes.get((layer, "value")) for layer in layers):
+        raise PackageError(
+            f"'{path}' keeps {len(shapes)} states; expected a key and a value of the same shape a layer."
+        )
+    if layers != list(range(len(layers))):
+        raise PackageError(f"'{path}' keeps the layers {layers}; expected all of them from 0 on.")
+    return tuple(shapes[layer, "key"] for layer in layers)

@@ -1,0 +1,151 @@
+"""What differs between the graphs of one model: a row per flavour, read by onnx_graph.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from embedllm.package.architecture import Decoder, Mlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One flavour of graph: which operators with which attributes, in which types."""
+
+    name: str
+    file: str
+    activations: str  # "float32" or "float16": activations and KV
+    accuracy_level: int  # of MatMulNBits: 0 float, 4 lets activations be rounded to int8 (docs/numerics.md)
+    float_kernels: frozenset[int]  # bits for which accuracy_level 0 is a kernel, not an unpacking at every call
+    norm_in_attention: bool  # GroupQueryAttention applies the q and k norms itself (CUDA, WebGPU; not the CPU)
+    bias_in_matmul: bool  # MatMulNBits adds the bias itself
+    # GatherBlockQuantized looks up quantized embeddings. Else standard operators do, which any reader of ONNX has:
+    # OpenVINO's takes that operator only with scales that are constants in the type of the activations
+    gathers_blocks: bool
+    # GroupQueryAttention takes q, k and v side by side, rotates q and k, and keeps to a window
+    whole_attention: bool = True
+    lengths_from_mask: bool = True  # else the session gives lengths, positions and what logits it wants, as inputs
+    reads_halves: bool = True  # operators take float16 as it is stored; else the runtime makes float32 of it at load
+    ragged_blocks: bool = True  # MatMulNBits takes rows that are no multiple of the group
+    odd_zero_points: bool = True  # MatMulNBits takes rows of an odd number of 8-bit zero points
+    # a Split takes q, k and v apart for attention that norms q and k itself, or has a window (docs/webgpu.md#faults)
+    splits_qkv: bool = False
+    kv_bits: int = (
+        0  # of a cached key or value, whose scales come from export/quantization/kv_scales.py; 0: as the activations
+    )
+    recurrent: bool = False  # its operators and sessions have states of fixed size beside keys and values
+    # GatherElements brings values into another order; the CPU's Gather takes 8 ns for each (ONNX Runtime 1.31)
+    gathers_elements: bool = False
+    float_matrices: bool = (
+        False  # products read matrices as float32, in the file of embedllm/package/wasm_floats.py: browsers only
+    )
+
+    def multiplies(self, bits: int, *, zero_points: int) -> bool:
+        """Whether MatMulNBits is the way to multiply by matrices of that many bits, and zero points a row."""
+        if self.float_matrices or (bits == 8 and zero_points % 2 and not self.odd_zero_points):
+            return False
+        return self.accuracy_level > 0 or bits in self.float_kernels
+
+    def lack(self, decoder: Decoder) -> str:
+        """Why there is no such graph of a model; empty when there is one."""
+        if decoder.encoder is not None and self.name not in _ENCODERS:
+            return "it embeds or scores texts, which is done on cpu, cuda, openvino and reference"
+        if decoder.is_recurrent and not self.recurrent:
+            return (
+                f"'{decoder.model_type}' layers keep a state of fixed size, which sessions of '{self.name}' do not have"
+            )
+        if self.whole_attention:
+            return ""
+        if decoder.is_mixture:
+            return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
+        if decoder.is_latent:
+            return "its keys and values are made of small vectors, which is not written for DirectML"
+        if any(attention.softcap or attention.sinks for attention in decoder.attentions):
+            return "its attention has a soft cap or sinks, which DirectML's does not have"
+        if len(decoder.kv_attentions) < len(decoder.attentions):
+            return "a layer reads the keys and values of another, which DirectML's attention does not"
+        if decoder.streams is not None:
+            return "it has several streams, whose operators are not known to run on DirectML"
+        if any(attention.growth is not None for attention in decoder.attentions):
+            return "its queries grow with their positions, by operators that are not known to run on DirectML"
+        if any(isinstance(layer.mlp, Mlp) and layer.mlp.limit for layer in decoder.layers):
+            return "its mlps have limits, whose operators are not known to run on DirectML"
+        narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
+        if narrow < decoder.context:
+            return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
+        for attention in decoder.attentions:
+            if attention.rope is None:
+                continue
+            rotated = decoder.ropes[attention.rope].rotated
+            if rotated != attention.head_dim:
+                return f"{rotated} of {attention.head_dim} head dimensions turn; DirectML's rotation turns all of them"
+        return ""
+
+
+FLOAT32 = Dialect(
+    name="generic-float32",
+    file="model.onnx",
+    activations="float32",
+    accuracy_level=4,
+    float_kernels=frozenset({4}),  # 8 bits: 20 ms instead of 0.3 for a 2048 x 2048 product, ONNX Runtime 1.31
+    norm_in_attention=False,
+    bias_in_matmul=True,
+    gathers_blocks=False,
+    gathers_elements=True,
+    recurrent=True,
+)
+FLOAT16 = Dialect(
+    name="generic-float16",
+    file="model.fp16.onnx",
+    activations="float16",
+    accuracy_level=0,
+    float_kernels=frozenset({4, 8}),
+    norm_in_attention=True,
+    bias_in_matmul=False,
+    gathers_blocks=True,
+)
+# for GPUs without float16 arithmetic; not FLOAT32, whose rounded activations are as rough there as on a CPU
+GPU_FLOAT32 = replace(
+    FLOAT16,
+    name="gpu-float32",
+    file="model.fp32.onnx",
+    activations="float32",
+    splits_qkv=True,
+    reads_halves=False,
+)
+WEBGPU_FLOAT16 = replace(FLOAT16, name="webgpu-float16", file="model.webgpu.onnx", splits_qkv=True)
+# what each value is for: docs/directml.md
+DIRECTML = replace(
+    FLOAT16,
+    name="directml-float16",
+    file="model.dml.onnx",
+    norm_in_attention=False,
+    gathers_blocks=False,
+    whole_attention=False,
+    lengths_from_mask=False,
+    ragged_blocks=False,
+    odd_zero_points=False,
+)
+# for a browser's processor: docs/format.md#weightsfloat32
+WASM = replace(
+    FLOAT32, name="wasm-float32", file="model.wasm.onnx", accuracy_level=0, float_matrices=True, recurrent=False
+)
+# for the CPU; CUDA's attention takes such a cache with float16 activations only
+INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, recurrent=False)
+INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, recurrent=False)
+# of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
+TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
+STATEFUL = (
+    "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/foreign/openvino_folder.py
+)
+GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/foreign/genai_pipeline.py
+# in the order of an export and its manifest
+DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
+CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
+_ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
+KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
+OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
+# its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
+OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
+OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
+OPENVINO_TOLD = "layers.{}.told"  # what the layer is told of the tokens, [B, T, size], where it is
+OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]

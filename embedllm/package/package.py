@@ -1,0 +1,342 @@
+"""The folder on disk: its manifest, read, checked and described (docs/format.md). Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.errors import PackageError
+from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
+from embedllm.package.shards import hosting_copy, read_parts
+
+if TYPE_CHECKING:
+    from embedllm.package.architecture import Decoder, Encoder
+    from embedllm.package.external_graph import Traced
+    from embedllm.package.foreign.detect import Foreign
+
+MANIFEST = "embedllm.json"
+WEIGHTS = "weights.safetensors"
+FORMAT = 1  # of the manifest
+PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
+ENCODER_FORMAT = 3  # of a model that embeds or scores texts
+CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over)
+ORDERED_FORMAT = 5  # of matrices whose columns lie in another order (#order), and the largest that is not refused
+_SHOWN = 8  # names of files in an error
+_AGAIN = "Copy or export the folder again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One graph of a folder."""
+
+    file: str
+    dialect: str
+    activations: str  # "float32" or "float16"; the KV has the same type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+class Package:
+    """An opened folder. The manifest and the presence and size of every file were checked; see faults() for hashes.
+
+    damaged: why graphs cannot be used, by dialect; what every device needs is there.
+    parts: of files that lie in parts, by name; only read_package() gives such a folder.
+    foreign: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, object], foreign: Foreign | None = None) -> None:
+        self.folder = folder
+        self.foreign = foreign
+        self.manifest = manifest
+        self.name = text_of(manifest, "name")
+        self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
+        self.parts = read_parts(manifest, {name: entry.bytes for name, entry in self.files.items()})
+        self.listed = tuple(_graph(entry) for entry in list_of(manifest, "graphs"))
+        self.damaged: Mapping[str, str] = {}  # see open_package
+        self.stop_tokens = tuple(integers_of(section_of(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
+        self.context = integer_of(manifest, "context", least=1)
+
+    @cached_property
+    def architecture(self) -> Decoder | Traced:
+        """The model, described; Traced: all that is known of it is its graph."""
+        from embedllm.package.architecture_json import from_json
+
+        try:
+            return from_json(self.manifest.get("architecture"))
+        except PackageError as error:
+            remedy = "Export the folder again, or upgrade with: pip install -U embedllm"
+            raise PackageError(f"cannot use '{self.folder / MANIFEST}': {error} {remedy}") from error
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The model's description. Raises PackageError where there is none but the graph."""
+        from embedllm.package.architecture import Decoder
+
+        if isinstance(self.architecture, Decoder):
+            return self.architecture
+        if self.foreign is not None:
+            raise PackageError(
+                f"of '{self.name}' nothing but its graph is known, as {self.foreign.maker} wrote it. It loads and "
+                "generates; for all else export its checkpoint: embedllm export SOURCE OUT "
+                "(docs/guide-foreign-folders.md)."
+            )
+        raise PackageError(
+            f"of '{self.name}' nothing but its graph is known, since it was exported by optimum "
+            f"(model_type '{self.architecture.model_type}'). It loads, on the device 'cpu'; nothing else can be done "
+            "with it (docs/guide-export.md#optimum)."
+        )
+
+    @property
+    def traced(self) -> Traced:
+        """What is known of a model that was traced. Raises PackageError for any other."""
+        from embedllm.package.external_graph import Traced
+
+        if not isinstance(self.architecture, Traced):
+            raise PackageError(f"'{self.name}' has a graph of another exporter, but is described. {_AGAIN}")
+        return self.architecture
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """What makes of the layers a model that embeds or scores texts; None: it generates text."""
+        from embedllm.package.architecture import Decoder
+
+        return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether the values of its heads are turned (`embedllm export --rotate`): adapters have to be, too."""
+        recipe = self.manifest.get("recipe")
+        return isinstance(recipe, dict) and recipe.get("rotate") is True
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / (WEIGHTS if self.foreign is None else self.foreign.weights)
+
+    @property
+    def stored(self) -> FileEntry:
+        """The weights as they were written; of a folder made by others, its graph with them, and no hash of bytes."""
+        if self.foreign is None:
+            return self.files[WEIGHTS]
+        from embedllm.package.foreign.detect import stored
+
+        count, told = stored(self.files)
+        return FileEntry(bytes=count, sha256=told)
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Those of the listed graphs that can be used."""
+        return tuple(graph for graph in self.listed if graph.dialect not in self.damaged)
+
+    def graph(self, dialect: str) -> Graph | None:
+        """The folder's graph of this dialect, if it carries one that can be used."""
+        return next((graph for graph in self.graphs if graph.dialect == dialect), None)
+
+    def fault(self, name: str) -> str:
+        """What is wrong with a listed file, which is read unless its size tells; empty when it is as exported."""
+        entry = self.files[name]
+        if fault := _size_fault(self.folder, name, entry):
+            return fault
+        path = self.folder / name
+        try:
+            found = sha256(path)
+        except OSError as error:
+            return f"cannot read '{path}' ({error.strerror or error})"
+        if found != entry.sha256:
+            return f"'{path}' is damaged: its sha256 is {found}, the manifest says {entry.sha256}"
+        return ""
+
+    def faults(self) -> dict[str, str]:
+        """Reads every file once: what is wrong with those that differ from what was exported, by their names."""
+        found = {name: self.fault(name) for name in self.files}
+        return {name: fault for name, fault in found.items() if fault}
+
+    def check(self) -> None:
+        """Reads every file once; PackageError when any differs from what was exported."""
+        if faults := self.faults():
+            raise self.refusal(faults)
+
+    def refusal(self, faults: Mapping[str, str]) -> PackageError:
+        """What to raise for files that are not as exported: graphs can be written anew, the others cannot."""
+        dialects = {graph.file: graph.dialect for graph in self.listed if graph.file != WEIGHTS}
+        commands = [f"embedllm graph {self.folder} --flavour {dialects[name]}" for name in faults if name in dialects]
+        remedy = f"Write anew with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
+        return PackageError(f"{'; '.join(faults.values())}. {remedy}")
+
+
+def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Package:
+    """Opens a folder that `embedllm export` wrote, or one of another exporter, or a graph in such a one, as it is.
+
+    whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
+    says why, for devices that do not need it and for who writes it anew.
+    Raises PackageError when it is missing, damaged, incomplete, newer than this version, a hosting copy in parts, or
+    when its manifest names files outside of it.
+    """
+    path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if (found := _foreign(path)) is not None:
+        return found
+    package = _listed(path)
+    if package.parts:
+        raise hosting_copy(package.folder, package.parts)
+    faults = _graph_faults(package)
+    if whole and faults:
+        raise package.refusal(faults)
+    package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
+    _check_context(package)
+    return package
+
+
+def read_package(folder: Path) -> Package:
+    """A folder of which only the small texts need to be there, as in a browser, where graphs and weights lie elsewhere.
+
+    Raises PackageError for what open_package() refuses in the manifest, but not for files in parts: Package.parts says
+    which are. Looks at no other file.
+    """
+    package = _listed(folder)
+    _check_context(package)
+    return package
+
+
+def _foreign(path: Path) -> Package | None:
+    """A folder of another exporter, or a graph in one; a manifest of ours goes before all else."""
+    is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
+    if not is_there or ((path if path.is_dir() else path.parent) / MANIFEST).is_file():
+        return None
+    from embedllm.package.foreign.detect import manifest_of, read_foreign
+
+    reading = read_foreign(path)
+    return None if reading is None else Package(reading.root, manifest_of(reading), reading.foreign)
+
+
+def _listed(folder: Path) -> Package:
+    """A folder as its manifest lists it. Raises PackageError for a manifest that is newer or does not make sense."""
+    path = folder / MANIFEST
+    manifest = _read_manifest(path)
+    with _naming(path):
+        version = integer_of(manifest, "format", least=1)
+    if version > ORDERED_FORMAT:
+        raise PackageError(
+            f"'{folder}' has format {version}; this version of embedllm reads up to {ORDERED_FORMAT}. "
+            "Upgrade with: pip install -U embedllm"
+        )
+    with _naming(path):
+        package = Package(folder, manifest)
+        for graph in package.listed:
+            if graph.file not in package.files:
+                raise PackageError(f"it names the graph '{graph.file}' but does not list that file.")
+        if WEIGHTS not in package.files:
+            raise PackageError(f"it does not list '{WEIGHTS}'.")
+    return package
+
+
+def _check_context(package: Package) -> None:
+    """Reads the architecture, now: an application guards load(), not its first reply."""
+    if package.architecture.context != package.context:
+        raise PackageError(
+            f"the manifest of '{package.folder}' gives two contexts, {package.context} and, in its architecture, "
+            f"{package.architecture.context}. {_AGAIN}"
+        )
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, object]:
+    try:
+        if not path.is_file():
+            raise PackageError(_not_a_package(path.parent))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PackageError(f"cannot read '{path}': {error}. {_AGAIN}") from error
+    if not isinstance(manifest, dict):
+        raise PackageError(f"'{path}' holds a {type(manifest).__name__}; expected a JSON object. {_AGAIN}")
+    return manifest
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds to what is wrong with a manifest which one it is, and what to do."""
+    try:
+        yield
+    except PackageError as error:
+        raise PackageError(f"'{path}' is damaged: {error} {_AGAIN}") from error
+
+
+def _not_a_package(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder '{folder}'. Write one with: embedllm export SOURCE {folder}"
+    if folder.is_file():
+        return f"'{folder}' is a file; expected a folder written by: embedllm export SOURCE OUT, or its .onnx or .xml"
+    if (folder / "config.json").exists():
+        return (
+            f"'{folder}' is a Hugging Face folder, not an exported one (no {MANIFEST}). "
+            f"Export it first: embedllm export {folder} OUT"
+        )
+    from embedllm.package.foreign.detect import LOOKED_FOR
+
+    there = sorted(path.name for path in folder.iterdir())
+    listed = ", ".join([*there[:_SHOWN], *(["..."] if len(there) > _SHOWN else [])]) or "nothing"
+    return (
+        f"'{folder}' has no {MANIFEST}; expected a folder written by: embedllm export SOURCE OUT. Of other exporters, "
+        f"{LOOKED_FOR} were looked for; there is: {listed}."
+    )
+
+
+def _graph_faults(package: Package) -> dict[str, str]:
+    """What is wrong with graphs, by file. Raises PackageError for any other file, which every device needs."""
+    graphs = {graph.file for graph in package.listed} - {WEIGHTS}
+    faults: dict[str, str] = {}
+    for name, entry in package.files.items():
+        if fault := _size_fault(package.folder, name, entry):
+            if name not in graphs:
+                raise PackageError(f"{fault}. {_AGAIN}")
+            faults[name] = fault
+    return faults
+
+
+def _size_fault(folder: Path, name: str, entry: FileEntry) -> str:
+    """What is wrong with a file before it is read; empty when it is there and has the size that was exported."""
+    path = folder / name
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"'{folder}' is incomplete: cannot read '{name}' ({error.strerror or error})"
+    if not stat.S_ISREG(status.st_mode):
+        return f"'{path}' is no file; the manifest lists one of {entry.bytes} bytes"
+    if status.st_size != entry.bytes:
+        return f"'{path}' has {status.st_size} bytes; the manifest says {entry.bytes}"
+    return ""
+
+
+def _file_entry(name: str, entry: object) -> FileEntry:
+    plain_name(name)
+    if not isinstance(entry, dict):
+        raise PackageError(f"the manifest's entry of '{name}' is {type(entry).__name__}; expected an object.")
+    where = f"in the manifest's entry of '{name}',"
+    return FileEntry(bytes=integer_of(entry, "bytes", where, least=0), sha256=text_of(entry, "sha256", where))
+
+
+def _graph(entry: object) -> Graph:
+    if not isinstance(entry, dict):
+        raise PackageError(f"the manifest's 'graphs' holds a {type(entry).__name__}; expected objects.")
+    values = {key: text_of(entry, key, "in the manifest's 'graphs',") for key in ("file", "dialect", "activations")}
+    return Graph(file=plain_name(values["file"]), dialect=values["dialect"], activations=values["activations"])

@@ -1,0 +1,46 @@
+"""The states of fixed size that layers without attention keep of a sequence, by names that all backends know."""
+
+from __future__ import annotations
+
+import math
+
+from embedllm.package.architecture import Attention, Decoder, Mixer, ShortConv
+from embedllm.package.external_graph import Traced
+
+LENGTH_EPSILON = 1e-6  # what the square of a length is raised by where a delta rule divides by it
+
+
+def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a layer keeps of one sequence, by the kind of state; all are zeros before the first token.
+
+    "conv": what the convolution has still to see of earlier tokens, the oldest first. "recurrent": each head's matrix.
+    """
+    if isinstance(mixer, Attention):
+        return {}
+    if isinstance(mixer, ShortConv):
+        return {"conv": (mixer.kernel - 1, mixer.x.rows)}
+    values = mixer.q.rows + mixer.k.rows + mixer.v.rows
+    return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.value_heads, mixer.key_dim, mixer.value_dim)}
+
+
+def state_shapes(decoder: Decoder | Traced) -> dict[str, tuple[int, ...]]:
+    """Of all layers, by "KIND.LAYER"."""
+    if isinstance(decoder, Traced):
+        return {}
+    return {
+        f"{kind}.{index}": shape
+        for index, layer in enumerate(decoder.layers)
+        for kind, shape in layer_states(layer.attention).items()
+    }
+
+
+def state_bytes(decoder: Decoder | Traced, bytes_per_value: int = 4) -> int:
+    """Memory of the states of one sequence, however long it is."""
+    if isinstance(decoder, Traced):
+        return 0
+    return bytes_per_value * sum(math.prod(shape) for shape in state_shapes(decoder).values())
+
+
+def variable_name(name: str) -> str:
+    """What an OpenVINO model calls a state, in the way of its keys and values."""
+    return f"past_{name}present_{name}"

@@ -1,0 +1,112 @@
+"""Rotary embeddings: cos and sin tables, by which every backend turns alike, and keys turned to other positions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.package.architecture import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.types import F32
+
+
+def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
+    """cos and sin for the positions from `start` to before `stop`, [stop - start, rotated / 2] each.
+
+    float32 throughout, in the order of operations of transformers, whose values they equal to the last bit or two.
+    Source: transformers' modeling_rope_utils.py (5.23) and the papers that embedllm/package/architecture.py names.
+    """
+    positions = np.arange(start, stop, dtype=np.float32)[:, None]
+    attention_factor = 1.0
+    if isinstance(rope.scaling, DynamicScaling):
+        angles = positions * _dynamic_frequencies(rope, rope.scaling, start, stop)
+    else:
+        frequencies = _frequencies(rope)
+        if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+            attention_factor = rope.scaling.attention_factor
+        angles = positions * frequencies
+    factor = np.float32(attention_factor)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -> NDArray[np.floating]:
+    """Keys of the positions from `start` on, as they would have been turned at positions smaller by `by`.
+
+    keys: [kv heads, T, D], turned; of the same type they come back, exact up to rounding. by: at most `start`.
+    """
+    count, half = keys.shape[1], rope.rotated // 2
+    cos, sin = (table.astype(np.float64) for table in tables(rope, start + count, start))
+    to_cos, to_sin = (table.astype(np.float64) for table in tables(rope, start + count - by, start - by))
+    square = cos * cos + sin * sin  # of YaRN's factor, which the keys have once
+    turn_cos = ((cos * to_cos + sin * to_sin) / square).astype(np.float32)  # [T, rotated / 2]
+    turn_sin = ((sin * to_cos - cos * to_sin) / square).astype(np.float32)
+    first, second, rest = np.split(keys, [half, rope.rotated], axis=-1)
+    turned = [first * turn_cos + second * turn_sin, second * turn_cos - first * turn_sin, rest]
+    return np.concatenate(turned, axis=-1).astype(keys.dtype, copy=False)
+
+
+def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:
+    """factors: what the frequencies are divided by, one by one."""
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
+    return (1.0 / (factors * np.power(base, exponents, dtype=np.float32))).astype(np.float32)
+
+
+def _frequencies(rope: Rope) -> F32:
+    scaling = rope.scaling
+    if isinstance(scaling, LongRopeScaling):
+        factors = scaling.long if scaling.context > scaling.trained else scaling.short
+        return _plain(rope.base, rope.rotated, np.array(factors, np.float32))
+    if isinstance(scaling, ProportionalScaling):
+        return _plain(rope.base, scaling.head_dim)[: rope.rotated // 2] / np.float32(scaling.factor)
+    frequencies = _plain(rope.base, rope.rotated)
+    if isinstance(scaling, LinearScaling):
+        return frequencies / np.float32(scaling.factor)
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3(frequencies, scaling)
+    if isinstance(scaling, YarnScaling):
+        return _yarn(frequencies, rope, scaling)
+    return frequencies
+
+
+def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, start: int, stop: int) -> F32:
+    """[stop - start, rotated / 2]: for position p, of a sequence that has just reached p + 1 tokens."""
+    lengths = np.maximum(np.arange(start + 1, stop + 1, dtype=np.float64), scaling.trained)
+    stretch = scaling.factor * lengths / scaling.trained - (scaling.factor - 1)
+    bases = rope.base * stretch ** (rope.rotated / (rope.rotated - 2))
+    return _plain(bases.astype(np.float32)[:, None], rope.rotated)
+
+
+def _llama3(frequencies: F32, scaling: Llama3Scaling) -> F32:
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    blend = (scaling.trained / wavelengths - low) / (high - low)
+    blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    kept = np.where(wavelengths > scaling.trained / low, frequencies / scaling.factor, blended)
+    return np.where(wavelengths < scaling.trained / high, frequencies, kept).astype(np.float32)
+
+
+def _yarn(frequencies: F32, rope: Rope, scaling: YarnScaling) -> F32:
+    def dimension(rotations: float) -> float:
+        """The dimension that turns this often within the trained length."""
+        return rope.rotated * math.log(scaling.trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotated - 1)
+    width = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(rope.rotated // 2, dtype=np.float32) - low) / width, 0, 1)
+    return (frequencies / scaling.factor * ramp + frequencies * (1 - ramp)).astype(np.float32)

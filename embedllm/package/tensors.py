@@ -1,0 +1,273 @@
+"""The tensors of a decoder, listed from its description in the order in which they are stored, and their names.
+
+As the description, this needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    DeltaNet,
+    Layer,
+    Linear,
+    Mixer,
+    Mlp,
+    Moe,
+    Norm,
+    Origin,
+    ShortConv,
+)
+from embedllm.package.external_graph import Traced
+
+ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector:
+    """A small stored tensor: weights of a norm, a bias, scores of sinks."""
+
+    name: str  # in weights.safetensors
+    source: str  # the tensor in the source; empty: `plus` is all there is
+    size: int
+    plus: float = 0.0  # what is added to the source's values
+    width: int = 1  # values of a row of the source's tensor
+    origin: Origin | None = None
+
+
+def mlps(mlp: Mlp | Moe) -> tuple[Mlp, ...]:
+    """The mlp itself, or all of a mixture, the shared one last."""
+    if isinstance(mlp, Mlp):
+        return (mlp,)
+    return mlp.experts if mlp.shared is None else (*mlp.experts, mlp.shared)
+
+
+def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
+    """The matrices that queries, keys and values come from."""
+    latent = attention.latent
+    if latent is None:
+        yield (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
+        if attention.gate is not None:
+            yield (attention.gate,)
+        return
+    yield (attention.q if latent.q is None else latent.q, latent.kv, latent.k)
+    if latent.q is not None:
+        yield (attention.q,)
+    yield (attention.k, attention.v)
+
+
+def mixer_products(mixer: Mixer) -> tuple[tuple[str, tuple[Linear, ...]], ...]:
+    """The products of the stream: what graphs call them, and their quantized matrices, which lie side by side."""
+    if isinstance(mixer, ShortConv):
+        return (("bcx", (mixer.b, mixer.c, mixer.x)),)
+    if isinstance(mixer, DeltaNet):
+        return (("qkvz", (mixer.q, mixer.k, mixer.v, mixer.z)),)
+    qkv = ("qkv", (mixer.q, mixer.k, mixer.v) if mixer.kv_from is None else (mixer.q,))
+    return (qkv,) if mixer.gate is None else (qkv, (ATTENTION_GATE, (mixer.gate,)))
+
+
+def mixer_inputs(mixer: Mixer) -> tuple[Linear, ...]:
+    """The quantized matrices that read the stream."""
+    return tuple(linear for _, parts in mixer_products(mixer) for linear in parts)
+
+
+def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
+    """The matrices of a layer in file order; those of a run lie next to each other and have the same input."""
+    mixer = layer.attention
+    yield from attention_runs(mixer) if isinstance(mixer, Attention) else [mixer_inputs(mixer)]
+    yield (mixer.o,)
+    for mlp in mlps(layer.mlp):
+        yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
+        yield (mlp.down,)
+    if layer.token_input is not None:
+        yield (layer.token_input.gate,)
+        yield (layer.token_input.up,)
+    if layer.detour is not None:
+        yield (layer.detour.down,)
+        yield (layer.detour.up,)
+
+
+def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterator[tuple[Linear, ...]]:
+    """Neighbouring matrices in parts, each of matrices that are packed alike and can be one tensor of a graph."""
+    yield from (tuple(part) for _, part in groupby(run, lambda linear: packing.get(linear.name)))
+
+
+def small_matrices(decoder: Decoder) -> Iterator[Linear]:
+    """Those that stay floats: learned positions, what chooses experts or weighs streams, an encoder's own."""
+    if decoder.positions is not None:
+        yield decoder.positions
+    if decoder.encoder is not None:
+        yield from (step.linear for step in decoder.encoder.steps)
+        if decoder.encoder.types is not None:
+            yield decoder.encoder.types
+    for layer in decoder.layers:
+        if isinstance(layer.attention, DeltaNet):
+            yield from (layer.attention.beta, layer.attention.decay)
+        if isinstance(layer.mlp, Moe):
+            yield layer.mlp.router
+            if layer.mlp.shared_gate is not None:
+                yield layer.mlp.shared_gate
+        if layer.guess is not None:
+            yield from (layer.guess.router, layer.guess.predict, layer.guess.correct)
+
+
+def linears(layer: Layer) -> Iterator[Linear]:
+    """Every matrix of a layer that is quantized, in the order in which they are stored."""
+    for run in layer_runs(layer):
+        yield from run
+
+
+def tables(decoder: Decoder) -> tuple[Linear, ...]:
+    """Every quantized table whose rows are looked up by token."""
+    return (decoder.embedding,) if decoder.token_inputs is None else (decoder.embedding, decoder.token_inputs.table)
+
+
+def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
+    """Every quantized matrix of a product that is no layer's, the head aside."""
+    if decoder.token_inputs is not None:
+        yield decoder.token_inputs.projection
+    if decoder.streams is not None:
+        yield from (*decoder.streams.begin, *decoder.streams.end)
+
+
+def norms(decoder: Decoder) -> Iterator[Norm]:
+    """Every norm of a model, in the order in which they are stored."""
+    found = [decoder.embedding_norm, decoder.token_inputs and decoder.token_inputs.norm]
+    for layer in decoder.layers:
+        mixer = layer.attention
+        own = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
+        own += [mixer.norm] if isinstance(mixer, DeltaNet) else []
+        found += [layer.attention_norm, *own, layer.attention_post_norm]
+        if isinstance(mixer, Attention) and mixer.latent is not None:
+            found += [mixer.latent.q_norm, mixer.latent.kv_norm]
+        found += [layer.mlp_norm, layer.mlp_post_norm]
+        found += [part and part.norm for part in (layer.token_input, layer.guess, layer.detour)]
+    found += [decoder.norm, *(step.norm for step in (decoder.encoder.steps if decoder.encoder else ()))]
+    yield from (norm for norm in found if norm is not None)
+
+
+def vectors(decoder: Decoder) -> Iterator[Vector]:
+    """Every small tensor but the rotations and learned positions, in the order in which they are stored."""
+    for norm in norms(decoder):
+        size, width = norm.groups * norm.size, norm.size if norm.groups > 1 else 1
+        plus = norm.plus if norm.source else 1.0
+        weight = Vector(
+            name=f"{norm.name}.weight", source=norm.source, size=size, plus=plus, width=width, origin=norm.origin
+        )
+        yield weight
+        if norm.bias:
+            yield replace(weight, name=f"{norm.name}.bias", source=norm.bias, plus=0.0)
+    matrices = [linear for layer in decoder.layers for linear in linears(layer)]
+    for linear in (*matrices, *small_matrices(decoder), decoder.head):
+        if linear.bias:
+            source = f"{linear.source}.bias"
+            yield Vector(name=f"{linear.name}.bias", source=source, size=linear.rows, origin=linear.origin)
+    for index, layer in enumerate(decoder.layers):
+        if layer.scale:
+            yield Vector(name=scale_name(index), source=layer.scale, size=1)
+        if layer.guess is not None:
+            yield Vector(name=guess_scale_name(index), source=layer.guess.scale, size=decoder.hidden)
+        yield from _mixer_vectors(index, layer.attention)
+        for mlp in mlps(layer.mlp):
+            if mlp.alphas:
+                for part in ("alpha_p", "alpha_n"):
+                    yield Vector(name=alpha_name(mlp, part), source=f"{mlp.alphas}.{part}", size=1)
+        if isinstance(layer.mlp, Moe) and layer.mlp.correction:
+            size = len(layer.mlp.experts)
+            width = size if layer.mlp.correction_is_row else 1
+            yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size, width=width)
+
+
+def scale_name(index: int) -> str:
+    """Of the stored number that a layer multiplies the stream by."""
+    return f"layers.{index}.scale"
+
+
+def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
+    if isinstance(mixer, Attention):
+        if mixer.sinks:
+            yield Vector(name=sinks_name(index), source=mixer.sinks, size=mixer.heads)
+        return
+    values = mixer.x.rows if isinstance(mixer, ShortConv) else mixer.q.rows + mixer.k.rows + mixer.v.rows
+    name, size = convolution_name(index, "weight"), values * mixer.kernel
+    yield Vector(name=name, source=mixer.convolution, size=size, width=mixer.kernel)
+    if isinstance(mixer, DeltaNet):
+        for part, source in (("log_decay", mixer.log_decay), ("decay_bias", mixer.decay_bias)):
+            yield Vector(name=decay_name(index, part), source=source, size=mixer.value_heads)
+    elif mixer.bias:
+        yield Vector(name=convolution_name(index, "bias"), source=mixer.bias, size=values)
+
+
+def guess_scale_name(index: int) -> str:
+    """Of the stored factors of what a layer's token_input reads."""
+    return f"layers.{index}.guess.scale"
+
+
+def sinks_name(index: int) -> str:
+    """Of the stored sinks of a layer."""
+    return f"layers.{index}.attention.sinks"
+
+
+def convolution_name(index: int, part: str) -> str:
+    """Of the stored convolution of a layer. part: "weight" or "bias"."""
+    return f"layers.{index}.attention.convolution.{part}"
+
+
+def decay_name(index: int, part: str) -> str:
+    """Of what is stored of a layer's decay. part: "log_decay" or "decay_bias"."""
+    return f"layers.{index}.attention.{part}"
+
+
+def alpha_name(mlp: Mlp, part: str) -> str:
+    """Of a stored number of xielu. part: "alpha_p" or "alpha_n"."""
+    return f"{mlp.up.name}.{part}"
+
+
+def correction_name(index: int) -> str:
+    """Of the stored correction of a layer's router."""
+    return f"layers.{index}.mlp.correction"
+
+
+def rope_name(index: int, part: str) -> str:
+    """Of the stored table of a rotation, by the number that Attention.rope has. part: "cos" or "sin"."""
+    return f"rope.{part}" if index == 0 else f"rope.local.{part}"
+
+
+def parameters(decoder: Decoder | Traced) -> int:
+    """Number of weights; a tied head counts once."""
+    if isinstance(decoder, Traced):
+        return decoder.parameters
+    matrices = [*(m for layer in decoder.layers for m in linears(layer)), *tables(decoder)]
+    matrices += [*small_matrices(decoder), *outer_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
+    return sum(m.rows * m.columns for m in matrices) + sum(vector.size for vector in vectors(decoder) if vector.source)
+
+
+def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
+    """Of each keys and values that are kept, by their numbers: what those who read them see; None: all."""
+    readers: dict[int, list[int | None]] = {}
+    for index, layer in enumerate(decoder.layers):
+        if isinstance(layer.attention, Attention):
+            readers.setdefault(decoder.kv_number(index), []).append(layer.attention.window)
+    windows = [readers[number] for number in sorted(readers)]
+    return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
+
+
+def kv_shapes(decoder: Decoder | Traced) -> list[tuple[int, int]]:
+    """By layer that keeps keys and values: KV heads, and the size of each."""
+    if isinstance(decoder, Traced):
+        return [(heads, size) for heads, size in decoder.kv]
+    return [(attention.kv_heads, attention.head_dim) for attention in decoder.kv_attentions]
+
+
+def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -> int:
+    """Memory of the KV cache for that many tokens."""
+    if isinstance(decoder, Traced):
+        return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
+    if decoder.encoder is not None:
+        return 0
+    per_token = sum(2 * attention.kv_heads * attention.head_dim for attention in decoder.kv_attentions)
+    return per_token * bytes_per_value * tokens

@@ -1,0 +1,1 @@
+"""Structured output: JSON schema, regex, choices and Lark grammars, compiled by llguidance to logits masks."""

@@ -1,0 +1,147 @@
+"""What a reply shall be, as callers say it (`response_format`), read into the source that a grammar is compiled from.
+
+Standard library only. The twin of bindings_web/src/grammar/response_format.js.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
+
+from embedllm.sampling.constraint import Constraint
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+Kind = Literal["json_schema", "regex", "choices", "lark"]
+
+
+@runtime_checkable
+class HasJSONSchema(Protocol):
+    """A class of pydantic's, or what gives its JSON schema the same way."""
+
+    def model_json_schema(self) -> dict[str, JSON]: ...
+
+
+# OpenAI's object; {"type": KIND, KIND: ...} for a regex, a Lark grammar or choices; or one of these as it is
+ResponseFormat: TypeAlias = "Mapping[str, object] | HasJSONSchema | re.Pattern[str] | Sequence[str]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a grammar is compiled from."""
+
+    kind: Kind
+    text: str  # of the schema as JSON, of the regex, of the list of choices as JSON, of the grammar
+
+
+class Grammars(Protocol):
+    """Makes the constraints of one model's replies."""
+
+    def constraint(self, source: Source, stop_tokens: frozenset[int]) -> Constraint:
+        """The constraint of one reply. Raises ValueError for a source that cannot be followed."""
+        ...
+
+
+_SHAPES = (
+    '{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}, {"type": "json_object"}, {"type": "text"}, '
+    '{"type": "regex", "regex": ...}, {"type": "lark", "lark": ...}, {"type": "choices", "choices": [...]}, a pydantic '
+    "class, a compiled regex or a list of texts"
+)
+_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
+_OF_SCHEMA = {"name", "description", "schema", "strict"}  # every schema is followed strictly
+
+
+def grammar_source(response_format: ResponseFormat | None) -> Source | None:
+    """What to compile; None where any text may be said.
+
+    Raises ValueError for another shape.
+    """
+    if response_format is None:
+        return None
+    if isinstance(response_format, Mapping):
+        return _of_object(response_format)
+    if isinstance(response_format, HasJSONSchema):
+        return _schema(_closed(response_format.model_json_schema()))
+    if isinstance(response_format, re.Pattern):
+        return _regex(response_format)
+    if isinstance(response_format, Sequence) and not isinstance(response_format, str | bytes):
+        return _choices(response_format)
+    raise ValueError(f"response_format is {response_format!r}; expected {_SHAPES}.")
+
+
+def _of_object(said: Mapping[str, object]) -> Source | None:
+    kind = said.get("type")
+    if kind not in ("text", "json_object", "json_schema", "regex", "lark", "choices"):
+        raise ValueError(f"response_format has the type {kind!r}; expected {_SHAPES}.")
+    has_value = kind not in ("text", "json_object")
+    _check_keys("response_format", said, {"type", kind} if has_value else {"type"})
+    value = said.get(kind)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _schema({"type": "object"})
+    if kind == "json_schema":
+        if not isinstance(value, Mapping) or "schema" not in value:
+            raise ValueError(f"response_format has no json_schema.schema; expected {_SHAPES.partition(', {')[0]}.")
+        _check_keys("response_format.json_schema", value, _OF_SCHEMA)
+        return _schema(value["schema"])
+    if kind == "choices":
+        return _choices(value)
+    if not isinstance(value, str):
+        raise ValueError(f"response_format.{kind} is {value!r}; expected a text.")
+    return Source(kind=kind, text=value)
+
+
+def _check_keys(name: str, found: Mapping[str, object], known: set[str]) -> None:
+    if unknown := [key for key in found if key not in known]:
+        raise ValueError(f"{name} has {unknown[0]!r}, which is not followed; expected {', '.join(sorted(known))}.")
+
+
+def _schema(schema: object) -> Source:
+    try:
+        return Source(kind="json_schema", text=json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the JSON schema is no JSON: {error}.") from error
+
+
+def _regex(pattern: re.Pattern[str]) -> Source:
+    if not isinstance(pattern.pattern, str):
+        raise ValueError(f"response_format is the bytes pattern {pattern.pattern!r}; expected one of text.")
+    if odd := re.RegexFlag(pattern.flags & ~re.UNICODE & ~sum(_FLAGS)):
+        raise ValueError(
+            f"the regex has {odd!r}, which is not followed; expected IGNORECASE, MULTILINE, DOTALL, VERBOSE."
+        )
+    letters = "".join(letter for flag, letter in _FLAGS.items() if pattern.flags & flag)
+    return Source(kind="regex", text=f"(?{letters}){pattern.pattern}" if letters else pattern.pattern)
+
+
+def _choices(choices: object) -> Source:
+    is_list = isinstance(choices, Sequence) and not isinstance(choices, str | bytes)
+    texts = cast("Sequence[object]", choices) if is_list else ()
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"choices is {choices!r}; expected a list of one text or more, none of them empty.")
+    return Source(kind="choices", text=json.dumps([*texts]))
+
+
+_MAPS = {"properties", "$defs"}  # names to schemas
+_AS_THEY_ARE = {"const", "enum", "default", "examples", "allOf"}  # values; and parts of what is closed as a whole
+
+
+def _closed(schema: JSON) -> JSON:
+    """A class's schema without properties that the class does not have; pydantic would drop them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: _closed_part(key, value) for key, value in schema.items()}
+    return {"additionalProperties": False, **parts} if "properties" in parts else parts
+
+
+def _closed_part(key: str, value: JSON) -> JSON:
+    if key in _MAPS and isinstance(value, dict):
+        return {name: _closed(part) for name, part in value.items()}
+    return value if key in _AS_THEY_ARE else _closed(value)

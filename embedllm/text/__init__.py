@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizers, streams with stop strings, chat templates, prompts."""

@@ -1,0 +1,294 @@
+"""Text and tokens: the tokenizer of a folder, text out of a stream of tokens, stop strings in a stream of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from embedllm.errors import PackageError
+from embedllm.text.token_bytes import token_bytes
+from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+_WINDOW = 12  # tokens decoded at most for each new one, outside of a run of byte tokens
+_CONTEXT = 4  # tokens kept when the window is cut: the last character lies in them, it has at most four bytes
+
+
+class TextCodec(Protocol):
+    """What the engine asks of a tokenizer; `Tokenizer` is one, in a browser another object can be."""
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that stand for no text, such as the marks of a turn."""
+        ...
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text.
+
+        special: with the BOS or EOS that the tokenizer itself puts around a text. A prompt made by a chat template
+        holds its own, so there it is False.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; special tokens are left out unless `special`, unknown ones always."""
+        ...
+
+    def token_text(self, token: int) -> str | None:
+        """The vocabulary's own spelling of a token ("Ġhello", "▁hello", "<0x0A>"), None when it is unknown."""
+        ...
+
+
+class ModelCodec(TextCodec, Protocol):
+    """What a Model asks of its tokenizer besides.
+
+    named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
+    """
+
+    @property
+    def named(self) -> Mapping[str, str]: ...
+
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
+        ...
+
+
+class Tokenizer:
+    """The tokenizer in a folder's tokenizer.json, run by the package `tokenizers`.
+
+    named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
+    """
+
+    def __init__(self, engine: tokenizers.Tokenizer, *, named: Mapping[str, str], split_special: bool = False) -> None:
+        engine.no_truncation()  # text is never cut off silently
+        engine.no_padding()
+        engine.encode_special_tokens = split_special
+        added = engine.get_added_tokens_decoder()
+        self._engine = engine
+        self.named = dict(named)
+        self.size = max([engine.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+        self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
+        self.bos = self.token_id(named["bos_token"]) if "bos_token" in named else None
+        self.eos = self.token_id(named["eos_token"]) if "eos_token" in named else None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a folder, with the special tokens that its small files name.
+
+        Raises PackageError when tokenizer.json is missing or damaged.
+        """
+        from tokenizers import Tokenizer as Engine
+
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise PackageError(_no_tokenizer(path.parent))
+        config = read_tokenizer_config(path.parent)
+        try:
+            engine = Engine.from_file(str(path))
+            _add_tokens(engine, config)
+        except Exception as error:  # the package raises nothing narrower
+            raise PackageError(
+                f"'{path}' is not a tokenizer that can be read: {error}. Fetch the file again; a newer one may need "
+                "a newer 'tokenizers' (pip install -U tokenizers)."
+            ) from error
+        named = {name: token.content for name, token in config.named.items()}
+        return cls(engine, named=named, split_special=config.split_special)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text; see TextCodec. Raises ValueError for what check_text() refuses."""
+        check_text(text)
+        return self._engine.encode(text, add_special_tokens=special).ids
+
+    def encode_whole(self, texts: Sequence[str], *, limit: int | None) -> tuple[list[int], list[int]]:
+        """The tokens of a text or a pair as a model that reads whole texts wants them, and which of both each is of.
+
+        limit: tokens at most, with the special ones; the ends of longer texts are left out, of the longer one first.
+        """
+        for text in texts:
+            check_text(text)
+        parts = [self._engine.encode(text, add_special_tokens=False) for text in texts]
+        if limit is not None:
+            room = limit - self._engine.num_special_tokens_to_add(len(parts) > 1)
+            for part, count in zip(parts, _shares([len(part.ids) for part in parts], max(room, 0)), strict=True):
+                part.truncate(count)
+        whole = self._engine.post_process(parts[0], parts[1] if len(parts) > 1 else None)
+        return whole.ids, whole.type_ids
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; see TextCodec."""
+        return self._engine.decode(tokens, skip_special_tokens=not special)
+
+    def token_text(self, token: int) -> str | None:
+        """The vocabulary's own spelling of a token; see TextCodec."""
+        return self._engine.id_to_token(token)
+
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
+        return self._engine.token_to_id(text)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
+        decoder: tokenizers.decoders.Decoder | None = self._engine.decoder
+        added = {token: entry.content for token, entry in self._engine.get_added_tokens_decoder().items()}
+        described = None if decoder is None else json.loads(decoder.__getstate__())
+        return token_bytes(self._engine.get_vocab(with_added_tokens=True), added, described)
+
+
+def check_text(text: str) -> None:
+    """Raises ValueError for half a surrogate pair, which is no text."""
+    if not text.isascii() and (odd := _LONE_SURROGATE.search(text)):
+        raise ValueError(
+            f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
+            "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
+        )
+
+
+def _shares(counts: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each text are kept: a short one whole, of two long ones the same number."""
+    if sum(counts) <= room or len(counts) == 1:
+        return [min(count, room) for count in counts]
+    half, (first, second) = room // 2, counts
+    kept = min(first, max(half, room - second))
+    return [kept, min(second, room - kept)]
+
+
+def _no_tokenizer(folder: Path) -> str:
+    """What to say of a folder without tokenizer.json."""
+    found = [name for name in _OLDER_FORMATS if (folder / name).is_file()]
+    if not found:
+        return f"'{folder}' has no tokenizer.json. Copy it from the model that the folder was made of."
+    return (
+        f"'{folder}' has no tokenizer.json, only {' and '.join(repr(name) for name in found)}, an older format that is "
+        "not read here. Convert it once where transformers is installed: "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+    )
+
+
+def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Give an engine the tokens that only the configuration knows, as transformers 5.23 does."""
+    from tokenizers import AddedToken as EngineToken
+
+    present = {entry.content: _flags(entry) for entry in engine.get_added_tokens_decoder().values()}
+    wanted = {token.content: token for token in config.added}
+    for token in config.named.values():
+        known = wanted.get(token.content) or present.get(token.content)
+        wanted[token.content] = dataclasses.replace(known, special=True) if known else token
+    for token in config.extra:
+        if token.content not in present:
+            wanted.setdefault(token.content, token)
+    missing = [token for token in wanted.values() if token != present.get(token.content)]
+    if missing:
+        engine.add_tokens([EngineToken(**dataclasses.asdict(token)) for token in missing])
+
+
+def _flags(entry: tokenizers.AddedToken) -> AddedToken:
+    return AddedToken(**{field.name: getattr(entry, field.name) for field in dataclasses.fields(AddedToken)})
+
+
+class TextStream:
+    """Text out of tokens that come one by one, each piece given once it can no longer change.
+
+    The pieces, with what `flush` gives, are together exactly decode(all tokens), for any tokens. Held back are: a
+    character of which some bytes are still to come, and a whole run of byte tokens ("<0xE6>"), since one wrong byte
+    would turn all of the run into replacement characters.
+    """
+
+    def __init__(self, tokenizer: TextCodec, *, special: bool = False, kept: frozenset[int] = frozenset()) -> None:
+        """special: with all special tokens. kept: with these."""
+        self._tokenizer = tokenizer
+        self._dropped = frozenset() if special else tokenizer.special_tokens - kept
+        self._special = special or bool(kept)
+        self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
+        self._given = 0  # characters of the window's text that were given out
+
+    def push(self, token: int) -> str:
+        """Take one token; the text that is certain now, often empty."""
+        spelling = self._tokenizer.token_text(token)
+        if spelling is None or token in self._dropped:
+            return ""  # it leaves no trace in decode() either: the text around it joins
+        self._window.append(token)
+        if _BYTE_TOKEN.fullmatch(spelling):
+            return ""
+        text = self._decode()
+        # A last replacement character may be the start of a character; what comes before it is certain.
+        certain = len(text) - text.endswith(_REPLACEMENT)
+        piece = text[self._given : certain]
+        self._given = certain
+        if len(self._window) > _WINDOW:
+            self._window = self._window[-_CONTEXT:]
+            self._given = len(self._decode()) - (len(text) - certain)
+        return piece
+
+    def flush(self) -> str:
+        """The rest of the text; the next token begins another one."""
+        rest = self._decode()[self._given :]
+        self._window = []
+        self._given = 0
+        return rest
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, special=self._special)
+
+
+class StopStrings:
+    """Finds the first of some strings in a text that comes in pieces, however it is split.
+
+    The match that begins first wins, the shorter of two that begin together. Held back is the longest end of the
+    text that could still become a match.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if isinstance(strings, str) or not all(isinstance(string, str) and string for string in strings):
+            raise ValueError(f"stop strings are a list of texts that are not empty, found {strings!r}.")
+        self._strings = tuple(strings)
+        self._held = ""
+        self.matched: str | None = None  # the stop string that was found
+
+    def push(self, piece: str) -> str:
+        """Take the next piece of text; what is certain to lie before any match. After a match: always empty."""
+        if self.matched is not None:
+            return ""
+        text = self._held + piece
+        start = self._open_start(text)
+        found = self._first(text)
+        if found is not None and found[0] <= start:
+            start, self.matched = found
+            self._held = ""
+        else:
+            self._held = text[start:]
+        return text[:start]
+
+    def flush(self) -> str:
+        """The text is at its end: what was held back, as far as a match."""
+        text, self._held = self._held, ""
+        found = self._first(text)
+        if found is None:
+            return text
+        self.matched = found[1]
+        return text[: found[0]]
+
+    def _first(self, text: str) -> tuple[int, str] | None:
+        """Where the first match begins, and which string it is."""
+        found = min(
+            ((text.find(string), len(string), string) for string in self._strings if string in text), default=None
+        )
+        return None if found is None else (found[0], found[2])
+
+    def _open_start(self, text: str) -> int:
+        """Where the longest end of the text begins that is the beginning of a stop string; its length if none is."""
+        longest = max((len(string) for string in self._strings), default=0)
+        for start in range(max(0, len(text) - longest + 1), len(text)):
+            if any(string.startswith(text[start:]) for string in self._strings):
+                return start
+        return len(text)

@@ -1,0 +1,1 @@
+"""tune(): measures devices and thread counts for a model on this machine."""

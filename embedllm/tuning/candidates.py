@@ -1,0 +1,112 @@
+"""What tune() measures on, and what it says of the trials: the devices, the candidates, the table of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from statistics import median
+from typing import TYPE_CHECKING
+
+from embedllm.backends.devices import registry
+from embedllm.backends.devices import selection as select
+from embedllm.errors import DeviceUnavailable
+from embedllm.loading import memory_estimate
+from embedllm.loading.device_search import Probed, check_exact
+from embedllm.loading.tuning_results import Measured
+from embedllm.tuning.search import Candidate, Choice, Trials
+from embedllm.tuning.trial import ways
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import Device
+    from embedllm.package.package import Package
+
+_UNRANKED = ("openvino",)  # worth measuring, though "auto" does not take it unmeasured
+
+
+class Devices:
+    """The devices that can run a model, refused by what load() refuses them by."""
+
+    def __init__(self, package: Package, *, exact: bool, kv: str | None) -> None:
+        self.left_out: list[tuple[str, str]] = []  # and why
+        self._package = package
+        self._exact = exact
+        self._kv = kv
+        self._named = registry.Found(package, exact=exact, kv=kv).named
+        self._probed = Probed(package, exact=exact)
+        # as load() goes through them
+        self._ranked = [select.AUTO] if package.foreign is None else list(package.foreign.devices)
+
+    @property
+    def dialects(self) -> dict[str, Sequence[str]]:
+        """Of the graphs that may be used, by device."""
+        return self._probed.dialects
+
+    def usable(self, names: Sequence[str]) -> list[Device]:
+        """Those with these names; without any, the first of each kind. Raises DeviceUnavailable when there is none."""
+        search = select.Search(self._named, list(names) or [*self._ranked, *_UNRANKED])
+        ready: dict[str, Device] = {}
+        for device in search:
+            if (lack := self._lack(device)) is not None:
+                search.refuse(device, *lack)
+            else:
+                ready.setdefault(device.name if names else select.family_of(device.name), device)
+        if not ready:
+            raise search.failure()
+        self.left_out = [(one.device, one.reason) for one in search.passed_over]
+        return list(ready.values())
+
+    def automatic(self) -> str:
+        """The device that "auto" takes without a measurement; empty when there is none."""
+        found = (device.name for device in select.Search(self._named, self._ranked) if self._lack(device) is None)
+        return next(found, "")
+
+    def _lack(self, device: Device) -> tuple[str, str] | None:
+        if (bad := self._probed.refusal_of(device)) is not None:
+            return bad
+        if self._exact and registry.runs_graphs(device):
+            check_exact(self._package)
+        return memory_estimate.lack(self._package, device, exact=self._exact, kv=self._kv)
+
+
+def measured(trials: Trials, choice: Choice) -> tuple[Measured, ...]:
+    """What is told of the trials. Raises DeviceUnavailable when none went well."""
+    if not choice.knobs:
+        told = "; ".join(f"'{one.device}': {why}" for one, why in trials.failures.items())
+        raise DeviceUnavailable(f"no device could run this model. Tried {told}.",
+                                [(one.device, why, "") for one, why in trials.failures.items()])  # fmt: skip
+    return tuple(_all_measured(trials, choice))
+
+
+def _all_measured(trials: Trials, choice: Choice) -> Iterator[Measured]:
+    devices = list(dict.fromkeys(one.device for one in trials.rounds))
+    for one, rounds in sorted(trials.rounds.items(), key=lambda item: devices.index(item[0].device)):
+        ratios = trials.ratios(one, Candidate(device=one.device))
+        if one in trials.failures or not ratios:
+            continue
+        timing = trials.typical(one)
+        yield Measured(
+            device=one.device,
+            knobs=one.knobs,
+            prefill_tokens_s=1 / timing.token_s,
+            decode_tokens_s=1 / timing.step_s,
+            seconds=timing.seconds,
+            ratio=median(ratios),
+            rounds=len(rounds),
+            is_chosen=choice.knobs.get(one.device) == one.knobs,
+        )
+
+
+def unmeasured(trials: Trials) -> Iterator[tuple[str, str]]:
+    """The candidates without a time, and why."""
+    for one, rounds in trials.rounds.items():
+        if one in trials.failures:
+            yield f"{one.device}, {one.knobs}", trials.failures[one]
+        elif not rounds:
+            yield f"{one.device}, {one.knobs}", "there was no time for it; give more seconds"
+
+
+def candidates(package: Package, devices: Sequence[Device], *, exact: bool) -> list[Candidate]:
+    """What is to be tried: first the default of every device, then of each the next best guess, and so on."""
+    by_guess = zip_longest(*(ways(package, one, exact=exact) for one in devices))
+    pairs = (pair for guess in by_guess for pair in zip(devices, guess, strict=True))
+    return [Candidate(device=one.name, knobs=knobs) for one, knobs in pairs if knobs is not None]

@@ -1,0 +1,196 @@
+"""The messages of `embedllm worker`: JSON-RPC 2.0, one object a line, and what each error is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from embedllm.errors import (
+    ContextFull,
+    DeviceError,
+    DeviceUnavailable,
+    EmbedError,
+    PackageError,
+    TemplateError,
+)
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+Id: TypeAlias = "int | str"
+
+MESSAGE_LIMIT = 8 << 20  # bytes of one line; a context of 128,000 tokens is about half a megabyte of text
+_PIECE = 1 << 16
+_HALF = "found half of a surrogate pair (\\ud800 to \\udfff); expected both halves. Don't cut a text between them."
+
+# JSON-RPC's own
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+FAILED = -32000  # any other error of the library or the system
+NO_MODEL, BUSY, TOO_LARGE = -32010, -32011, -32012
+CANCELLED = -32800  # as the Language Server Protocol has it
+
+_CODES: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
+    (PackageError, -32001),
+    (DeviceUnavailable, -32002),
+    (DeviceError, -32003),
+    (ContextFull, -32004),
+    (TemplateError, -32005),
+    (EmbedError, FAILED),
+    (OSError, FAILED),
+    (ValueError, INVALID_PARAMS),
+    (TypeError, INVALID_PARAMS),
+)
+EXPECTED_ERRORS = (EmbedError, OSError, ValueError, TypeError)
+
+
+class RpcError(Exception):
+    """An answer that is an error.
+
+    id: of the request that it answers; None where that could not be read.
+    """
+
+    def __init__(
+        self, code: int, message: str, *, data: Mapping[str, JSON] | None = None, id: Id | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+        self.id = id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request, or a notification when it has no id."""
+
+    method: str
+    params: Mapping[str, JSON]
+    id: Id | None
+
+
+def lines(read: Callable[[int], bytes], limit: int = MESSAGE_LIMIT) -> Iterator[bytes | None]:
+    """The lines of a stream, without their ends; None for one longer than `limit`, which is skipped, not kept.
+
+    read: gives at most that many bytes, and none at the end. What stands there without a line end is a line too.
+    """
+    line, is_too_long = bytearray(), False
+    for piece in iter(lambda: read(_PIECE), b""):
+        *ends, rest = piece.split(b"\n")
+        for part in ends:
+            line += part
+            yield None if is_too_long or len(line) > limit else bytes(line)
+            line, is_too_long = bytearray(), False
+        line += rest
+        if len(line) > limit:
+            line, is_too_long = bytearray(), True
+    if line or is_too_long:
+        yield None if is_too_long else bytes(line)
+
+
+def parse(line: bytes) -> Call:
+    """The call that a line holds. Raises RpcError, with the id where it could be read."""
+    message = _loaded(line)
+    if isinstance(message, list):
+        raise RpcError(INVALID_REQUEST, "found a batch (an array); expected one object a line. Send its calls singly.")
+    if not isinstance(message, dict):
+        raise RpcError(
+            INVALID_REQUEST, f"found {kind_of(message)}; expected a JSON object with 'jsonrpc' and 'method'."
+        )
+    id = _id(message)
+    if "id" in message and id is None:
+        raise RpcError(INVALID_REQUEST, f"'id' is {kind_of(message['id'])}; expected a whole number or a text.")
+    if message.get("jsonrpc") != "2.0":
+        raise RpcError(INVALID_REQUEST, "'jsonrpc' is not \"2.0\", the only version that is spoken here.", id=id)
+    method, params = message.get("method"), message.get("params")
+    if params is None:
+        params = {}
+    if not isinstance(method, str):
+        raise RpcError(INVALID_REQUEST, f"'method' is {kind_of(method)}; expected a text.", id=id)
+    if not isinstance(params, dict):
+        raise RpcError(INVALID_PARAMS, f"'params' is {kind_of(params)}; expected an object with named values.", id=id)
+    return Call(method=method, params=params, id=id)
+
+
+def encode(message: Mapping[str, object]) -> bytes:
+    """A message as it is sent. ASCII, so that no host can misread it by the wrong code page."""
+    return json.dumps({"jsonrpc": "2.0", **message}, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def error_message(error: Exception, id: Id | None = None) -> dict[str, object]:
+    """The answer that tells of an error, with its code."""
+    rpc = error if isinstance(error, RpcError) else _as_rpc(error)
+    body: dict[str, object] = {"code": rpc.code, "message": str(rpc)}
+    if rpc.data:
+        body["data"] = dict(rpc.data)
+    return {"id": rpc.id if id is None else id, "error": body}
+
+
+def _as_rpc(error: Exception) -> RpcError:
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
+    data: dict[str, JSON] = {"kind": type(error).__name__}
+    if isinstance(error, DeviceUnavailable):
+        data["tried"] = [
+            {"device": device, "reason": reason, "remedy": remedy} for device, reason, remedy in error.tried
+        ]
+    if isinstance(error, ContextFull):
+        data |= {"tokens": error.tokens, "limit": error.limit}
+    return RpcError(code, str(error) or type(error).__name__, data=data)
+
+
+def _loaded(line: bytes) -> object:
+    """What a line says. A fault that sits in a value leaves the rest readable, so that the error can name the id."""
+    numbers = _Numbers()
+    try:
+        text = line.decode("utf-8-sig")  # some hosts' writers begin with a byte order mark
+        message = json.loads(text, parse_constant=numbers.refuse, parse_int=numbers.whole)
+        faults = numbers.faults + ([_HALF] if "\\u" in text and _has_half_a_pair(message) else [])
+    except UnicodeDecodeError as error:
+        raise RpcError(PARSE_ERROR, f"found bytes that are no UTF-8 ({error.reason} at byte {error.start}).") from None
+    except RecursionError:
+        raise RpcError(PARSE_ERROR, "found JSON that is nested too deeply; expected a few levels.") from None
+    except ValueError as error:
+        raise RpcError(PARSE_ERROR, f"found no JSON ({error}); expected one JSON object a line.") from None
+    if faults:
+        raise RpcError(PARSE_ERROR, faults[0], id=_id(message) if isinstance(message, dict) else None)
+    return message
+
+
+class _Numbers:
+    """Reads a message's numbers; one that can't be read is None, and a fault."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def refuse(self, name: str) -> None:
+        self.faults.append(f"found {name}, which is no JSON number; expected a finite one, or null.")
+
+    def whole(self, digits: str) -> int | None:
+        try:
+            return int(digits)
+        except ValueError:  # Python reads no more than some thousands of digits
+            self.faults.append(f"found a number of {len(digits)} digits; expected one of 64 bits.")
+            return None
+
+
+def _has_half_a_pair(value: object) -> bool:
+    """Whether a text in it has half a surrogate pair, which is no character; tokenizers can't take it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _id(message: Mapping[str, object]) -> Id | None:
+    """A request's id, where it has one that may be sent back."""
+    id = message.get("id")
+    if isinstance(id, bool) or not isinstance(id, int | str) or _has_half_a_pair(id):
+        return None
+    return id
+
+
+def kind_of(value: object) -> str:
+    """A JSON value's kind, in words."""
+    names = {dict: "an object", list: "an array", str: "a text", bool: "true or false", type(None): "missing or null"}
+    return names.get(type(value), "a number")

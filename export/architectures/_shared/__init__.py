@@ -1,0 +1,1 @@
+"""What descriptions of several families share."""

@@ -1,0 +1,60 @@
+"""What families share whose layers are told of each token by a table of their own, and read keys of earlier layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from embedllm.errors import ExportError
+from embedllm.export.architectures._shared.parts import RMS, Names, Parts
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Linear, TokenInput, TokenInputs
+
+
+def token_inputs(
+    config: Config, names: Names, embedding: Linear, *, layers: int, size: int, others: bool = False
+) -> TokenInputs:
+    """What `layers` layers are told, `size` values each. others: there may be tokens without a row of their own."""
+    columns, hidden = layers * size, embedding.columns
+    rows = config.integer("vocab_size_per_layer_input", 262_144)
+    if rows < embedding.rows and not others:
+        raise ExportError(
+            f"config.json: 'vocab_size_per_layer_input' is {rows} and 'vocab_size' {embedding.rows}; expected no fewer."
+        )
+    norm = RMS.named(config, "token_inputs.norm", names.in_model("per_layer_projection_norm"), size)
+    source = names.in_model("per_layer_model_projection")
+    return TokenInputs(
+        table=Linear(name="token_inputs", source=names.in_model("embed_tokens_per_layer"), rows=rows, columns=columns),
+        projection=Linear(name="token_inputs.projection", source=source, rows=columns, columns=hidden),
+        norm=replace(norm, epsilon=norm.epsilon * hidden),  # as of a projection that is divided by sqrt(hidden)
+        table_multiplier=math.sqrt(size),
+        multiplier=math.sqrt(0.5),
+    )
+
+
+def token_input(parts: Parts, size: int, activation: str) -> TokenInput:
+    """How a layer reads them."""
+    hidden = parts.sizes.hidden
+    norm = parts.norm_kind.named(
+        parts.config, f"{parts.name}.token_input.norm", f"{parts.source}.post_per_layer_input_norm", hidden
+    )
+    return TokenInput(
+        gate=parts.linear("token_input.gate", "per_layer_input_gate", size, hidden),
+        up=parts.linear("token_input.up", "per_layer_projection", hidden, size),
+        norm=norm,
+        activation=activation,
+    )
+
+
+def kv_sources(config: Config, sliding: Sequence[bool]) -> list[int | None]:
+    """The layer whose keys and values each layer reads: of the last ones, the last before them of their kind."""
+    count = config.integer("num_kv_shared_layers", 0, least=0)
+    kept = max(len(sliding) - count, 0)
+    last = {kind: index for index, kind in enumerate(sliding[:kept])}
+    if not set(sliding) <= set(last):
+        raise ExportError(
+            f"config.json: the last {count} of {len(sliding)} layers read the keys and values of earlier ones "
+            "('num_kv_shared_layers'), and some have none of their kind before them ('layer_types')."
+        )
+    return [None if index < kept else last[kind] for index, kind in enumerate(sliding)]

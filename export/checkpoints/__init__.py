@@ -1,0 +1,1 @@
+"""Checkpoints: Hugging Face folders, sentence-transformers folders, fused experts, merged adapters."""

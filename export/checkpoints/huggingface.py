@@ -1,0 +1,207 @@
+"""A Hugging Face checkpoint as a source: config.json and safetensors, in one file or in shards."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ExportError, PackageError
+from embedllm.export.checkpoints.fused_experts import find_experts
+from embedllm.export.checkpoints.open_files import OpenFiles
+from embedllm.export.checkpoints.quantized.detect import QuantizedMatrix, find_quantized
+from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix
+from embedllm.export.checkpoints.quantized.schemes import scheme_of, without_scheme
+from embedllm.files.float_types import FLOATS, to_float32
+from embedllm.files.safetensors_header import BYTES, Tensor, read_header
+from embedllm.hub.location import Location
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embedllm.export.rounding.quantize import Packed, Packing
+    from embedllm.types import F32
+
+_KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns
+_OLD = {"weight": "gamma", "bias": "beta"}  # of names in the first BERTs
+
+
+class HuggingFaceSource:
+    """The tensors of a folder, read row by row into fresh arrays; nothing is mapped, nothing is kept.
+
+    May be read from several threads.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.folder = location.folder
+        config = read_json(self.folder / "config.json", "a model's configuration")
+        self._scheme = scheme_of(config)
+        self.config = config if self._scheme is None else without_scheme(config)
+        self.folders: tuple[str, ...] = ()  # of more tensors, in a model.safetensors of their own
+        self._location = location
+        self._files = OpenFiles()
+        self._lock = threading.Lock()
+        self._packings: dict[str, Packing] = {}
+        self._kept: dict[tuple[Path, int], bytearray] = {}  # whole tensors that pieces of several rows are read from
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """Where the tensors lie; asked for first when the rest of the model is known to be in order."""
+        named = _weight_files(self.folder)
+        more = [f"{folder}/model.safetensors" for folder in self.folders]
+        self._location.fetch([*(["model.safetensors"] if named is None else named), *more])
+        found = _find_tensors(self.folder)
+        for folder in self.folders:
+            found |= {f"{folder}/{name}": tensor for name, tensor in _find_tensors(self.folder / folder).items()}
+        return found
+
+    def fetch(self) -> None:
+        """Downloads the weights where they are not there yet, and looks at where their tensors lie."""
+        assert self._tensors is not None
+
+    def _tensor(self, name: str) -> Tensor | None:
+        """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
+
+        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta.
+        """
+        part, _, end = name.rpartition(".")
+        names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
+        found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
+        return next((tensor for tensor in found if tensor is not None), None)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ExportError unless the tensor is here with this shape and a float type.
+
+        All dimensions of the tensor but the last count as one.
+        """
+        experts = find_experts(self._tensors, name)
+        if experts is not None:
+            experts.check(name, shape)
+            return
+        packed = self._packed(name)
+        if packed is not None:
+            packed.check(shape)
+            return
+        tensor = self._tensor(name)
+        if tensor is None:
+            raise ExportError(f"'{self.folder}' has no tensor '{name}', which its config.json calls for.")
+        found = tensor.shape if len(tensor.shape) < 2 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+        if found != shape:
+            raise ExportError(f"tensor '{name}' is {list(tensor.shape)}; config.json calls for {list(shape)}.")
+        if tensor.dtype not in FLOATS:
+            raise ExportError(f"tensor '{name}' is {tensor.dtype}; expected F16, BF16 or F32.")
+
+    def rows(self, name: str, start: int, stop: int) -> F32:
+        """Rows [start, stop) of a tensor, as float32: what lies along its last dimension; of a vector, its values."""
+        experts = find_experts(self._tensors, name)
+        if experts is not None:
+            return experts.rows(self._read, start, stop)
+        packed = self._packed(name)
+        if packed is not None:
+            return packed.rows(self._read_kept, start, stop)
+        tensor = self._tensor(name)
+        assert tensor is not None, name  # as `check` found
+        row_shape = tensor.shape[-1:] if len(tensor.shape) > 1 else ()
+        row_values = math.prod(row_shape)
+        row_bytes = row_values * BYTES[tensor.dtype]
+        raw = self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
+        return to_float32(raw, tensor.dtype).reshape(stop - start, *row_shape)
+
+    def packing(self, name: str) -> Packing | None:
+        """How a tensor is stored so that nothing is lost; None for floats. Raises ExportError where it cannot be."""
+        found = self._packed(name)
+        return None if found is None else self._packing(found)
+
+    def packed(self, name: str, start: int, stop: int) -> Packed:
+        """Rows [start, stop) of a quantized tensor, as they are stored."""
+        found = self._packed(name)
+        assert found is not None, name  # as `packing` found
+        return found.packed(self._read_kept, self._packing(found), start, stop)
+
+    def order(self, name: str) -> NDArray[np.int32] | None:
+        """Which of a tensor's columns each packed one is; None: each itself."""
+        found = self._packed(name)
+        return found.order(self._read_kept) if isinstance(found, PackedMatrix) else None
+
+    def _packed(self, name: str) -> QuantizedMatrix | None:
+        return find_quantized(self._scheme, self._tensors, name, self._read_kept)
+
+    def _packing(self, matrix: QuantizedMatrix) -> Packing:
+        """What it takes a look at all zero points to know."""
+        with self._lock:
+            known = self._packings.get(matrix.name)
+        if known is None:
+            matrix.check(matrix.shape)
+            known = self._packings[matrix.name] = matrix.packing(self._read_kept)
+        return known
+
+    def _read_kept(self, tensor: Tensor, start: int, count: int) -> bytearray:
+        """As _read(); of a tensor that is read whole, the last few are kept: its rows are asked for in pieces."""
+        if start or count != tensor.length:
+            return self._read(tensor, start, count)
+        place = tensor.file, tensor.offset
+        with self._lock:
+            raw = self._kept.get(place)
+        if raw is None:
+            raw = self._read(tensor, start, count)
+            with self._lock:
+                self._kept[place] = raw
+                while len(self._kept) > _KEPT:
+                    del self._kept[next(iter(self._kept))]
+        return raw
+
+    def _read(self, tensor: Tensor, start: int, count: int) -> bytearray:
+        """Bytes of a tensor."""
+        return self._files.read(tensor.file, tensor.offset + start, count)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def read_json(path: Path, what: str) -> dict[str, object]:
+    """A JSON object from a file; ExportError says what is wrong with it."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"there is no '{path.name}' in '{path.parent}'; expected {what} there.") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise ExportError(f"cannot read '{path}': {error}.") from error
+    if not isinstance(data, dict):
+        raise ExportError(f"'{path}' holds a {type(data).__name__}; expected a JSON object.")
+    return data
+
+
+def _find_tensors(folder: Path) -> dict[str, Tensor]:
+    named = _weight_files(folder)
+    files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in named]
+    if not files:
+        others = [p.name for p in sorted(folder.iterdir()) if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".onnx")]
+        found = f"found {', '.join(others)}; " if others else ""
+        raise ExportError(f"no safetensors in '{folder}'; {found}expected model.safetensors or its shards.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors.update(read_header(file).tensors)
+        except PackageError as error:
+            raise ExportError(str(error)) from error
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[str] | None:
+    """The files that hold the weights, if the folder says so; repositories often have others beside them."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        return ["model.safetensors"]
+    if not index.exists():
+        return None
+    weight_map = read_json(index, "the list of shards").get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ExportError(f"'{index}' has no 'weight_map' object.")
+    for name in weight_map.values():
+        if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+            raise ExportError(f"'{index}' names the shard {name!r}; expected a plain file name.")
+    return sorted(set(weight_map.values()))

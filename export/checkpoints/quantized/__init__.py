@@ -1,0 +1,1 @@
+"""Checkpoints whose weights are quantized: which scheme, and how each is read without loss."""

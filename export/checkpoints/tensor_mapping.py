@@ -1,0 +1,104 @@
+"""Reads a model's tensors out of a source's, which may have them fused, turned over, or in another order of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.package.architecture import Linear, Origin
+from embedllm.package.tensors import Vector
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.types import F32
+
+
+_SKIPPED = 1  # rows that are read too: of a gate and an up that take turns
+
+
+class Source(Protocol):
+    """A checkpoint whose tensors can be read by rows, from several threads.
+
+    A row is what lies along the last dimension; of a vector, a value.
+    """
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ExportError unless the tensor is there with that shape, all dimensions but the last in one."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> F32: ...
+
+
+def check_matrix(source: Source, linear: Linear) -> None:
+    """Raises ExportError unless the matrix, and its bias if it has one, can be read."""
+    origin = linear.origin
+    rows = linear.rows if origin is None else origin.rows
+    is_transposed = origin is not None and origin.transposed
+    source.check(f"{linear.source}.weight", (linear.columns, rows) if is_transposed else (rows, linear.columns))
+
+
+def check_vector(source: Source, vector: Vector) -> None:
+    """Raises ExportError unless the vector can be read."""
+    if vector.source:
+        width = vector.width
+        source.check(vector.source, (_values(vector),) if width == 1 else (_values(vector) // width, width))
+
+
+def read_matrix(source: Source, linear: Linear, start: int, stop: int) -> F32:
+    """Rows [start, stop) of a matrix, [stop - start, columns]."""
+    name, origin = f"{linear.source}.weight", linear.origin
+    if origin is None:
+        return source.rows(name, start, stop)
+    wanted = places(origin, start, stop)
+    if origin.transposed:
+        return np.ascontiguousarray(source.rows(name, 0, linear.columns)[:, wanted].T)
+    found, order = stretches(wanted)
+    return np.concatenate([source.rows(name, first, last) for first, last in found])[order]
+
+
+def read_vector(source: Source, vector: Vector) -> F32:
+    """The values of a vector, [size]."""
+    if not vector.source:
+        return np.full(vector.size, vector.plus, np.float32)
+    values = source.rows(vector.source, 0, _values(vector) // vector.width).reshape(-1)
+    if vector.origin is not None:
+        values = values[places(vector.origin, 0, vector.size)]
+    return values + np.float32(vector.plus)
+
+
+def _values(vector: Vector) -> int:
+    """Of the source's tensor."""
+    return vector.size if vector.origin is None else vector.origin.rows
+
+
+def places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
+    """The source's rows behind ours."""
+    ours = np.arange(start, stop)
+    if origin.pairs:
+        head, at = np.divmod(ours, origin.head)
+        half = origin.pairs // 2
+        turned = np.where(at < half, 2 * at, 2 * (at - half) + 1)
+        ours = head * origin.head + np.where(at < origin.pairs, turned, at)
+    if origin.ends:
+        head, at = np.divmod(ours, origin.head)
+        ours = head * origin.head + (at - origin.ends) % origin.head
+    if origin.halves:
+        head, at = np.divmod(ours, origin.head)
+        turned, half = origin.halves // 2, origin.head // 2
+        inside = np.where(at < 2 * turned, at + half - turned, np.where(at < half + turned, at - turned, at))
+        ours = head * origin.head + np.where(at < turned, at, inside)
+    if origin.block:
+        block, at = np.divmod(ours, origin.block)
+        ours = block * origin.stride + at
+    return origin.start + ours
+
+
+def stretches(wanted: NDArray[np.int64]) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Rows in any order, read as stretches of neighbours, (first, behind the last); and where in those each row is."""
+    ordered = np.sort(wanted)
+    breaks = np.flatnonzero(np.diff(ordered) > _SKIPPED + 1) + 1
+    found = [(int(part[0]), int(part[-1]) + 1) for part in np.split(ordered, breaks)]
+    read = np.concatenate([np.arange(first, last) for first, last in found])
+    return found, np.searchsorted(read, wanted)

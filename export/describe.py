@@ -1,0 +1,72 @@
+"""What a checkpoint is: a decoder, or a model that embeds or scores texts, and what cannot be asked of the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export import encoders
+from embedllm.export.architectures import describe, families
+from embedllm.export.architectures.config import Config
+from embedllm.export.checkpoints.sentence_transformers import read_sentence_folder
+from embedllm.export.gguf.source import GgufSource
+from embedllm.export.open_source import Checkpoint
+from embedllm.export.optimum.convert import offer
+from embedllm.export.recipe import asked_of
+from embedllm.export.writing.plan import Recipe
+from embedllm.package.architecture import Decoder
+
+
+def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | None) -> Decoder:
+    """The model of a checkpoint.
+
+    task: one of encoders.TASKS; None: what the checkpoint is for by the class that config.json names, and by the
+    modules.json of sentence-transformers. Raises UnsupportedModel, ExportError, ValueError for a task there is not.
+    """
+    if task is not None and task not in encoders.TASKS:
+        raise ValueError(f"task is {task!r}; expected None or one of: {', '.join(encoders.TASKS)}.")
+    config = reader.config
+    if isinstance(reader, GgufSource):
+        return reader.described(_of_gguf(reader, context, task or reader.task))
+    folder = None if task == "chat" else read_sentence_folder(reader.folder)
+    wanted = task or encoders.task_of(config, folder)
+    if wanted == "chat":
+        return _described(config, context)
+    if folder is not None and wanted == "embed":
+        reader.folders = folder.folders
+    return encoders.describe_encoder(config, folder, wanted, context)
+
+
+def _of_gguf(reader: GgufSource, context: int | None, task: str) -> Decoder:
+    if task == "chat":
+        return _described(reader.config, context)
+    if task != reader.task:
+        raise ExportError(
+            f"'{reader.location.name}' is a model to {reader.task} by what the file says and holds, and has nothing to "
+            f"{task} with. Leave the task out, or export the checkpoint that it was made from."
+        )
+    return encoders.describe_encoder(reader.config, reader.sentences, task, context)
+
+
+def _described(config: Mapping[str, object], context: int | None) -> Decoder:
+    """The description of a model. The error for a family that has none says what else can be tried."""
+    try:
+        return describe(Config(config), context)
+    except UnsupportedModel as error:
+        if error.model_type in families():
+            raise
+        raise UnsupportedModel(f"{error} {offer(error.model_type)}", model_type=error.model_type) from None
+
+
+def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object]) -> None:
+    """Raises ExportError for what is asked of a model that reads whole texts and only others can have.
+
+    options: of convert(), by their names; those that are None or False are not asked for.
+    """
+    if decoder.encoder is None:
+        return
+    if asked := asked_of(recipe, options):
+        raise ExportError(
+            f"'{decoder.model_type}' is exported as a model that embeds or scores texts, for which there is no "
+            f"{asked}; leave it out."
+        )

@@ -1,0 +1,1 @@
+"""GGUF files: header, metadata to config.json, tensor names, quantized types."""

@@ -1,0 +1,116 @@
+"""Models in GGUF that read whole texts: their architectures, what their vectors are made of, and their own tensors.
+
+Source: conversion/bert.py and src/models/ of llama.cpp; MODEL_TENSORS of the Python package gguf 0.19.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.architectures.config import Config
+from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
+from embedllm.export.gguf.families import PATTERN, POOLING, WINDOW, Family
+from embedllm.package.architecture import Linear, Step
+
+if TYPE_CHECKING:
+    from embedllm.export.gguf.reader import GgufModel
+
+_POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # values of POOLING, and what an Encoder calls them
+_SCORES = 4
+_SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "position_embd.weight"
+_DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
+_GIVEN = (POOLING, "classifier.output_labels")
+
+
+def _bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    """Without rows for the parts of a pair it is DistilBERT, which has other keys."""
+    if _TYPES in names:
+        return {}
+    sizes = {"dim": "embedding_length", "hidden_dim": "feed_forward_length", "n_layers": "block_count",
+             "n_heads": "attention.head_count"}  # fmt: skip
+    return {"model_type": "distilbert", **{theirs: own.integer(key) for theirs, key in sizes.items()}}
+
+
+def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    """Rerankers among them look at the mean of all tokens, as llama.cpp takes it for granted."""
+    every = own.integer(PATTERN, 3)  # of layers without a window the first, and then each so-manieth
+    kinds = ["sliding_attention" if index % every else "full_attention" for index in range(own.integer("block_count"))]
+    found: dict[str, object] = {
+        "layer_types": kinds,
+        "local_attention": own.integer(WINDOW[0]),
+        "norm_bias": "output_norm.bias" in names,
+        "classifier_pooling": "mean",
+        "classifier_bias": "cls.bias" in names,
+    }
+    for theirs, key in (("global_rope_theta", "rope.freq_base"), ("local_rope_theta", "rope.freq_base_swa")):
+        if own.has(key):
+            found[theirs] = own.number(key, above=1)
+    return found
+
+
+def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    return {"use_bidirectional_attention": True, "query_pre_attn_scalar": own.integer("attention.key_length")}
+
+
+ENCODERS: Mapping[str, Family] = {
+    "bert": Family(model_type="bert", both_ways=True, keys=_GIVEN, more=_bert),
+    "modern-bert": Family(
+        model_type="modernbert", both_ways=True, keys=(*_GIVEN, *WINDOW, "rope.freq_base_swa"), more=_modern_bert
+    ),
+    "gemma-embedding": Family(
+        model_type="gemma3_text",
+        both_ways=True,
+        more=_gemma,
+        keys=(
+            POOLING,
+            *WINDOW,
+            "rope.freq_base_swa",
+            *(f"{dense}_feat_{end}" for dense in _DENSES for end in ("in", "out")),
+        ),
+    ),
+}
+
+
+def table_sizes(model: GgufModel) -> dict[str, object]:
+    """What config.json says of tables of which only the tensors tell the rows; a vector is a table of one."""
+    keys = {_TYPES: "type_vocab_size", _POSITIONS: "max_position_embeddings", _SCORE: "num_labels"}
+    found = {key: model.tensors[name].shape for name, key in keys.items() if name in model.tensors}
+    return {"num_labels": 1, **{key: shape[0] if len(shape) > 1 else 1 for key, shape in found.items()}}
+
+
+def task_of(model: GgufModel, family: Family) -> str:
+    """What a model is for: one of encoders.TASKS."""
+    if _SCORE in model.tensors or _pooling(model) == _SCORES:
+        return "rerank"
+    return "embed" if family.both_ways or _pooling(model) else "chat"  # 0: of no text a vector is made
+
+
+def sentences_of(model: GgufModel) -> SentenceFolder:
+    """What becomes of the vectors of tokens. They get the length 1, as llama.cpp gives them: the file does not say it.
+
+    Raises UnsupportedModel for vectors of each token.
+    """
+    pooling = _pooling(model)
+    if pooling is not None and pooling not in _POOLINGS:
+        raise UnsupportedModel(
+            f"'{model.path}' makes of the vectors of tokens what '{POOLING}' {pooling!r} stands for; known: "
+            f"{', '.join(f'{value} ({name})' for value, name in _POOLINGS.items())}."
+        )
+    held = [name for name in _DENSES if f"{name}.weight" in model.tensors]
+    denses = tuple(_dense(model, index, name) for index, name in enumerate(held))
+    return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], denses=denses, normalised=True)
+
+
+def _dense(model: GgufModel, index: int, name: str) -> Step:
+    rows, *columns = model.tensors[f"{name}.weight"].shape
+    linear = Linear(name=f"steps.{index}", source=name, rows=rows, columns=math.prod(columns), bias=False)
+    return Step(linear=linear)
+
+
+def _pooling(model: GgufModel) -> int | None:
+    """As the file says it; None where it does not."""
+    value = model.metadata.get(f"{model.metadata['general.architecture']}.{POOLING}")
+    return value if type(value) is int else None

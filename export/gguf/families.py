@@ -1,0 +1,313 @@
+"""The architectures that are read from GGUF, and what config.json says of each that its files say otherwise.
+
+Source: what llama.cpp's converters write (conversion/), and what it takes for granted (src/models/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures.config import Config
+
+if TYPE_CHECKING:
+    from embedllm.export.gguf.reader import Placed
+
+PATTERN = "attention.sliding_window_pattern"
+WINDOW = ("attention.sliding_window", PATTERN)
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
+LOG_MULTIPLIER, ATTENTION_FACTOR = "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor"
+GATING, GUESSING = "expert_gating_func", "nextn_predict_layers"
+POOLING = "pooling_type"  # what a model that embeds texts makes of the vectors of tokens
+_EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
+_ROUTED = (
+    *_EXPERTS, GATING, "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
+    "expert_weights_norm", "expert_group_count", "expert_group_used_count", GUESSING,
+)  # fmt: skip
+_LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+           LOG_MULTIPLIER)  # fmt: skip
+_DELTA = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+          "full_attention_interval", GUESSING)  # fmt: skip
+_SEEING = ("rope.dimension_sections", "n_deepstack_layers")  # of what is seen: places of texts are one number
+_SOFTMAX, _SIGMOID = 1, 2  # values of GATING
+_SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What general.architecture stands for, where that is not a model_type of the same name with the usual keys."""
+
+    model_type: str
+    turned: bool = False  # of q and k, rows that turn together are neighbours; in checkpoints, in halves of a head
+    both_ways: bool = False  # tokens see those behind them, too
+    keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
+    values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
+    is_tiled: bool = False  # of a delta rule, the value heads of a key head are not neighbours
+    gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
+    is_latent: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
+    # of what scales the rotation, besides; and what config.json calls it
+    rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
+    rope_key: str = "rope_scaling"
+    # of the architecture's keys, and the tensors
+    more: Callable[[Config, Mapping[str, Placed]], Mapping[str, object]] = lambda own, tensors: {}
+
+
+def _gemma(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """The largest ones divide by another root than that of a head's size, which only the layers' number tells."""
+    each = own.integer("embedding_length") / own.integer("attention.head_count")
+    if own.has("attention.scale"):
+        return {"query_pre_attn_scalar": own.number("attention.scale", above=0) ** -2}
+    is_largest = own.integer("block_count") in _LARGEST_GEMMAS
+    return {"query_pre_attn_scalar": each if is_largest else own.number("attention.key_length", each, above=0)}
+
+
+def _gemma3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Without windows, which some files say by leaving them out, no layer has a rotation of its own."""
+    if own.integer(WINDOW[0], 0, least=0):
+        return _gemma(own, tensors)
+    return {**_gemma(own, tensors), "layer_types": ["full_attention"] * own.integer("block_count")}
+
+
+_LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
+
+
+def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    if not own.flag(_TURNS, True):
+        raise UnsupportedModel(f"a Granite whose layers turn nothing ('{_TURNS}' is false), which is not described.")
+    each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
+    usual = own.integer("attention.key_length", each) ** -0.5
+    scale = own.number("attention.scale", usual) or usual
+    return {"attention_multiplier": scale, "logits_scaling": own.number("logit_scale", 1.0) or 1.0}
+
+
+# said of Granite 4 even where no layer has states
+_STATES = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
+_TURNS = "rope.scaling.finetuned"
+
+
+def _cohere(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"logit_scale": own.number("logit_scale", 1.0) or 1.0}
+
+
+def _llama(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    if own.integer("expert_count", 0, least=0):
+        return {"model_type": "mixtral"}
+    return {"model_type": "mistral"} if own.integer("attention.sliding_window", 0, least=0) else {}
+
+
+def _granite_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    has_shared = own.integer("expert_shared_feed_forward_length", 0, least=0)
+    return {**_granite(own, tensors), "model_type": "granitemoeshared" if has_shared else "granitemoe"}
+
+
+def _internlm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"bias": "blk.0.attn_q.bias" in tensors}
+
+
+def _glm4_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+
+def _hunyuan_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"moe_topk": own.integer("expert_used_count")}
+
+
+def _stablelm(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Files say that both halves of a layer read the same where config.json says nothing; the norm between tells."""
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors}
+
+
+def _lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Layers without attention have no heads of keys."""
+    layers = own.integer("block_count")
+    heads = own.integers("attention.head_count_kv") if isinstance(own.value("attention.head_count_kv"), list) else None
+    return {
+        "num_key_value_heads": own.integer("attention.head_count_kv") if heads is None else max(heads, default=0),
+        "layer_types": ["full_attention" if attends else "conv" for attends in _attending(tensors, layers)],
+        "norm_eps": own.number("attention.layer_norm_rms_epsilon", above=0),
+        "conv_L_cache": _agreed(own, "shortconv.l_cache", tensors, ".shortconv.conv.weight", -1),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in tensors),
+        "block_auto_adjust_ff_dim": False,
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in tensors),
+    }
+
+
+def _delta(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    layers = own.integer("block_count") - own.integer(GUESSING, 0, least=0)
+    values = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
+    attends = _attending(tensors, layers)
+    return {
+        "layer_types": ["full_attention" if each else "linear_attention" for each in attends],
+        "linear_num_key_heads": own.integer("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": own.integer("ssm.state_size"),
+        "linear_value_head_dim": max(1, own.integer("ssm.inner_size") // values),
+        "linear_conv_kernel_dim": _agreed(own, "ssm.conv_kernel", tensors, ".ssm_conv1d.weight", -1),
+        "attention_bias": any(name.endswith(".attn_k.bias") for name in tensors),
+    }
+
+
+def _agreed(own: Config, key: str, tensors: Mapping[str, Placed], end: str, axis: int) -> int:
+    """A number of parts, which graphs are made of one by one: what tensors of these names have along an axis."""
+    said, found = own.integer(key), {tensor.shape[axis] for name, tensor in tensors.items() if name.endswith(end)}
+    if found - {said}:
+        raise ExportError(f"'{key}' is {said}; the tensors '*{end}' have {', '.join(map(str, sorted(found)))}.")
+    return said
+
+
+def _attending(tensors: Mapping[str, Placed], layers: int) -> list[bool]:
+    """Which layers have attention."""
+    return [f"blk.{index}.attn_q.weight" in tensors for index in range(layers)]
+
+
+def _olmo2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    return {"model_type": "olmo3"} if own.integer(WINDOW[0], 0, least=0) else {}
+
+
+def _mistral3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Mistral Small's files say nothing of how queries grow."""
+    if own.has(_GROWTH):
+        return {}
+    if own.has(LOG_MULTIPLIER):
+        raise UnsupportedModel(
+            f"a Mistral whose file says '{LOG_MULTIPLIER}' and no '{_GROWTH}', which are not known apart. Take the "
+            "checkpoint that it was made from."
+        )
+    return {"model_type": "mistral"}
+
+
+_GROWTH = "attention.temperature_scale"
+
+
+def _mistral3_rope(own: Config) -> Mapping[str, object]:
+    if not own.has(_GROWTH):
+        return {}
+    growth = {"llama_4_scaling_beta": own.number(_GROWTH), "rope_theta": own.number("rope.freq_base", above=1)}
+    return {**growth, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
+
+
+def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """DeepSeek-V3's kind where corrections choose the experts, else V2's.
+
+    Newer files give the sizes of keys and values as they are remembered by llama.cpp, and their own ones apart.
+    """
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    usual = _SIGMOID if is_corrected else _SOFTMAX
+    if (said := own.integer(GATING, usual)) != usual:
+        raise UnsupportedModel(
+            f"a DeepSeek that chooses experts by '{GATING}' {said}; known for its tensors is {usual}."
+        )
+    key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
+    turned = own.integer("rope.dimension_count")
+    groups = own.integer("expert_group_count", 0, least=0)
+    if not groups and own.integer("expert_count", 0, least=0) in _GROUPED_BEFORE:
+        raise UnsupportedModel(
+            f"a DeepSeek of {own.integer('expert_count')} experts whose file does not say in how many groups they are "
+            "('expert_group_count'). Take a newer file, or the checkpoint that it was made from."
+        )
+    return {
+        "model_type": "deepseek_v3" if is_corrected else "deepseek_v2",
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": max(groups, 1),
+        "topk_group": own.integer("expert_group_used_count", 1),
+        "head_dim": turned,
+        "partial_rotary_factor": 1.0,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": max(key - turned, 1),
+        "v_head_dim": own.integer("attention.value_length_mla", own.integer("attention.value_length", key)),
+        "kv_lora_rank": own.integer("attention.kv_lora_rank"),
+        "q_lora_rank": own.integer("attention.q_lora_rank") if own.has("attention.q_lora_rank") else None,
+        "num_key_value_heads": own.integer("attention.head_count"),
+        "rope_interleave": True,
+    }
+
+
+_GROUPED_BEFORE = (160, 256)  # experts of DeepSeek V2 and V3, of whose groups the first files say nothing
+
+
+def _deepseek_rope(own: Config) -> Mapping[str, object]:
+    """A tenth of the factor's logarithm is what is said, and one number for both scales."""
+    times = 10 * own.number(LOG_MULTIPLIER, 0.0)
+    return {"mscale": times, "mscale_all_dim": times} if times else {}
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, WINDOW[0]), more=_llama),
+    "qwen2": Family(model_type="qwen2"),
+    "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
+    "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
+    "qwen3moe": Family(model_type="qwen3_moe", keys=_EXPERTS, values={"norm_topk_prob": True}),
+    "gemma": Family(model_type="gemma"),
+    "gemma2": Family(model_type="gemma2", keys=(*WINDOW, *_CAPS), more=_gemma),
+    "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma3),
+    "phi2": Family(model_type="phi"),
+    "phi3": Family(model_type="phi3", keys=WINDOW[:1], values={"sliding_window": None}),
+    "qwen2vl": Family(model_type="qwen2", keys=_SEEING),
+    "qwen3vl": Family(model_type="qwen3", keys=_SEEING),
+    "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_SEEING), values={"norm_topk_prob": True}),
+    "gpt-oss": Family(model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own: {"truncate": False}),
+    "deepseek2": Family(
+        model_type="deepseek_v2",
+        is_latent=True,
+        keys=(*_ROUTED, *_LATENT),
+        more=_deepseek,
+        values={"norm_topk_prob": False},
+        rope=_deepseek_rope,
+    ),
+    "mistral3": Family(
+        model_type="ministral3",
+        turned=True,
+        keys=(WINDOW[0], LOG_MULTIPLIER, _GROWTH),
+        values={"sliding_window": None},
+        more=_mistral3,
+        rope=_mistral3_rope,
+        rope_key="rope_parameters",
+    ),
+    "granite": Family(model_type="granite", turned=True, keys=(*_SCALES, *_STATES, _EXPERTS[3]), more=_granite),
+    "granitemoe": Family(model_type="granitemoe", turned=True, keys=(*_SCALES, *_EXPERTS, *_STATES), more=_granite_moe),
+    "olmo": Family(model_type="olmo", turned=True),
+    "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
+    "olmo2": Family(model_type="olmo2", keys=(*WINDOW, ATTENTION_FACTOR), more=_olmo2),
+    "exaone4": Family(model_type="exaone4", keys=WINDOW, values={"sliding_window": None}),
+    "exaone-moe": Family(
+        model_type="exaone_moe",
+        keys=(*_ROUTED, *WINDOW),
+        gating=_SIGMOID,
+        values={"sliding_window": None, "norm_topk_prob": False},
+    ),
+    "smollm3": Family(model_type="smollm3", turned=True),
+    "arcee": Family(model_type="arcee", turned=True),
+    "ernie4_5": Family(model_type="ernie4_5"),
+    "ernie4_5-moe": Family(
+        model_type="ernie4_5_moe",
+        keys=(*_ROUTED, "interleave_moe_layer_step"),
+        gating=_SOFTMAX,
+        values={"moe_num_shared_experts": 0},
+    ),
+    "hunyuan-dense": Family(model_type="hunyuan_v1_dense"),
+    "hunyuan-moe": Family(model_type="hunyuan_v1_moe", keys=(*_EXPERTS, "expert_shared_count"), more=_hunyuan_moe),
+    "internlm2": Family(model_type="internlm2", turned=True, more=_internlm2),
+    "seed_oss": Family(model_type="seed_oss"),
+    "command-r": Family(model_type="cohere", keys=("logit_scale",), more=_cohere),
+    "cohere2": Family(model_type="cohere2", keys=("logit_scale", *WINDOW), more=_cohere),
+    "glm4": Family(model_type="glm4"),
+    "glm4moe": Family(
+        model_type="glm4_moe", keys=_ROUTED, gating=_SIGMOID, values={"norm_topk_prob": False}, more=_glm4_moe
+    ),
+    "chatglm": Family(model_type="glm"),
+    "dots1": Family(
+        model_type="dots1", keys=_ROUTED, gating=_SIGMOID, values={"sliding_window": None, "norm_topk_prob": False}
+    ),
+    "stablelm": Family(model_type="stablelm", more=_stablelm),
+    "starcoder2": Family(model_type="starcoder2", keys=WINDOW[:1], values={"sliding_window": None}),
+    "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
+    "lfm2moe": Family(model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=_lfm2),
+    "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *_DELTA), more=_delta),
+    "qwen35": Family(model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), is_tiled=True, more=_delta),
+    "gpt2": Family(model_type="gpt2"),
+    "jais2": Family(model_type="jais2"),
+    "gptneox": Family(model_type="gpt_neox"),
+    "nemotron": Family(model_type="nemotron"),
+}

@@ -1,0 +1,208 @@
+"""Where a decoder's tensors lie in a GGUF file: by the part that each plays, not by its name in the checkpoint.
+
+Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package gguf 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.errors import UnsupportedModel
+from embedllm.export.gguf.families import Family
+from embedllm.export.gguf.gguf_place import Place, has_rows, matrix, norm_weights
+from embedllm.export.gguf.tensor_names_recurrent import delta_net, short_convolution
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    DeltaNet,
+    Encoder,
+    Latent,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    ShortConv,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.export.gguf.reader import Placed
+
+
+def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """The place of every tensor that a decoder names, which is restated() already.
+
+    Raises UnsupportedModel for parts that GGUF has otherwise.
+    """
+    found = dict(matrix(decoder.embedding, "token_embd"))
+    encoder, last = decoder.encoder, f"blk.{len(decoder.layers) - 1}"
+    is_behind = encoder is not None and encoder.sums_normed  # then the last layer's norm is the model's
+    found |= norm_weights(decoder.norm, f"{last}.layer_output_norm" if is_behind else _last_norm(decoder, tensors))
+    found |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
+    if not decoder.tied:
+        found |= matrix(decoder.head, "output")
+    if decoder.positions is not None:
+        found |= matrix(decoder.positions, "position_embd")
+    for index, layer in enumerate(decoder.layers):
+        block, mixer = f"blk.{index}", layer.attention
+        if layer.token_input is not None:
+            raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
+        for part, where in _norms_behind(layer, block) if is_behind else _norms(layer, block, tensors):
+            found |= norm_weights(part, where)
+        if isinstance(mixer, ShortConv):
+            found |= short_convolution(mixer, block)
+        elif isinstance(mixer, DeltaNet):
+            found |= delta_net(mixer, block, tensors, is_tiled=family.is_tiled)
+        else:
+            found |= _attention(mixer, block, family, tensors)
+        found |= _mlp(layer.mlp, block, tensors)
+    return found
+
+
+def _last_norm(decoder: Decoder, tensors: Mapping[str, Placed]) -> str:
+    """LFM2's is called as if it were the embedding's, of which it has none."""
+    is_renamed = "output_norm.weight" not in tensors and decoder.embedding_norm is None
+    return "token_embd_norm" if is_renamed and "token_embd_norm.weight" in tensors else "output_norm"
+
+
+def _encoder(encoder: Encoder | None) -> dict[str, Place]:
+    """What models that read whole texts have besides: rows for the parts of a pair, and what is behind the pooling."""
+    found: dict[str, Place] = {}
+    if encoder is not None and encoder.types is not None:
+        found |= matrix(encoder.types, "token_types", is_row=encoder.types.rows == 1)
+    if encoder is not None and encoder.scores:
+        first, last = encoder.steps
+        found |= matrix(first.linear, "cls") | norm_weights(first.norm, "cls.norm") | matrix(last.linear, "cls.output")
+        found[f"{last.linear.source}.weight"] = Place(tensor="cls.output.weight", is_row=True)
+    elif encoder is not None:
+        for step in encoder.steps:
+            found |= matrix(step.linear, step.linear.source)
+    return found
+
+
+def _attention(attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    found = norm_weights(attention.q_norm, f"{block}.attn_q_norm") | norm_weights(
+        attention.k_norm, f"{block}.attn_k_norm"
+    )
+    found |= matrix(attention.o, f"{block}.attn_output")
+    if attention.sinks:
+        found[attention.sinks] = Place(tensor=f"{block}.attn_sinks.weight")
+    if attention.latent is not None:
+        return found | _latent(attention, attention.latent, block, tensors)
+    if attention.gate is not None:
+        return found | _gated(attention, attention.gate, block, tensors)
+    parts = {"q": attention.q, "k": attention.k, "v": attention.v}
+    together, start = f"{block}.attn_qkv", 0
+    is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
+    for part, linear in parts.items():
+        name = together if is_fused else f"{block}.attn_{part}"
+        if family.turned and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
+            found |= matrix(linear, name, rows=start + _turned(linear, attention.head_dim))
+        else:
+            found |= matrix(linear, name, start=start, count=linear.rows if is_fused else None)
+        start += linear.rows if is_fused else 0
+    return found
+
+
+def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """The rows of q and of the gate take turns, head by head."""
+    together, rows = f"{block}.attn_q", None
+    if has_rows(tensors, together, 2 * attention.q.rows):
+        rows = np.arange(2 * attention.q.rows).reshape(attention.heads, 2, -1)
+    found = matrix(attention.k, f"{block}.attn_k") | matrix(attention.v, f"{block}.attn_v")
+    for at, linear in enumerate((attention.q, gate)):
+        found |= matrix(linear, together, rows=None if rows is None else rows[:, at].reshape(-1))
+    return found
+
+
+def _latent(attention: Attention, latent: Latent, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Newer files have what makes keys apart from what makes values, and turned over for each head."""
+    found = matrix(attention.q, f"{block}.attn_q" if latent.q is None else f"{block}.attn_q_b")
+    if latent.q is not None:
+        found |= matrix(latent.q, f"{block}.attn_q_a")
+    found |= norm_weights(latent.q_norm, f"{block}.attn_q_a_norm") | norm_weights(
+        latent.kv_norm, f"{block}.attn_kv_a_norm"
+    )
+    small, rank = f"{block}.attn_kv_a_mqa", latent.kv.rows
+    found |= matrix(latent.kv, small, count=rank) | matrix(latent.k, small, start=rank, count=latent.k.rows)
+    heads, together = attention.heads, f"{block}.attn_kv_b"
+    if not has_rows(tensors, together, attention.k.rows + attention.v.rows):
+        found |= matrix(attention.k, f"{block}.attn_k_b", turned_over=heads)
+        return found | matrix(attention.v, f"{block}.attn_v_b")
+    rows = np.arange(attention.k.rows + attention.v.rows).reshape(heads, -1)
+    keys = attention.k.rows // heads
+    found |= matrix(attention.k, together, rows=rows[:, :keys].reshape(-1))
+    return found | matrix(attention.v, together, rows=rows[:, keys:].reshape(-1))
+
+
+def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[tuple[Norm | None, str]]:
+    """The norm before the mlp is called as if it were behind attention where there is none of that kind.
+
+    Where attention and mlp lie side by side and have a norm each, attention's is the second one.
+    """
+    first, second = f"{block}.attn_norm", f"{block}.attn_norm_2"
+    before = "ffn_norm" if f"{block}.ffn_norm.weight" in tensors or layer.attention_post_norm else "post_attention_norm"
+    has_two = layer.parallel and f"{second}.weight" in tensors
+    yield layer.attention_norm, second if has_two else first
+    yield layer.attention_post_norm, f"{block}.post_attention_norm"
+    yield layer.mlp_norm, first if has_two else f"{block}.{before}"
+    yield layer.mlp_post_norm, f"{block}.post_ffw_norm"
+
+
+def _norms_behind(layer: Layer, block: str) -> Iterator[tuple[Norm | None, str]]:
+    """Of layers whose sums are normed."""
+    yield layer.attention_norm, f"{block}.attn_output_norm"
+    yield layer.mlp_norm, f"{block}.layer_output_norm"
+
+
+def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    if isinstance(mlp, Mlp):
+        return _one(mlp, block, "", tensors)
+    found = matrix(mlp.router, f"{block}.ffn_gate_inp")
+    if mlp.correction:
+        found[mlp.correction] = Place(tensor=f"{block}.exp_probs_b.bias", is_row=mlp.correction_is_row)
+    for number, expert in enumerate(mlp.experts):
+        found |= _expert(expert, number, block, tensors)
+    if mlp.shared is not None:
+        found |= _one(mlp.shared, block, "_shexp", tensors)
+    if mlp.shared_gate is not None:
+        found |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", is_row=True)
+    return found
+
+
+def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Of a layer, or of every token. Where gate and up are one tensor, that is called up."""
+    gate, up, rows = f"{block}.ffn_gate{end}", f"{block}.ffn_up{end}", mlp.up.rows
+    found = matrix(mlp.down, f"{block}.ffn_down{end}")
+    if mlp.gate is None:
+        return found | matrix(mlp.up, up)
+    if f"{gate}.weight" not in tensors and has_rows(tensors, up, 2 * rows):
+        return found | matrix(mlp.gate, up, count=rows) | matrix(mlp.up, up, start=rows, count=rows)
+    return found | matrix(mlp.gate, gate) | matrix(mlp.up, up)
+
+
+def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+    """Experts lie in one tensor; in the first files each was one, and in some newer ones gate and up are together."""
+    found: dict[str, Place] = {}
+    parts = {"up": mlp.up, "down": mlp.down} | ({} if mlp.gate is None else {"gate": mlp.gate})
+    for part, linear in parts.items():
+        alone, together, rows = f"{block}.ffn_{part}.{number}", f"{block}.ffn_gate_up_exps", linear.rows
+        if f"{alone}.weight" in tensors:
+            found |= matrix(linear, alone)
+        elif part != "down" and f"{together}.weight" in tensors:
+            found |= matrix(linear, together, start=(2 * number + (part == "up")) * rows, count=rows)
+        else:
+            found |= matrix(linear, f"{block}.ffn_{part}_exps", start=number * rows, count=rows)
+    return found
+
+
+def _turned(linear: Linear, head_dim: int) -> NDArray[np.intp]:
+    """Of each row of q or k, where llama.cpp has it, which puts the rows that turn together side by side."""
+    shape = (linear.rows // head_dim, 2, head_dim // 2)
+    head, half, at = np.unravel_index(np.arange(linear.rows), shape)
+    return head * head_dim + 2 * at + half

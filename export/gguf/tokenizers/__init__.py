@@ -1,0 +1,1 @@
+"""The tokenizer in a GGUF file, written as tokenizer.json."""

@@ -1,0 +1,120 @@
+"""The tokenizer.json that a GGUF file's vocabulary amounts to; here byte-level BPE and SentencePiece's BPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from embedllm.errors import ExportError
+from embedllm.export.gguf.tokenizers.components import around, whole_json
+from embedllm.export.gguf.tokenizers.pre_tokenizers import SPLITS, Splits
+from embedllm.export.gguf.tokenizers.unigram import unigram
+from embedllm.export.gguf.tokenizers.vocabulary import NORMAL, PREFIX, UNKNOWN, UNUSED, Vocabulary
+from embedllm.export.gguf.tokenizers.wordpiece import word_piece
+from embedllm.files.nearest import nearest
+
+_SPACE = "\u2581"  # in SentencePiece's tokens
+
+
+def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
+    """Raises ExportError for a kind, or a way of cutting texts, that is not known here: none is ever guessed."""
+    make = _KINDS.get(vocabulary.kind)
+    if make is None:
+        raise ExportError(
+            f"'{vocabulary.place}' has a tokenizer of the kind '{vocabulary.kind}', which is not read; known: "
+            f"{', '.join(_KINDS)}. Try the checkpoint that the file was made from."
+        )
+    return make(vocabulary)
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
+    splits = _splits(vocabulary)
+    if vocabulary.merges is None:
+        raise ExportError(f"'{vocabulary.place}' has no '{PREFIX}merges', which a tokenizer of this kind is made of.")
+    cuts: list[object] = [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        for regex in splits.regexes
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    cuts.append({**level, "use_regex": splits.as_gpt2})
+    model = {"ignore_merges": splits.whole_words, "byte_fallback": False, "unk_token": None, "fuse_unk": False}
+    return _bpe(
+        vocabulary,
+        model | {"merges": list(vocabulary.merges)},
+        normalizer={"type": splits.normalizer} if splits.normalizer else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": cuts},
+        decoder={**level, "add_prefix_space": True, "use_regex": True},
+        starts=splits.starts,
+        between=splits.between,
+    )
+
+
+def _splits(vocabulary: Vocabulary) -> Splits:
+    name = vocabulary.values.get("pre")
+    if not isinstance(name, str) or name not in SPLITS:
+        said = "does not say how texts are cut" if name is None else f"cuts texts by the rules '{name}'"
+        raise ExportError(
+            f"'{vocabulary.place}' {said} ('{PREFIX}pre'), which is not known here and is not guessed; known: "
+            f"{', '.join(SPLITS)}.{nearest(str(name), SPLITS)} Take a newer file of the model, or the checkpoint that "
+            "it was made from."
+        )
+    return SPLITS[name]
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
+    spaced = vocabulary.flag("add_space_prefix", True)
+    steps: list[object] = [{"type": "Prepend", "prepend": _SPACE}] if spaced else []
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    back: list[object] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+    back += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if spaced:
+        back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next((at for at, kind in enumerate(vocabulary.types) if kind == UNKNOWN), vocabulary.special("unk"))
+    merges = list(vocabulary.merges) if vocabulary.merges is not None else _merges(vocabulary)
+    model = {"ignore_merges": False, "byte_fallback": True, "fuse_unk": True, "merges": merges}
+    return _bpe(
+        vocabulary,
+        model | {"unk_token": None if unknown is None else vocabulary.tokens[unknown]},
+        normalizer={"type": "Sequence", "normalizers": steps},
+        pre_tokenizer=None,
+        decoder={"type": "Sequence", "decoders": back},
+        starts=True,
+    )
+
+
+def _merges(vocabulary: Vocabulary) -> list[list[str]]:
+    """SentencePiece joins the pair that gives the token with the highest score; here each pair has a place in a list.
+
+    Pairs of one token, and of tokens with one score, are in the order that transformers gives them.
+    """
+    scores = vocabulary.scores
+    if scores is None or len(set(scores)) < 2:
+        raise ExportError(
+            f"'{vocabulary.place}' has neither '{PREFIX}merges' nor scores that tell its tokens apart "
+            f"('{PREFIX}scores'); expected one of them. Try the checkpoint that the file was made from."
+        )
+    known = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] == NORMAL}
+    found: list[tuple[float, int, int, list[str]]] = []
+    for text, at in known.items():
+        pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        pairs = sorted((pair for pair in pairs if pair[0] in known and pair[1] in known),
+                       key=lambda pair: (known[pair[0]], known[pair[1]]))  # fmt: skip
+        found += [(scores[at], len(first), len(second), [first, second]) for first, second in pairs]
+    return [each[3] for each in sorted(found, key=lambda each: each[:3], reverse=True)]
+
+
+def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: object, pre_tokenizer: object,
+         decoder: object, starts: bool, between: int = 0) -> dict[str, object]:  # fmt: skip
+    """starts, between: as around() has them."""
+    used = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] != UNUSED}
+    parts = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, **model}
+    return whole_json(vocabulary, {"type": "BPE", **parts, "vocab": used}, normalizer=normalizer,
+                      pre_tokenizer=pre_tokenizer, decoder=decoder,
+                      post_processor=around(vocabulary, starts=starts, between=between))  # fmt: skip
+
+
+_KINDS: Mapping[str, Callable[[Vocabulary], dict[str, object]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": word_piece,
+    "t5": unigram,
+}

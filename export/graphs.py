@@ -1,0 +1,173 @@
+"""The graphs of a package, each made from the description of the model and the layout of its weights alone.
+
+So an export writes all of them, and a folder whose source is gone gets one that it lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ExportError
+from embedllm.export.layout import CONSTANTS, Entry, Layout, Placed
+from embedllm.export.onnx import decoder as onnx_graph
+from embedllm.export.onnx import encoder as onnx_encoder
+from embedllm.export.openvino import decoder as openvino_graph
+from embedllm.export.openvino import encoder as openvino_encoder
+from embedllm.export.quantization.kv_scales import kv_scales
+from embedllm.export.rounding.quantize import Packing, packings
+from embedllm.files.progress import write_json
+from embedllm.files.safetensors_header import TensorFile, read_header
+from embedllm.package.architecture import Decoder
+from embedllm.package.graph_flavors import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
+from embedllm.package.package import MANIFEST, Graph, Package, open_package
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_OPENVINO = Graph(file=openvino_graph.FILE, dialect=OPENVINO, activations="float32")
+_GRAPHS = (*(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in DIALECTS), _OPENVINO)
+_CALIBRATED = tuple(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in CALIBRATED)
+NAMES = tuple(graph.dialect for graph in _GRAPHS)  # of an export
+ALL_NAMES = (*NAMES, *(graph.dialect for graph in _CALIBRATED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """All that a graph is made from."""
+
+    decoder: Decoder
+    layout: Layout
+    packing: Mapping[str, Packing]  # by the name of the matrix
+    exact: bool  # float activations in every product
+
+
+def flavours(decoder: Decoder) -> tuple[Graph, ...]:
+    """Those that a model can have, in the order of a manifest."""
+    return tuple(graph for graph in _GRAPHS if not _lack(graph.dialect, decoder))
+
+
+def build(flavour: str, model: Model) -> bytes:
+    """The file of one flavour; the same bytes for the same model."""
+    if flavour == OPENVINO:
+        graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
+        return graphs.build(model.decoder, model.layout, model.packing).encode()
+    return _onnx(next(dialect for dialect in DIALECTS if dialect.name == flavour), model)
+
+
+def _onnx(
+    dialect: Dialect, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
+) -> bytes:
+    if model.exact:
+        dialect = dataclasses.replace(dialect, accuracy_level=0)
+    if model.decoder.encoder is not None:
+        made = onnx_encoder.build(model.decoder, model.layout, model.packing, dialect)
+        return made.SerializeToString(deterministic=True)
+    graph = onnx_graph.build(model.decoder, model.layout, model.packing, dialect, scales)
+    return graph.SerializeToString(deterministic=True)
+
+
+def _calibrated(dialect: Dialect, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
+    """A graph with numbers that running the model gives."""
+    return _onnx(dialect, model, kv_scales(package, _onnx(FLOAT32, model), dialect.kv_bits, tokens))
+
+
+def write_flavour(folder: Path, flavour: str, *, tokens: Sequence[int] = ()) -> Graph:
+    """Adds a graph to a package folder, or writes it anew; gives its entry in the manifest.
+
+    The old graph may be missing or damaged, and so may others. At any moment the manifest tells the truth: it forgets
+    the old graph before that is replaced by another, and lists the new one when it is there.
+    tokens: of a text that is like what the model will read, for flavours with a quantized KV; others ignore them.
+    Raises PackageError for a folder that is no package, ExportError for a flavour that there is none of, or that this
+    model cannot have.
+    """
+    if flavour not in ALL_NAMES:
+        raise ExportError(f"there is no flavour '{flavour}'; expected one of: {', '.join(ALL_NAMES)}.")
+    package = open_package(folder, whole=False)
+    if lack := _lack(flavour, package.decoder):
+        raise ExportError(f"'{package.name}' cannot have the flavour '{flavour}': {lack}.")
+    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.dialect == flavour)
+    data = _made(package, flavour, tokens)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    before = package.files.get(graph.file)
+    if before is None or dataclasses.asdict(before) != entry:
+        if graph in package.listed:
+            write_json(folder / MANIFEST, _changed(package, graph, None))
+        _write_whole(folder / graph.file, data)
+    elif package.fault(graph.file):
+        _write_whole(folder / graph.file, data)
+    write_json(folder / MANIFEST, _changed(package, graph, entry))
+    return graph
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lack(flavour: str, decoder: Decoder) -> str:
+    """Why a model cannot have a flavour; empty when it can."""
+    return next((dialect.lack(decoder) for dialect in (*DIALECTS, *CALIBRATED) if dialect.name == flavour), "")
+
+
+def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
+    """The graph, from what is in the folder."""
+    header = read_header(package.weights)
+    placed = {name: Placed(Entry(name, t.dtype, t.shape), t.offset) for name, t in header.tensors.items()}
+    recipe = package.manifest.get("recipe")
+    model = Model(
+        decoder=package.decoder,
+        layout=Layout(b"", placed, package.weights.stat().st_size),
+        packing=packings(package.manifest),
+        exact=isinstance(recipe, dict) and recipe.get("exact") is True,
+    )
+    if flavour == OPENVINO:
+        _check_constants(package, header, model)
+    try:
+        if dialect := next((dialect for dialect in CALIBRATED if dialect.name == flavour), None):
+            return _calibrated(dialect, model, package, tokens)
+        return build(flavour, model)
+    except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
+        raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
+
+
+def _check_constants(package: Package, header: TensorFile, model: Model) -> None:
+    """An OpenVINO model has its numbers in the weights file, which is not written anew."""
+    graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
+    wanted, found = graphs.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
+    stored = b""
+    if found is not None:
+        with package.weights.open("rb") as file:
+            file.seek(found.offset)
+            stored = file.read(found.length)
+    if stored != wanted:
+        raise ExportError(
+            f"'{package.weights}' has not the constants that this version's OpenVINO model needs; it was written by "
+            f"{package.manifest.get('created_by')}. Export the model again."
+        )
+
+
+def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) -> dict[str, object]:
+    """The manifest with a graph, or without it when there is no entry of its file."""
+    manifest = dict(package.manifest)
+    graphs = {g.dialect: g for g in package.listed if g.dialect != graph.dialect}
+    files = {name: dataclasses.asdict(found) for name, found in package.files.items() if name != graph.file}
+    if entry is not None:
+        graphs[graph.dialect], files[graph.file] = graph, entry
+    places = {name: place for place, name in enumerate(ALL_NAMES)}
+    ordered = sorted(graphs.values(), key=lambda g: places.get(g.dialect, len(places)))
+    manifest["graphs"] = [dataclasses.asdict(g) for g in ordered]
+    manifest["files"] = dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
+    measured, before = manifest.get("verification"), package.files.get(graph.file)
+    if isinstance(measured, dict) and (before is None or entry != dataclasses.asdict(before)):
+        manifest["verification"] = {name: value for name, value in measured.items() if name != graph.file}
+    return manifest

@@ -1,0 +1,1 @@
+"""The ONNX graphs of an architecture."""

@@ -1,0 +1,221 @@
+"""Attention in an ONNX graph, in the operators of one dialect: GroupQueryAttention, and what it does not do itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.mla import latent_qkv, latent_values
+from embedllm.export.onnx.norms import Norms
+from embedllm.package.architecture import Attention, Decoder, Norm, QueryGrowth
+from embedllm.package.graph_flavors import KV_SCALES, Dialect
+from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KV_PREFIXES = ("past_key_values", "present")
+_TURNED_TOGETHER = 16  # dimensions: GroupQueryAttention turns, of heads of a multiple of these, only such a multiple
+
+
+def turns_inside(attention: Attention, decoder: Decoder) -> bool:
+    """Whether GroupQueryAttention can turn q and k itself: before that they are normed, and so much is turned."""
+    if attention.rope is None or attention.norm_turned:
+        return False
+    rotated = decoder.ropes[attention.rope].rotated
+    return not rotated % _TURNED_TOGETHER and not attention.head_dim % _TURNED_TOGETHER
+
+
+class Attentions:
+    """Writes attention into a graph.
+
+    lengths: seqlens_k, total_sequence_length. positions: of the tokens, [B, T]; where nothing reads them, empty.
+    kv_scales: by layer, for a dialect with kv_bits.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        products: Products,
+        norms: Norms,
+        lengths: Sequence[str],
+        positions: str,
+        kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+    ) -> None:
+        self.graph: Graph = products.graph
+        self.dialect: Dialect = products.dialect
+        self.decoder, self.products, self.norms = decoder, products, norms
+        self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
+        self._growths: dict[QueryGrowth, str] = {}
+        numbers = range(len(decoder.ropes))
+        self.tables = [
+            [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
+            for number in numbers
+        ]
+
+    def attend(self, index: int, attention: Attention, normed: str) -> str:
+        """Appends to the KV and attends: [B, T, heads * D]."""
+        graph = self.graph
+        scales, attributes = self.kv_quantization(self.decoder.kv_number(index))
+        tables, inside = ["", ""], ["", ""]
+        number = self.decoder.kv_number(index)
+        past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
+        if attention.kv_from is not None:  # what layer has made them has them, new ones too
+            # with a quantized KV the operator wants to give them once more (ONNX Runtime 1.31)
+            again = [graph.named(f"kv.{part}") for part in ("key", "value")] if self.dialect.kv_bits else []
+            past, present = present, again
+        if self.dialect.whole_attention:
+            inputs = self.inputs(attention, normed)
+            if attention.rope is not None and turns_inside(attention, self.decoder):
+                tables, attributes["do_rotary"] = self.tables[attention.rope], 1
+            if attention.window is not None:
+                attributes["local_window_size"] = attention.window
+            if attention.kv_from is None and self.norms_inside(attention):
+                assert attention.q_norm is not None
+                assert attention.k_norm is not None
+                inside = [self.norms.weight(attention.q_norm), self.norms.weight(attention.k_norm)]
+                attributes["qk_norm_epsilon"] = attention.q_norm.epsilon
+        else:
+            inputs = self.apart(attention, normed)
+        if attention.growth is not None:
+            inputs[0] = graph.op("Mul", [inputs[0], self.growth(attention.growth)], "q.grown")
+        if attention.scale is not None:
+            attributes["scale"] = attention.scale
+        if attention.softcap:
+            attributes["softcap"] = attention.softcap
+        sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
+        output = graph.named("context" if attention.latent is None else "context.filled_up")
+        graph.node(
+            "GroupQueryAttention",
+            [*inputs, *past, *self.lengths, *tables, "", "", sinks, *scales, *inside],
+            [output, *present],
+            graph.named("attention"),
+            MICROSOFT,
+            num_heads=attention.heads,
+            kv_num_heads=attention.kv_heads,
+            **attributes,
+        )
+        if attention.latent is not None:
+            return latent_values(graph, attention, attention.latent, output)
+        if attention.gate is None:
+            return output
+        share = graph.op("Sigmoid", [self.products.linear(normed, [attention.gate], ATTENTION_GATE)], "attention_share")
+        return graph.op("Mul", [output, share], "gated_context")
+
+    def kv_quantization(self, number: int) -> tuple[list[str], dict[str, float | str]]:
+        """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
+        if not self.dialect.kv_bits:
+            return ["", ""], {}
+        names = [self.graph.named(name) for name in KV_SCALES]
+        for name, scale in zip(names, self.kv_scales[number], strict=True):
+            self.graph.floats(scale[None, :, None], name)  # [1, kv heads, 1, D]
+        kinds = {f"{part}_quant_type": "PER_CHANNEL" for part in ("k", "v")}
+        return names, {**kinds, "kv_cache_bit_width": self.dialect.kv_bits}
+
+    def norms_inside(self, attention: Attention) -> bool:
+        """Whether the operator applies the norms of q and k: those over each head, before it turns them."""
+        norms = attention.q_norm, attention.k_norm
+        return (
+            self.dialect.norm_in_attention
+            and turns_inside(attention, self.decoder)
+            and attention.growth is None  # which is behind the norms
+            and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
+        )
+
+    def inputs(self, attention: Attention, normed: str) -> list[str]:
+        """q, k and v for an operator that turns them itself where it can."""
+        if attention.latent is None:
+            return self.side_by_side(attention, normed)
+        q, k, v = latent_qkv(self.products, self.norms, attention, attention.latent, normed)
+        if attention.rope is not None and not turns_inside(attention, self.decoder):
+            q, k = self.turned(attention, q, k)
+        return [q, k, v]
+
+    def side_by_side(self, attention: Attention, normed: str) -> list[str]:
+        """q, k and v in one product, apart for norms that the attention does not apply, or where it takes no other."""
+        if attention.kv_from is not None:
+            return self.alone(attention, normed)
+        graph, parts = self.graph, [attention.q, attention.k, attention.v]
+        product = self.products.linear(normed, parts, "qkv")
+        has_norms = attention.q_norm is not None or attention.k_norm is not None
+        norms_here = has_norms and not self.norms_inside(attention)
+        turns_here = attention.rope is not None and not turns_inside(attention, self.decoder)
+        if (
+            attention.v_norm is None
+            and not norms_here
+            and not turns_here
+            and attention.growth is None
+            and not (self.dialect.splits_qkv and (has_norms or attention.window is not None))
+        ):
+            return [product, "", ""]
+        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
+        sizes = graph.constant(*(part.rows for part in parts))
+        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
+        if turns_here:
+            return [*self.normed_and_turned(attention, q, k), v]
+        return [*self.normed(attention, q, k), v] if norms_here else [q, k, v]
+
+    def alone(self, attention: Attention, normed: str) -> list[str]:
+        """q, and no new keys and values, [B, 0, kv heads * D]."""
+        graph = self.graph
+        q = self.products.linear(normed, [attention.q], "qkv")
+        bounds = graph.constant(0, 0), graph.constant(0, attention.k.rows), graph.constant(1, 2)
+        none = graph.op("Slice", [q, *bounds], "none")
+        q = self.normed_heads(q, attention.q_norm, attention.heads, attention)
+        if attention.rope is not None and not turns_inside(attention, self.decoder):
+            q = self.turned_heads(q, attention, attention.heads)
+        return [q, none, none]
+
+    def apart(self, attention: Attention, normed: str) -> list[str]:
+        """q, k and v in products of their own; q and k normed and rotated by operators of their own."""
+        q, k, v = (
+            self.products.linear(normed, [part], name)
+            for name, part in (("q", attention.q), ("k", attention.k), ("v", attention.v))
+        )
+        return [*self.normed_and_turned(attention, q, k), v]
+
+    def growth(self, growth: QueryGrowth) -> str:
+        """What queries are multiplied by, [B, T, 1]; made once for all layers that have the same."""
+        graph = self.graph
+        if growth not in self._growths:
+            with_scope, graph.scope = graph.scope, f"growth.{len(self._growths)}"
+            floats = graph.op("Cast", [self.positions], "positions", to=FLOAT_TYPES["float32"])
+            times = graph.op("Floor", [graph.op("Div", [floats, graph.single(growth.trained)], "parts")], "whole")
+            later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "raised")], "log")
+            more = graph.op("Mul", [later, graph.single(growth.beta)], "more")
+            single = graph.op("Add", [more, graph.single(1.0)], "single")
+            made = single
+            if graph.activations != "float32":
+                made = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
+            self._growths[growth] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
+            graph.scope = with_scope
+        return self._growths[growth]
+
+    def normed_and_turned(self, attention: Attention, q: str, k: str) -> list[str]:
+        if attention.norm_turned:
+            return self.normed(attention, *self.turned(attention, q, k))
+        return self.turned(attention, *self.normed(attention, q, k))
+
+    def normed(self, attention: Attention, q: str, k: str) -> list[str]:
+        pairs = (q, attention.q_norm, attention.heads), (k, attention.k_norm, attention.kv_heads)
+        return [self.normed_heads(x, norm, heads, attention) for x, norm, heads in pairs]
+
+    def normed_heads(self, x: str, norm: Norm | None, heads: int, attention: Attention) -> str:
+        return x if norm is None else self.norms.heads(x, norm, heads, attention.head_dim)
+
+    def turned(self, attention: Attention, q: str, k: str) -> list[str]:
+        """q and k, rotated by an operator of its own."""
+        pairs = (q, attention.heads), (k, attention.kv_heads)
+        return [self.turned_heads(x, attention, heads) for x, heads in pairs]
+
+    def turned_heads(self, x: str, attention: Attention, heads: int) -> str:
+        if attention.rope is None:
+            return x
+        inputs = [self.positions, *self.tables[attention.rope]]
+        rotated = self.decoder.ropes[attention.rope].rotated
+        partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
+        return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.turned", MICROSOFT, **partly)

@@ -1,0 +1,176 @@
+"""Collects the nodes and initializers of an ONNX graph whose large tensors lie in weights.safetensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from embedllm.export.layout import Layout
+from embedllm.package.architecture import Linear
+from embedllm.package.package import WEIGHTS
+from embedllm.package.wasm_floats import FLOATS, joined
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MICROSOFT = "com.microsoft"
+FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+_OPSET = 21
+_IR_VERSION = 10
+_STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": TensorProto.UINT8,
+                 "I32": TensorProto.INT32}  # fmt: skip
+
+
+class Graph:
+    """A graph in the making. Values are named by their place in the model: `scope` is the present one.
+
+    activations: "float32" or "float16". floats: (offset, length) of matrices in the file of embedllm/package/wasm_floats.py.
+    """
+
+    def __init__(self, layout: Layout, activations: str, floats: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self.scope = ""
+        self.activations = activations
+        self._floats = floats or {}
+        self._layout = layout
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+
+    def node(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        name: str,
+        domain: str = "",
+        **attributes: float | str | Sequence[int],
+    ) -> None:
+        """Adds a node; empty names are inputs left out."""
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        node = helper.make_node(
+            kind, inputs, outputs, name=name, doc_string=None, domain=domain, overload=None, **attributes
+        )
+        self._nodes.append(node)
+
+    def op(
+        self, kind: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: float | str | Sequence[int]
+    ) -> str:
+        """A node of one output, named in the present scope; gives the output."""
+        name = self.named(name)
+        self.node(kind, inputs, [name], name, domain, **attributes)
+        return name
+
+    def named(self, name: str) -> str:
+        """A name inside the present scope, unless it is already."""
+        return name if name.startswith(f"{self.scope}.") else f"{self.scope}.{name}"
+
+    def constant(self, *values: int, scalar: bool = False) -> str:
+        """Small int64 values, one initializer for equal ones."""
+        name = f"constant.{'scalar.' if scalar else ''}{'_'.join(map(str, values))}"
+        if name not in self._initializers:
+            array = np.array(values[0] if scalar else values, np.int64)
+            self._initializers[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def number(self, value: float) -> str:
+        """One number in the type of the activations."""
+        return self.floats(np.array(value, self.activations), f"constant.number.{value:.9g}")
+
+    def single(self, value: float) -> str:
+        """One number as float32, whatever the activations are."""
+        return self.floats(np.array(value, np.float32), f"constant.single.{value:.9g}")
+
+    def ones(self, size: int) -> str:
+        """A vector of ones in the type of the activations."""
+        return self.floats(np.ones(size, self.activations), f"constant.ones.{size}")
+
+    def zeros(self, size: int) -> str:
+        """A vector of zeros in the type of the activations."""
+        return self.floats(np.zeros(size, self.activations), f"constant.zeros.{size}")
+
+    def zero_bytes(self, rows: int, columns: int) -> str:
+        """A matrix of zeros, which the runtime makes when it loads."""
+        name = f"constant.bytes.{rows}.{columns}"
+        if not self.has(name):
+            kind = numpy_helper.from_array(np.zeros(1, np.uint8))
+            self._nodes.append(
+                helper.make_node("ConstantOfShape", [self.constant(rows, columns)], [name], name, value=kind)
+            )
+        return name
+
+    def floats(self, values: NDArray[np.floating], name: str) -> str:
+        """Numbers that are stored in the graph itself."""
+        self._initializers[name] = numpy_helper.from_array(values, name)
+        return name
+
+    @property
+    def nodes(self) -> Sequence[onnx.NodeProto]:
+        return self._nodes
+
+    @property
+    def initializers(self) -> Sequence[TensorProto]:
+        return list(self._initializers.values())
+
+    def has(self, name: str) -> bool:
+        """Whether a node gives this value."""
+        return any(name in node.output for node in self._nodes)
+
+    def stored(self, entries: Sequence[str], *, shape: Sequence[int] = (), name: str = "") -> str:
+        """An initializer over neighbouring entries of the weights file, joined along their first axis.
+
+        shape: read the same bytes under another one; then the initializer needs a name of its own.
+        """
+        name = name or entries[0] + (f"+{len(entries) - 1}" if len(entries) > 1 else "")
+        if name in self._initializers:
+            return name
+        first = self._layout.placed[entries[0]].entry
+        rows = sum(self._layout.placed[entry].entry.shape[0] for entry in entries)
+        tensor = TensorProto(name=name, data_type=_STORED_TYPES[first.dtype], dims=shape or [rows, *first.shape[1:]])
+        return self._external(tensor, WEIGHTS, self._layout.span(entries))
+
+    def size(self, entry: str) -> int:
+        """Values of an entry of the weights file."""
+        return math.prod(self._layout.placed[entry].entry.shape)
+
+    def made_floats(self, parts: Sequence[Linear]) -> str:
+        """An initializer over neighbouring matrices of the file of floats, joined along their first axis."""
+        name = f"{parts[0].name}.floats" + (f"+{len(parts) - 1}" if len(parts) > 1 else "")
+        dims = [sum(part.rows for part in parts), parts[0].columns]
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+        return self._external(tensor, FLOATS, joined([part.name for part in parts], self._floats))
+
+    def _external(self, tensor: TensorProto, location: str, span: tuple[int, int]) -> str:
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", str(span[0])), ("length", str(span[1]))):
+            tensor.external_data.add(key=key, value=value)
+        self._initializers[tensor.name] = tensor
+        return tensor.name
+
+    def cast(self, value: str, *, like: str = "") -> str:
+        """The value in the type of the activations; of an initializer the runtime folds this when it loads.
+
+        like: an initializer of the value's type; left out, the value is an initializer itself.
+        """
+        if self._initializers[like or value].data_type == FLOAT_TYPES[self.activations]:
+            return value
+        name = f"{value}.{self.activations}"
+        if not self.has(name):
+            self.node("Cast", [value], [name], name, to=FLOAT_TYPES[self.activations])
+        return name
+
+    def default(self, name: str, *values: int) -> None:
+        """An initializer that is an input too, so that a caller may override it."""
+        self._initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
+
+    def model(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The finished model."""
+        graph = helper.make_graph(self._nodes, name, inputs, outputs, list(self._initializers.values()))
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="embedllm")

@@ -1,0 +1,307 @@
+"""Decoder + layout + dialect -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
+
+    input_ids -> embedding -> x
+    each layer:  a = norm(x) -> qkv -> attention with KV -> o;  x += o;  m = norm(x) -> mlp;  x += m
+    norm(x) -> head -> logits
+
+The residual sum and the next norm are one operator (SkipSimplifiedLayerNormalization). Only the positions whose
+logits are asked for pass the last layer's output projection and mlp, the final norm and the head: `logits_from` is
+the first of them, an input with the default -1, the last position; or `logits_at` are all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from embedllm.export.layout import Layout
+from embedllm.export.onnx.altup import StreamsWriter
+from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, turns_inside
+from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
+from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.norms import Norms
+from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs
+from embedllm.package.graph_flavors import Dialect
+from embedllm.package.recurrent_state import state_shapes
+from embedllm.package.tensors import scale_name
+from embedllm.package.wasm_floats import float_spans
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TO_END = int(np.iinfo(np.int64).max)
+
+
+def build(
+    decoder: Decoder,
+    layout: Layout,
+    packing: Mapping[str, Packing],
+    dialect: Dialect,
+    kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = (),
+) -> onnx.ModelProto:
+    """The graph of a whole model.
+
+    packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
+    [kv heads, D]; for a dialect with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
+    Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
+    logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value. Of a recurrent layer N, past_KIND.N and
+    present_KIND.N in place of keys and values: [B, as embedllm/package/recurrent_state.py says].
+    A dialect whose lengths do not come from the mask has, in place of attention_mask and logits_from: position_ids
+    [B, T]; seqlens_k [B] i32, tokens held afterwards less one; total_sequence_length [1] i32, the KV's capacity;
+    logits_at [T'], places among the T.
+    """
+    offsets = {name: placed.offset for name, placed in layout.placed.items()}
+    floats = float_spans(decoder, offsets) if dialect.float_matrices else {}
+    return _Emitter(Graph(layout, dialect.activations, floats), packing, dialect, kv_scales).model(decoder)
+
+
+class _Emitter:
+    """Writes a decoder into a graph, in the operators of one dialect."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        packing: Mapping[str, Packing],
+        dialect: Dialect,
+        kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+    ) -> None:
+        self.graph = graph
+        self.dialect = dialect
+        self.kv_scales = kv_scales
+        self.products = Products(graph, packing, dialect)
+        self.norms = Norms(graph)
+        self.mlps = Mlps(self.products)
+        self.recurrent = Recurrent(self.products, self.norms, self.mlps)
+        self.streams = StreamsWriter(self.products, self.norms, self.mlps)
+
+    def model(self, decoder: Decoder) -> onnx.ModelProto:
+        graph = self.graph
+        if self.dialect.lengths_from_mask:
+            graph.default("logits_from", -1)
+            lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder) else ""
+        else:
+            lengths, positions = ["seqlens_k", "total_sequence_length"], "position_ids"
+        attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
+        graph.scope = "embedding"
+        hidden, residual = self.embedding(decoder, positions), ""
+        told = self.told(decoder, decoder.token_inputs, hidden) if decoder.token_inputs else ""
+        if decoder.streams is not None:
+            graph.scope = "streams"
+            hidden = self.streams.begun(decoder.streams, hidden)
+        for index, layer in enumerate(decoder.layers):
+            graph.scope = f"layers.{index}"
+            is_last = index == len(decoder.layers) - 1
+            if layer.guess is not None:
+                hidden = self.guessed(index, layer, layer.guess, hidden, attentions, told)
+                hidden = self.wanted(hidden, "streams") if is_last else hidden
+                continue
+            hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
+            if layer.token_input or layer.scale:
+                hidden, residual = self.finished(index, layer, self.total(hidden, residual), told, is_last), ""
+        graph.scope = "head"
+        if decoder.streams is not None:
+            hidden = self.streams.ended(decoder.streams, hidden)
+        normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
+        self.head(decoder, normed)
+        return graph.model(decoder.model_type, *_signature(decoder, dialect=self.dialect))
+
+    def embedding(self, decoder: Decoder, positions: str) -> str:
+        x = self.products.embedding(decoder.embedding)
+        x = self.times(x, decoder.embedding_multiplier, "multiplied")
+        if decoder.positions is not None:
+            table = self.graph.stored([f"{decoder.positions.name}.weight"])
+            rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
+            x = self.graph.op("Add", [x, rows], "placed")
+        return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
+
+    def told(self, decoder: Decoder, inputs: TokenInputs, x: str) -> str:
+        """What the layers are told of the tokens, [B, T, layers, size]."""
+        graph, products = self.graph, self.products
+        graph.scope = "token_inputs"
+        tokens = "input_ids"
+        if inputs.table.rows < decoder.vocabulary:
+            known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
+            tokens = graph.op("Where", [known, tokens, graph.constant(0)], "tokens")
+        rows = self.times(products.embedding(inputs.table, tokens), inputs.table_multiplier, "rows.multiplied")
+        projected = products.linear(x, [inputs.projection], "projection")
+        shape = graph.constant(0, 0, -1, inputs.size)
+        rows, projected = (graph.op("Reshape", [each, shape], f"{each}.by_layer") for each in (rows, projected))
+        both = graph.op("Add", [self.norms.plain(projected, inputs.norm, "norm"), rows], "both")
+        return self.times(both, inputs.multiplier, "told")
+
+    def finished(self, index: int, layer: Layer, x: str, told: str, is_last: bool) -> str:
+        """The stream behind a layer of which more follows its mlp."""
+        graph = self.graph
+        if layer.token_input is not None:
+            own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
+            own = self.wanted(own, "told") if is_last else own
+            graph.scope = f"layers.{index}.told"
+            made = self.made_of_told(layer.token_input, x, own)
+            graph.scope = f"layers.{index}"
+            x = graph.op("Add", [x, made], "told.sum")
+        return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
+
+    def made_of_told(self, part: TokenInput, x: str, told: str) -> str:
+        active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
+        gated = self.graph.op("Mul", [active, told], "gated")
+        return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
+
+    def guessed(self, index: int, layer: Layer, guess: Guess, x: str, attentions: Attentions, told: str) -> str:
+        """The streams behind a layer that computes the first of them."""
+        graph = self.graph
+        x, first = self.streams.predicted(guess, x)
+        made = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
+        x = self.streams.corrected(guess, x, first, made)
+        assert layer.token_input is not None
+        own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
+        graph.scope = f"layers.{index}.told"
+        more = self.made_of_told(layer.token_input, self.streams.read_first(index, x), own)
+        x = self.streams.with_others(x, more)
+        graph.scope = f"layers.{index}"
+        return x
+
+    def with_detour(self, detour: Detour, normed: str, x: str) -> str:
+        """The stream behind attention with what goes beside it."""
+        graph, products = self.graph, self.products
+        graph.scope, scope = f"{graph.scope}.detour", graph.scope
+        way = products.linear(products.linear(normed, [detour.down], "down"), [detour.up], "up")
+        total = graph.op("Add", [x, normed], "both")
+        total = graph.op("Add", [total, self.norms.plain(way, detour.norm, "norm")], "all")
+        total = self.times(total, 0.5**0.5, "sum")
+        graph.scope = scope
+        return total
+
+    def layer(
+        self, index: int, layer: Layer, hidden: str, residual: str, attentions: Attentions, *, is_last: bool
+    ) -> tuple[str, str]:
+        """What is to be added to the stream behind a layer, and the stream.  hidden, residual: those in front of it."""
+        normed, residual = self.norms.stream(hidden, residual, layer.attention_norm, "attention_norm")
+        mixer = layer.attention
+        if isinstance(mixer, Attention):
+            context = attentions.attend(index, mixer, normed)
+        else:
+            context = self.recurrent.context(index, mixer, normed)
+        if is_last:
+            context, residual = self.wanted(context, "context"), self.wanted(residual, "residual")
+            if layer.parallel and layer.mlp_norm is None:
+                normed = self.wanted(normed, "normed")
+        attended = self.products.linear(context, [mixer.o], "o")
+        attended = self.added(layer, attended, layer.attention_post_norm, "attended")
+        if layer.detour is not None:
+            normed = self.wanted(normed, "normed") if is_last else normed
+            attended = self.with_detour(layer.detour, normed, self.total(attended, residual, "attended.sum"))
+            residual = ""
+        if not layer.parallel:
+            normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
+        elif layer.mlp_norm is not None:
+            normed = self.norms.plain(residual, layer.mlp_norm, "mlp_norm")
+        made = self.added(layer, self.mlps.write(index, layer.mlp, normed), layer.mlp_post_norm, "made")
+        if layer.parallel:
+            made = self.graph.op("Add", [attended, made], "both")
+        return made, residual
+
+    def added(self, layer: Layer, x: str, norm: Norm | None, name: str) -> str:
+        """What is added to the stream, of what a part of a layer made."""
+        x = x if norm is None else self.norms.plain(x, norm, f"{name}.norm")
+        return self.times(x, layer.residual_multiplier, f"{name}.multiplied")
+
+    def head(self, decoder: Decoder, normed: str) -> None:
+        cap, multiplier = decoder.logits_softcap, decoder.logits_multiplier
+        if not cap and multiplier == 1:
+            self.products.linear(normed, [decoder.head], "head", output="logits")
+            return
+        graph, x = self.graph, self.products.linear(normed, [decoder.head], "head")
+        if not cap:
+            graph.node("Mul", [x, graph.number(multiplier)], ["logits"], "head.multiplied")
+            return
+        bent = graph.op("Tanh", [self.times(x, multiplier / cap, "small")], "bent")
+        graph.node("Mul", [bent, graph.number(cap)], ["logits"], "head.capped")
+
+    def total(self, x: str, residual: str, name: str = "stream") -> str:
+        return self.graph.op("Add", [residual, x], name)
+
+    def times(self, x: str, multiplier: float, name: str) -> str:
+        return x if multiplier == 1 else self.graph.op("Mul", [x, self.graph.number(multiplier)], name)
+
+    def lengths(self) -> list[str]:
+        """seqlens_k [B] and total_sequence_length [] from the attention mask, once for all layers."""
+        graph = self.graph
+        graph.scope = "lengths"
+        held = graph.op("ReduceSum", ["attention_mask", graph.constant(1)], "sum", keepdims=0)
+        last = graph.op("Sub", [held, graph.constant(1)], "last")
+        shape = graph.op("Shape", ["attention_mask"], "shape")
+        total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
+        return [graph.op("Cast", [name], f"{name}.int32", to=TensorProto.INT32) for name in (last, total)]
+
+    def positions(self) -> str:
+        """Places of the new tokens in their sequences, [B, T].
+
+        Those of a prompt that is filled up behind its end are counted from its beginning; and a mask may be longer
+        than what is held, as that of a captured step is.
+        """
+        graph, one = self.graph, self.graph.constant(1)
+        same = graph.op("Equal", ["input_ids", "input_ids"], "new.same")
+        new = graph.op("Cast", [same], "new", to=TensorProto.INT64)
+        before = graph.op("CumSum", [new, graph.constant(1, scalar=True)], "new.before", exclusive=1)
+        held, count = (
+            graph.op("ReduceSum", [x, one], f"{name}.count", keepdims=1)
+            for x, name in (("attention_mask", "held"), (new, "new"))
+        )
+        start = graph.op("Max", [graph.op("Sub", [held, count], "past"), graph.constant(0)], "start")
+        return graph.op("Add", [start, before], "positions")
+
+    def wanted(self, x: str, name: str) -> str:
+        """The positions from `logits_from` on, or those that `logits_at` names."""
+        graph = self.graph
+        if not self.dialect.lengths_from_mask:
+            return graph.op("Gather", [x, "logits_at"], f"{name}.wanted", axis=1)
+        bounds = ["logits_from", graph.constant(_TO_END), graph.constant(1)]
+        return graph.op("Slice", [x, *bounds], f"{name}.wanted")
+
+
+def _reads_positions(decoder: Decoder) -> bool:
+    """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
+    if any(attention.growth is not None for attention in decoder.attentions):
+        return True
+    turned = (attention for attention in decoder.attentions if attention.rope is not None)
+    return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
+
+
+def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+    """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
+    kind, integer = FLOAT_TYPES[dialect.activations], TensorProto.INT64
+    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(dialect.kv_bits, (kind, 1))
+    inputs = [_info("input_ids", integer, ["batch", "tokens"])]
+    if dialect.lengths_from_mask:
+        inputs += [_info("attention_mask", integer, ["batch", "total"])]
+        asked = [_info("logits_from", integer, [1])]
+        # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
+        wanted, before = 1, "past"
+    else:
+        inputs += [
+            _info("position_ids", integer, ["batch", "tokens"]),
+            _info("seqlens_k", TensorProto.INT32, ["batch"]),
+            _info("total_sequence_length", TensorProto.INT32, [1]),
+        ]
+        asked = [_info("logits_at", integer, ["wanted"])]
+        wanted, before = "wanted", "capacity"
+    outputs = [_info("logits", kind, ["batch", wanted, decoder.vocabulary])]
+    for number, attention in enumerate(decoder.kv_attentions):
+        for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
+            shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]
+            infos += [_info(f"{prefix}.{number}.{part}", held, shape) for part in ("key", "value")]
+    for name, shape in state_shapes(decoder).items():
+        for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
+            infos.append(_info(f"{prefix}_{name}", kind, ["batch", *shape]))
+    return [*inputs, *asked], outputs
+
+
+def _info(name: str, kind: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)

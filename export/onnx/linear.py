@@ -1,0 +1,268 @@
+"""The stored matrices in a graph: products with them, and rows of the embedding, in the operators of one dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.architecture import Linear
+from embedllm.package.graph_flavors import Dialect
+from embedllm.package.tensors import packed_alike
+
+
+class Products:
+    """Writes products and look-ups into a graph. packing: by the name of the matrix."""
+
+    def __init__(self, graph: Graph, packing: Mapping[str, Packing], dialect: Dialect) -> None:
+        self.graph = graph
+        self.packing = packing
+        self.dialect = dialect
+        self._ordered: set[str] = set()  # values of in_order() that there are
+
+    def embedding(self, table: Linear, tokens: str = "input_ids") -> str:
+        """Rows of a table. A quantized one is unpacked by rows; a tied one is the head's bytes in another shape.
+
+        tokens: the value that says which.
+        """
+        graph, packing = self.graph, self.packing[table.name]
+        if not packing.quantized:
+            weight = graph.stored([f"{table.name}.weight"])
+            if not self.dialect.reads_halves:
+                return graph.op("Gather", [graph.cast(weight), tokens], "rows", axis=0)
+            return graph.cast(graph.op("Gather", [weight, tokens], "rows", axis=0), like=weight)
+        stored_columns = packing.groups(table.columns) * packing.group
+        if not self.dialect.gathers_blocks:
+            rows = self.unpacked_rows(table, packing, tokens)
+            return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
+        flat = [table.rows, stored_columns * packing.bits // 8]
+        weight = graph.stored([f"{table.name}.weight"], shape=flat, name=f"{table.name}.rows.weight")
+        zero = [] if packing.symmetric else [self.zeros([table], packing)]
+        rows = graph.op(
+            "GatherBlockQuantized",
+            [weight, tokens, self.scale([table]), *zero],
+            "rows.raw" if packing.minimum else "rows",
+            MICROSOFT,
+            bits=packing.bits,
+            block_size=packing.group,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if packing.minimum:
+            rows = self.raised_rows(table, packing, tokens, rows)
+        return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
+
+    def unpacked_rows(self, table: Linear, packing: Packing, tokens: str) -> str:
+        """Rows of a quantized table by standard operators: packed rows are gathered, then unpacked."""
+        graph, groups = self.graph, packing.groups(table.columns)
+
+        def gathered(kind: str, shape: Sequence[int], *, name: str) -> str:
+            """[B, T, ...]; under a name and shape of its own, because the head may read the same bytes otherwise."""
+            entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"{table.name}.rows.{kind}")
+            return graph.op("Gather", [entry, tokens], name, axis=0)
+
+        weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
+        values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")
+        zero = ""
+        if packing.symmetric:
+            zero = graph.cast(graph.constant(1 << packing.bits - 1))
+        elif packing.stores_zeros:
+            width = -(-groups * packing.bits // 8)
+            held = width * 8 // packing.bits  # a row ends with a whole byte
+            zero = self.nibbles(gathered("zero", [width], name="packed_zero"), packing, [0, 0, held, 1], "zeros")
+            if held > groups:
+                bounds = [graph.constant(value) for value in (0, groups, 2)]
+                zero = graph.op("Slice", [zero, *bounds], "zeros.given")
+
+        def floats(kind: str) -> str:
+            entry = gathered(kind, [groups, 1], name=f"packed_{kind}")
+            return graph.op("Cast", [entry], f"{kind}s", to=FLOAT_TYPES[self.dialect.activations])
+
+        scale = floats("scale")
+        centred = graph.op("Sub", [values, zero], "centred") if zero else values
+        scaled = graph.op("Mul", [centred, scale], "scaled")
+        if packing.minimum:
+            scaled = graph.op("Add", [scaled, floats("minimum")], "raised")
+        return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group)], "rows")
+
+    def raised_rows(self, table: Linear, packing: Packing, tokens: str, rows: str) -> str:
+        """Gathered rows [B, T, stored columns] with the minimums of their groups."""
+        graph, groups = self.graph, packing.groups(table.columns)
+        entry = graph.cast(graph.stored([f"{table.name}.minimum"]))
+        lowest = graph.op("Unsqueeze", [graph.op("Gather", [entry, tokens], "lowest", axis=0), graph.constant(-1)],
+                          "lowest.apart")  # fmt: skip
+        grouped = graph.op("Reshape", [rows, graph.constant(0, 0, groups, packing.group)], "rows.groups")
+        raised = graph.op("Add", [grouped, lowest], "rows.raised")
+        return graph.op("Reshape", [raised, graph.constant(0, 0, groups * packing.group)], "rows")
+
+    def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
+        """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
+
+        By float arithmetic, which is exact here: OpenVINO 2026.4 rounds a right shift of bytes.
+        """
+        graph = self.graph
+        floats = graph.op("Cast", [packed], f"{name}.floats", to=FLOAT_TYPES[self.dialect.activations])
+        if packing.bits == 4:
+            sixteenth = graph.op("Mul", [floats, graph.number(1 / 16)], f"{name}.sixteenth")
+            high = graph.op("Floor", [sixteenth], f"{name}.high")
+            low = graph.op("Sub", [floats, graph.op("Mul", [high, graph.number(16)], f"{name}.rest")], f"{name}.low")
+            last = [graph.op("Unsqueeze", [part, graph.constant(-1)], f"{part}.apart") for part in (low, high)]
+            floats = graph.op("Concat", last, f"{name}.pairs", axis=-1)
+        return graph.op("Reshape", [floats, graph.constant(*shape)], name)
+
+    def linear(self, x: str, parts: Sequence[Linear], name: str, *, output: str = "") -> str:
+        """x @ weight.T + bias for neighbouring matrices as one product; outputs side by side.
+
+        x: [B, T, columns]; where no matrix has minimums, any number of dimensions in front of the columns.
+        Those that are packed in different ways are products of their own; the node of the first is called `name`.
+        """
+        graph = self.graph
+        name = graph.named(name)
+        alike = list(packed_alike(parts, self.packing))
+        if len(alike) > 1 and not self.dialect.float_matrices:
+            names = [name, *(f"{name}.{at}" for at in range(1, len(alike)))]
+            products = [
+                self.product(x, some, each, f"{name}.part.{at}")
+                for at, (some, each) in enumerate(zip(alike, names, strict=True))
+            ]
+            graph.node("Concat", products, [output or name], f"{name}.parts", axis=-1)
+            return output or name
+        return self.product(x, parts, name, output or name)
+
+    def product(self, x: str, parts: Sequence[Linear], name: str, result: str) -> str:
+        """linear() of matrices that are packed alike. name: of the node that reads x; result: the value."""
+        graph, packing = self.graph, self.packing[parts[0].name]
+        columns, groups = parts[0].columns, packing.groups(parts[0].columns)
+        bias = self.biases(parts, name)
+        if packing.order and not self.dialect.float_matrices:  # whose floats lie as they are meant
+            x = self.in_order(x, packing.order)
+        zero_points = 0 if packing.symmetric else groups
+        in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
+        added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
+        raised = in_integers and packing.minimum
+        total = f"{name}.product" if added else result  # without a bias that is added
+        product = f"{name}.values" if raised else total
+        if self.dialect.float_matrices:
+            graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
+        elif in_integers:
+            weights = graph.stored([f"{part.name}.weight" for part in parts])
+            zero = "" if packing.symmetric else self.zeros(parts, packing)
+            given = x
+            if not self.dialect.ragged_blocks and columns < groups * packing.group:
+                x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
+            graph.node(
+                "MatMulNBits",
+                [x, weights, self.scale(parts), zero, "", "" if added else bias],
+                [product],
+                name,
+                MICROSOFT,
+                K=columns,
+                N=sum(part.rows for part in parts),
+                bits=packing.bits,
+                block_size=packing.group,
+                accuracy_level=self.dialect.accuracy_level,
+            )
+            if raised:
+                lowest = self.lowest(given, parts, packing, name)
+                graph.node("Add", [product, lowest], [total], f"{name}.raised")
+        else:
+            floats = self.unpacked(parts, packing, name)
+            turned = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
+            graph.node("MatMul", [x, turned], [product], name)
+        if added:
+            graph.node("Add", [total, bias], [result], f"{name}.bias")
+        return result
+
+    def in_order(self, x: str, order: str) -> str:
+        """x with its last dimension in the order of a matrix's columns; written once for all that have it."""
+        graph, name = self.graph, f"{x}.in_order.{order}"
+        if name in self._ordered:
+            return name
+        self._ordered.add(name)
+        places = graph.stored([f"{order}.order"])
+        if not self.dialect.gathers_elements:
+            graph.node("Gather", [x, places], [name], name, axis=-1)
+            return name
+        shape, each = f"{name}.shape", f"{name}.places"
+        graph.node("Shape", [x], [shape], shape)
+        graph.node("Expand", [places, shape], [each], each)
+        graph.node("GatherElements", [x, each], [name], name, axis=-1)
+        return name
+
+    def lowest(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:
+        """What the minimums of groups add to a product: each times the sum of the inputs of its group.
+
+        Never float zero points: 25 to 50 times slower on the CPU, and other providers do not take them. What has the
+        same input shares the sums.
+        """
+        graph, columns, groups = self.graph, parts[0].columns, packing.groups(parts[0].columns)
+        if columns < groups * packing.group:
+            x = self.filled_up(x, columns, groups * packing.group)
+        sums = f"{x}.sums.{packing.group}"
+        if not graph.has(sums):
+            grouped, added = f"{x}.groups.{packing.group}", f"{sums}.added"
+            shape = graph.constant(0, 0, groups, packing.group)
+            graph.node("Reshape", [x, shape], [grouped], grouped)
+            graph.node("ReduceSum", [grouped, graph.constant(-1)], [added], added, keepdims=0)
+            # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
+            graph.node("Reshape", [added, graph.constant(0, 0, groups)], [sums], sums)
+        stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
+        turned = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
+        return graph.op("MatMul", [sums, turned], f"{name}.lowest")
+
+    def zeros(self, parts: Sequence[Linear], packing: Packing) -> str:
+        """The zero points of neighbouring matrices. Beside minimums they are 0, which is stored nowhere."""
+        graph = self.graph
+        if packing.stores_zeros:
+            return graph.stored([f"{part.name}.zero" for part in parts])
+        width = -(-packing.groups(parts[0].columns) * packing.bits // 8)
+        return graph.zero_bytes(sum(part.rows for part in parts), width)
+
+    def biases(self, parts: Sequence[Linear], name: str) -> str:
+        """Those of neighbouring matrices side by side, zeros where one has none; empty where none has."""
+        graph = self.graph
+        if all(part.bias for part in parts):
+            return graph.cast(graph.stored([f"{part.name}.bias" for part in parts]))
+        if not any(part.bias for part in parts):
+            return ""
+        each = [graph.cast(graph.stored([f"{p.name}.bias"])) if p.bias else graph.zeros(p.rows) for p in parts]
+        return graph.op("Concat", each, f"{name}.biases", axis=0)
+
+    def filled_up(self, x: str, columns: int, stored: int) -> str:
+        """x with zeros behind its last dimension, as the last group of each row of a matrix has them."""
+        graph, name = self.graph, f"{x}.filled_up"
+        if not graph.has(name):
+            graph.node("Pad", [x, graph.constant(0, stored - columns), "", graph.constant(-1)], [name], name)
+        return name
+
+    def unpacked(self, parts: Sequence[Linear], packing: Packing, name: str) -> str:
+        """Matrices as floats, to which the runtime folds 8-bit ones when it loads: for exact products."""
+        graph = self.graph
+        weights = graph.cast(graph.stored([f"{part.name}.weight" for part in parts]))
+        if not packing.quantized:
+            return weights
+        rows, groups = sum(part.rows for part in parts), packing.groups(parts[0].columns)
+
+        def per_group(kind: str) -> str:
+            names = [f"{part.name}.{kind}" for part in parts]
+            return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
+
+        centred = weights
+        if not packing.minimum:
+            zero = per_group("zero") if packing.stores_zeros else graph.cast(graph.constant(128))
+            centred = graph.op("Sub", [weights, zero], f"{name}.centred")
+        scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
+        if packing.minimum:
+            scaled = graph.op("Add", [scaled, per_group("minimum")], f"{name}.whole")
+        floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group)], f"{name}.floats")
+        columns = parts[0].columns
+        whole = columns == groups * packing.group
+        return floats if whole else self.first_columns(floats, columns, f"{name}.columns")
+
+    def first_columns(self, x: str, count: int, name: str) -> str:
+        """Without the zeros that fill up the last group of a row."""
+        bounds = [self.graph.constant(value) for value in (0, count, -1)]
+        return self.graph.op("Slice", [x, *bounds], name)
+
+    def scale(self, parts: Sequence[Linear]) -> str:
+        return self.graph.cast(self.graph.stored([f"{part.name}.scale" for part in parts]))

@@ -1,0 +1,98 @@
+"""What stands in place of attention in an ONNX graph of a recurrent model: convolutions, delta rules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedllm.export.onnx.builder import MICROSOFT, Graph
+from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.norms import Norms
+from embedllm.package.architecture import DeltaNet, ShortConv
+from embedllm.package.recurrent_state import LENGTH_EPSILON
+from embedllm.package.tensors import convolution_name, decay_name
+
+STATE_PREFIXES = ("past", "present")  # of the names in embedllm/package/recurrent_state.py
+
+
+class Recurrent:
+    """Writes such parts of layers into a graph."""
+
+    def __init__(self, products: Products, norms: Norms, mlps: Mlps) -> None:
+        self.graph: Graph = products.graph
+        self.products, self.norms, self.mlps = products, norms, mlps
+
+    def context(self, index: int, mixer: ShortConv | DeltaNet, normed: str) -> str:
+        """[B, T, values], in front of the output projection."""
+        if isinstance(mixer, ShortConv):
+            return self.short_convolution(index, mixer, normed)
+        return self.delta_net(index, mixer, normed)
+
+    def short_convolution(self, index: int, mixer: ShortConv, normed: str) -> str:
+        graph, parts = self.graph, [mixer.b, mixer.c, mixer.x]
+        product = self.products.linear(normed, parts, "bcx")
+        b, c, x = (graph.named(part) for part in ("b", "c", "x"))
+        sizes = graph.constant(*(part.rows for part in parts))
+        graph.node("Split", [product, sizes], [b, c, x], graph.named("split"), axis=-1)
+        entering = graph.op("Mul", [b, x], "entering")
+        convolved = self.convolved(index, mixer.kernel, entering, has_bias=bool(mixer.bias))
+        return graph.op("Mul", [c, convolved], "context")
+
+    def delta_net(self, index: int, mixer: DeltaNet, normed: str) -> str:
+        graph, parts = self.graph, [mixer.q, mixer.k, mixer.v, mixer.z]
+        product = self.products.linear(normed, parts, "qkvz")
+        q, k, v, z = (graph.named(part) for part in ("q", "k", "v", "z"))
+        entering = graph.named("entering")
+        sizes = graph.constant(mixer.q.rows + mixer.k.rows + mixer.v.rows, mixer.z.rows)
+        graph.node("Split", [product, sizes], [entering, z], graph.named("split"), axis=-1)
+        passed = self.convolved(index, mixer.kernel, entering, has_bias=False, activation="silu")
+        sizes = graph.constant(mixer.q.rows, mixer.k.rows, mixer.v.rows)
+        graph.node("Split", [passed, sizes], [q, k, v], graph.named("qkv.split"), axis=-1)
+        q, k = (self.of_length_one(x, mixer.key_heads, mixer.key_dim) for x in (q, k))
+        beta = graph.op("Sigmoid", [self.mlps.product(normed, mixer.beta, "beta.product")], "beta")
+        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        graph.node(
+            "LinearAttention",
+            [q, k, v, past, self.decay(index, mixer, normed), beta],
+            [found, present],
+            found,
+            MICROSOFT,
+            q_num_heads=mixer.key_heads,
+            kv_num_heads=mixer.value_heads,
+            scale=mixer.key_dim**-0.5,
+            update_rule="gated_delta",
+        )
+        found = self.norms.heads(found, mixer.norm, mixer.value_heads, mixer.value_dim)
+        return graph.op("Mul", [found, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
+
+    def of_length_one(self, x: str, heads: int, size: int) -> str:
+        """Each head divided by its length: the root of the mean square, times that of the size."""
+        graph = self.graph
+        split = graph.op("Reshape", [x, graph.constant(0, 0, heads, size)], f"{x}.heads")
+        weight = graph.floats(np.full(size, size**-0.5, graph.activations), f"constant.inverse_root.{size}")
+        normed = graph.op("SimplifiedLayerNormalization", [split, weight], f"{x}.length_one", axis=-1,
+                          epsilon=LENGTH_EPSILON / size, stash_type=1)  # fmt: skip
+        return graph.op("Reshape", [normed, graph.constant(0, 0, heads * size)], f"{x}.flat")
+
+    def decay(self, index: int, mixer: DeltaNet, normed: str) -> str:
+        """The logarithm of what is kept of the state of each head, [B, T, heads]."""
+        graph = self.graph
+        rate, bias = (graph.stored([decay_name(index, part)]) for part in ("log_decay", "decay_bias"))
+        raised = graph.op("Add", [self.mlps.product(normed, mixer.decay, "decay.product"), bias], "decay.raised")
+        positive = graph.op("Softplus", [raised], "decay.positive")
+        rate = graph.op("Neg", [graph.op("Exp", [rate], "decay.rate")], "decay.negative")
+        return graph.op("Mul", [positive, rate], "decay")
+
+    def convolved(self, index: int, kernel: int, x: str, *, has_bias: bool, activation: str = "none") -> str:
+        """Each value of x [B, T, values] with those of the tokens before it."""
+        graph = self.graph
+        entry = convolution_name(index, "weight")
+        weight = graph.stored([entry], shape=(graph.size(entry) // kernel, 1, kernel), name=entry)
+        bias = graph.cast(graph.stored([convolution_name(index, "bias")])) if has_bias else ""
+        past, present = (f"{prefix}_conv.{index}" for prefix in STATE_PREFIXES)
+        name = graph.named("convolved")
+        inputs = [x, graph.cast(weight), bias, past]
+        graph.node(
+            "CausalConvWithState", inputs, [name, present], name, MICROSOFT, channels_last=1, activation=activation
+        )
+        return name

@@ -1,0 +1,26 @@
+"""Opens what a model is exported from: a Hugging Face folder, a repository of the hub, or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from embedllm.export.checkpoints.huggingface import HuggingFaceSource
+from embedllm.export.gguf.source import SUFFIX, GgufSource
+from embedllm.hub.location import Location, locate
+
+Checkpoint = HuggingFaceSource | GgufSource
+
+
+def open_source(source: str | Path | Location, revision: str | None = None) -> tuple[Location, Checkpoint]:
+    """The place of a source's small files, and the source, which is the caller's to close.
+
+    revision: as locate() has it. Raises ExportError, UnsupportedModel.
+    """
+    if not isinstance(source, Location):
+        path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+        if path.suffix.lower() == SUFFIX and os.path.isfile(path):  # noqa: PTH113  # as does is_file for a long name
+            reader = GgufSource(path)
+            return reader.location, reader
+    location = locate(source, revision)
+    return location, HuggingFaceSource(location)

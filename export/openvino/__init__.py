@@ -1,0 +1,1 @@
+"""The OpenVINO graphs of an architecture."""

@@ -1,0 +1,219 @@
+"""Decoder + layout -> a stateful OpenVINO model of a few hundred kilobytes whose weights lie in weights.safetensors.
+
+Inputs: input_ids, attention_mask, position_ids [B, T] i64 (the mask: [B, past + T]) and beam_idx [B] i32, the four that
+openvino-genai expects. Output: logits [B, T, V] of every position; a session cuts to the last where backends/openvino/logits_slice.py
+says, as openvino-genai does at the head. Keys and values are variables [B, kv heads, T, D].
+
+Every chain is written in the form that OpenVINO's plugins recognise: packed weights that stay packed, RMS, RoPE, and
+attention that owns its KV cache (docs/openvino.md says how that was seen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedllm.export.layout import Layout
+from embedllm.export.openvino import altup as streams
+from embedllm.export.openvino.attention import Attentions, Shared, growths, rotations
+from embedllm.export.openvino.elementwise import activated, capped, multiplied, normed
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+from embedllm.export.openvino.linear import Products
+from embedllm.export.openvino.masks import masks
+from embedllm.export.openvino.mlp import mixture, mlp
+from embedllm.export.openvino.recurrent import Recurrent
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Mlp, Norm, TokenInput, TokenInputs
+from embedllm.package.tensors import scale_name
+
+FILE = "openvino_model.xml"
+
+
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> str:
+    """The model of a decoder, as the text of an IR file. packing: by the name of the matrix."""
+    return _Emitter(Ir(layout), decoder, packing).model().xml(decoder.model_type)
+
+
+def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> bytes:
+    """The small constants that the model needs, to be stored as one entry of the weights file."""
+    return _Emitter(Ir(None), decoder, packing).model().pool
+
+
+class _Emitter:
+    """Writes the parts of a decoder."""
+
+    def __init__(self, ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> None:
+        self.ir = ir
+        self.decoder = decoder
+        self.products = Products(ir, packing)
+
+    def model(self) -> Ir:
+        ir, decoder = self.ir, self.decoder
+        ids, mask, positions = (
+            ir.parameter(name, "i64", 2) for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        beams = ir.parameter("beam_idx", "i32", 1)
+        batch, length = ir.size(ids, 0, "batch"), ir.size(ids, 1, "length")
+        turns = rotations(ir, decoder, positions)
+        windows = dict.fromkeys(attention.window for attention in decoder.attentions)
+        seen = masks(ir, mask, positions, length, list(windows))
+        grown = growths(ir, decoder, positions)
+        attentions = Attentions(
+            self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen, growths=grown)
+        )  # fmt: skip
+        recurrent = Recurrent(self.products, batch=batch, beams=beams)
+        x = self.embedded(ids, positions)
+        told = self.told(decoder.token_inputs, ids, x) if decoder.token_inputs else None
+        if decoder.streams is not None:
+            ir.scope = "streams"
+            x = streams.begun(self.products, decoder.streams, x)
+        for index, layer in enumerate(decoder.layers):
+            ir.scope = f"layers.{index}"
+            if layer.guess is None:
+                x = self.layer(index, layer, x, attentions, recurrent, told)
+            else:
+                x = self.guessed(index, layer, layer.guess, x, attentions, recurrent, told)
+        if decoder.streams is not None:
+            ir.scope = "streams.end"
+            x = streams.ended(self.products, decoder.streams, x)
+        ir.scope = ""
+        ir.split("Result", [self.logits(normed(ir, x, decoder.norm, decoder.norm.name))], "logits.result", 0)
+        return ir
+
+    def embedded(self, ids: Value, positions: Value) -> Value:
+        """What the first layer is given, [B, T, hidden]."""
+        ir, decoder = self.ir, self.decoder
+        ids = ir.op("Convert", [ids], "ids", type="i32", destination_type="i32")
+        x = self.products.rows(decoder.embedding, ids, "embedding")
+        x = multiplied(ir, x, decoder.embedding_multiplier, "embedding.multiplied")
+        if decoder.positions is not None:
+            learned = self.products.rows(decoder.positions, positions, "positions")
+            x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
+        return normed(ir, x, decoder.embedding_norm, "embedding.normed")
+
+    def told(self, inputs: TokenInputs, ids: Value, x: Value) -> Value:
+        """What the layers are told of the tokens, [B, T, layers, size]."""
+        ir, products = self.ir, self.products
+        ir.scope = "token_inputs"
+        if inputs.table.rows < self.decoder.vocabulary:
+            known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
+            ids = ir.op("Select", [known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
+        rows = multiplied(ir, products.rows(inputs.table, ids, "rows"), inputs.table_multiplier, "rows.multiplied")
+        projected = products.linear(x, [inputs.projection], "projection")
+        shape = ir.constant([0, 0, -1, inputs.size])
+        rows, projected = (
+            ir.op("Reshape", [each, shape], f"{name}.by_layer", special_zero=True)
+            for each, name in ((rows, "rows"), (projected, "projection"))
+        )
+        both = ir.op("Add", [normed(ir, projected, inputs.norm, "norm"), rows], "both", **BROADCAST)
+        both = multiplied(ir, both, inputs.multiplier, "told")
+        ir.scope = ""
+        return both
+
+    def guessed(
+        self,
+        index: int,
+        layer: Layer,
+        guess: Guess,
+        x: Value,
+        attentions: Attentions,
+        recurrent: Recurrent,
+        told: Value | None,
+    ) -> Value:
+        """The streams behind a layer that computes the first of them."""
+        ir = self.ir
+        ir.scope = f"layers.{index}.predict"
+        x, first = streams.predicted(self.products, guess, x)
+        ir.scope = f"layers.{index}"
+        made = self.computed(index, layer, first, attentions, recurrent, "stream")
+        ir.scope = f"layers.{index}.correct"
+        x = streams.corrected(self.products, guess, x, first, made)
+        assert layer.token_input is not None
+        assert told is not None
+        ir.scope = f"layers.{index}.told"
+        own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
+        made = self.made_of_told(layer.token_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        ir.scope = f"layers.{index}"
+        return streams.with_others(ir, x, made, guess.correct.rows, "output")
+
+    def with_detour(self, detour: Detour, first: Value, x: Value) -> Value:
+        """The stream behind attention with what goes beside it."""
+        ir, products = self.ir, self.products
+        ir.scope, scope = f"{ir.scope}.detour", ir.scope
+        way = products.linear(products.linear(first, [detour.down], "down"), [detour.up], "up")
+        both = ir.op("Add", [x, first], "both", **BROADCAST)
+        both = ir.op("Add", [both, normed(ir, way, detour.norm, "norm")], "all", **BROADCAST)
+        both = multiplied(ir, both, 0.5**0.5, "sum")
+        ir.scope = scope
+        return both
+
+    def finished(self, index: int, layer: Layer, x: Value, told: Value | None) -> Value:
+        """The stream behind a layer of which more follows its mlp."""
+        ir, is_scaled = self.ir, bool(layer.scale)
+        if layer.token_input is not None:
+            assert told is not None
+            own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "told", batch_dims=0)
+            ir.scope = f"layers.{index}.told"
+            made = self.made_of_told(layer.token_input, x, own)
+            ir.scope = f"layers.{index}"
+            x = ir.op("Add", [x, made], "told.sum" if is_scaled else "output", **BROADCAST)
+        if not is_scaled:
+            return x
+        return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
+
+    def made_of_told(self, part: TokenInput, x: Value, told: Value) -> Value:
+        ir, products = self.ir, self.products
+        active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
+        gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)
+        return normed(ir, products.linear(gated, [part.up], "up"), part.norm, "norm")
+
+    def layer(
+        self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, told: Value | None
+    ) -> Value:
+        """The stream [B, T, hidden] after a layer."""
+        if layer.token_input is None and not layer.scale:
+            return self.computed(index, layer, x, attentions, recurrent, "output")
+        return self.finished(index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), told)
+
+    def computed(
+        self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, name: str
+    ) -> Value:
+        """What a layer's attention and mlp make of a stream."""
+        ir = self.ir
+        first = normed(ir, x, layer.attention_norm, "norm")
+        mixer = layer.attention
+        if isinstance(mixer, Attention):
+            context = attentions.context(index, mixer, first)
+        else:
+            context = recurrent.context(index, mixer, first)
+        attended = self.products.linear(context, [mixer.o], "o")
+        total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
+        if layer.detour is not None:
+            total = self.with_detour(layer.detour, first, total)
+        if layer.parallel:
+            read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
+        else:
+            read = normed(ir, total, layer.mlp_norm, "mlp.norm")
+        if isinstance(layer.mlp, Mlp):
+            made = mlp(self.products, layer.mlp, read)
+        else:
+            made = mixture(self.products, index, layer.mlp, read)
+        return self.added(layer, total, made, layer.mlp_post_norm, "mlp", name)
+
+    def added(self, layer: Layer, x: Value, more: Value, norm: Norm | None, part: str, name: str) -> Value:
+        """The stream with what its attention or its mlp adds to it."""
+        ir = self.ir
+        more = normed(ir, more, norm, f"{part}.post_norm")
+        more = multiplied(ir, more, layer.residual_multiplier, f"{part}.multiplied")
+        return ir.op("Add", [x, more], name, **BROADCAST)
+
+    def logits(self, x: Value) -> Value:
+        """The output of the model: the head's products, multiplied and capped."""
+        ir, decoder = self.ir, self.decoder
+        multiplier, limit = decoder.logits_multiplier, decoder.logits_softcap
+        is_bare = multiplier == 1 and not limit
+        made = self.products.linear(x, [decoder.head], "logits" if is_bare else "head",
+                                    tensor="logits" if is_bare else "")  # fmt: skip
+        made = multiplied(
+            ir, made, multiplier, "head.multiplied" if limit else "logits", tensor="" if limit else "logits"
+        )
+        return capped(ir, made, limit, "logits", tensor="logits")

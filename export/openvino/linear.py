@@ -1,0 +1,151 @@
+"""Products with the matrices of an OpenVINO model, and rows of its tables: by the chain that keeps weights packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.architecture import Linear
+from embedllm.package.tensors import packed_alike
+
+
+class Products:
+    """Writes what reads matrices. packing: by the name of the matrix; those that have none are stored as float32."""
+
+    def __init__(self, ir: Ir, packing: Mapping[str, Packing]) -> None:
+        self.ir = ir
+        self._packing = packing
+        self._sums: dict[tuple[Value, int], Value] = {}  # by the input and the size of its groups
+        self._ordered: dict[tuple[Value, str], Value] = {}  # by the input and the matrix whose order it is
+
+    def rows(self, table: Linear, places: Value, name: str) -> Value:
+        """Rows of a table, which stays packed: only what is gathered is unpacked. places: i32 or i64."""
+        ir = self.ir
+        packing = self._packing.get(table.name)
+        has_minimums = packing is not None and packing.minimum
+        raw = f"{name}.raw" if has_minimums else name
+        rows = ir.op("Gather", [self._floats([table], name), places, ir.constant(0)], raw, batch_dims=0)
+        if packing is not None and has_minimums:
+            rows = self._raised_rows(table, packing, places, rows, name)
+        if self._stored_columns(table) == table.columns:
+            return rows
+        bounds = [ir.constant([value]) for value in (0, table.columns, 1, 2)]
+        return ir.op("Slice", [rows, *bounds], f"{name}.columns")
+
+    def linear(self, x: Value, parts: Sequence[Linear], name: str, *, tensor: str = "") -> Value:
+        """x @ weight.T + bias for neighbouring matrices as one product; x is [B, T, columns], outputs lie side by side.
+
+        Where some have a bias and others have none, each is a product of its own; and so are those packed otherwise.
+        """
+        ir, columns = self.ir, parts[0].columns
+        has_bias = parts[0].bias
+        alike = list(packed_alike(parts, self._packing))
+        if any(part.bias != has_bias for part in parts):
+            alike = [(part,) for part in parts]
+        if len(alike) > 1:
+            products = [self.linear(x, some, f"{name}.{at}") for at, some in enumerate(alike)]
+            return ir.op("Concat", products, name, axis=-1)
+        packing = self._packing.get(parts[0].name)
+        if packing is not None and packing.order:
+            x = self._in_order(x, packing.order, columns, name)
+        surplus = self._stored_columns(parts[0]) - columns
+        if surplus:  # of the input, which is small: a slice of the weights would unpack them
+            pads = [ir.constant([0, 0, 0]), ir.constant([0, 0, surplus]), ir.constant(0.0, "f32")]
+            x = ir.op("Pad", [x, *pads], f"{name}.padded", pad_mode="constant")
+        floats = self._floats(parts, f"{name}.weight")
+        has_minimums = packing is not None and packing.minimum
+        is_whole = not has_bias and not has_minimums
+        product = ir.op(
+            "MatMul",
+            [x, floats],
+            name if is_whole else f"{name}.product",
+            tensor=tensor if is_whole else "",
+            transpose_a=False,
+            transpose_b=True,
+        )
+        if packing is not None and has_minimums:
+            lowest = self._lowest(x, parts, packing, name)
+            where, called = (f"{name}.raised", "") if has_bias else (name, tensor)
+            product = ir.op("Add", [product, lowest], where, tensor=called, **BROADCAST)
+        if not has_bias:
+            return product
+        bias = ir.stored([f"{part.name}.bias" for part in parts], "f32", [sum(part.rows for part in parts)])
+        return ir.op("Add", [product, bias], name, tensor=tensor, **BROADCAST)
+
+    def _in_order(self, x: Value, order: str, columns: int, name: str) -> Value:
+        """x with its last dimension in the order of a matrix's columns."""
+        ir, key = self.ir, (x, order)
+        if key not in self._ordered:
+            places = ir.stored([f"{order}.order"], "i32", [columns])
+            self._ordered[key] = ir.op("Gather", [x, places, ir.constant(-1)], f"{name}.in_order", batch_dims=0)
+        return self._ordered[key]
+
+    def _floats(self, parts: Sequence[Linear], name: str) -> Value:
+        """The float weights of neighbouring matrices, [rows, stored columns], by the chain that plugins keep packed."""
+        ir, packing = self.ir, self._packing.get(parts[0].name)
+        rows = sum(part.rows for part in parts)
+        columns = self._stored_columns(parts[0])
+        weights = [f"{part.name}.weight" for part in parts]
+        if packing is None or packing.bits == 32:
+            return ir.stored(weights, "f32", [rows, columns])
+        if packing.bits == 16:
+            halves = ir.stored(weights, "f16", [rows, columns])
+            return ir.op("Convert", [halves], f"{name}.floats", type="f32", destination_type="f32")
+        groups = packing.groups(columns)
+        kind, wide = f"u{packing.bits}", packing.scale_bits == 32
+        floats = "f32" if wide else "f16"
+
+        def converted(value: Value, what: str) -> Value:
+            end = "single" if wide else "half"
+            return ir.op("Convert", [value], f"{name}.{what}.{end}", type=floats, destination_type=floats)
+
+        values = converted(ir.stored(weights, kind, [rows, groups, packing.group]), "values")
+        zero = None
+        if packing.symmetric:
+            zero = ir.packed_number(1 << packing.bits - 1, kind)
+        elif packing.stores_zeros:
+            held = groups + groups % (8 // packing.bits)  # a row ends with a whole byte
+            zero = ir.stored([f"{part.name}.zero" for part in parts], kind, [rows, held, 1])
+            if held > groups:
+                bounds = [ir.constant([value]) for value in (0, groups, 1, 1)]
+                zero = ir.op("Slice", [zero, *bounds], f"{name}.zero.given")
+        if zero is not None:
+            values = ir.op("Subtract", [values, converted(zero, "zero")], f"{name}.centred", **BROADCAST)
+        scale = ir.stored([f"{part.name}.scale" for part in parts], floats, [rows, groups, 1])
+        scaled = ir.op("Multiply", [values, scale], f"{name}.scaled", **BROADCAST)
+        flat = ir.op("Reshape", [scaled, ir.constant([rows, columns])], f"{name}.flat", special_zero=False)
+        return flat if wide else ir.op("Convert", [flat], f"{name}.floats", type="f32", destination_type="f32")
+
+    def _raised_rows(self, table: Linear, packing: Packing, places: Value, rows: Value, name: str) -> Value:
+        """Rows [..., stored columns] with the minimums of their groups, which no chain that stays packed adds."""
+        ir, groups = self.ir, packing.groups(table.columns)
+        gathered = ir.op("Gather", [self._minimums([table], packing, name), places, ir.constant(0)], f"{name}.lowest",
+                         batch_dims=0)  # fmt: skip
+        lowest = ir.op("Unsqueeze", [gathered, ir.constant(-1)], f"{name}.lowest.apart")
+        shape = ir.constant([0, 0, groups, packing.group])
+        grouped = ir.op("Reshape", [rows, shape], f"{name}.groups", special_zero=True)
+        raised = ir.op("Add", [grouped, lowest], f"{name}.raised", **BROADCAST)
+        return ir.op("Reshape", [raised, ir.constant([0, 0, groups * packing.group])], name, special_zero=True)
+
+    def _lowest(self, x: Value, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
+        """What the minimums of groups add to a product: each times the sum of the inputs of its group."""
+        ir, key = self.ir, (x, packing.group)
+        if key not in self._sums:
+            shape = ir.constant([0, 0, packing.groups(parts[0].columns), packing.group])
+            grouped = ir.op("Reshape", [x, shape], f"{name}.groups", special_zero=True)
+            self._sums[key] = ir.op("ReduceSum", [grouped, ir.constant([-1])], f"{name}.sums", keep_dims=False)
+        factors = [self._sums[key], self._minimums(parts, packing, name)]
+        return ir.op("MatMul", factors, f"{name}.lowest", transpose_a=False, transpose_b=True)
+
+    def _minimums(self, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
+        ir, kind = self.ir, f"f{packing.scale_bits}"
+        shape = [sum(part.rows for part in parts), packing.groups(parts[0].columns)]
+        stored = ir.stored([f"{part.name}.minimum" for part in parts], kind, shape)
+        if kind == "f32":
+            return stored
+        return ir.op("Convert", [stored], f"{name}.minimums.floats", type="f32", destination_type="f32")
+
+    def _stored_columns(self, linear: Linear) -> int:
+        packing = self._packing.get(linear.name)
+        return packing.groups(linear.columns) * packing.group if packing and packing.quantized else linear.columns

@@ -1,0 +1,65 @@
+"""The masks of attention in an OpenVINO model: which keys a query sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+
+_TO_END = (1 << 63) - 1
+_HIDDEN_SCORE = -65504.0  # the smallest float16: what a hidden key's score is lowered by
+
+
+def masks(
+    ir: Ir, mask: Value, positions: Value, length: Value, windows: Sequence[int | None]
+) -> dict[int | None, Value]:
+    """What is added to the scores, [B, 1, T, past + T], by window: 0, or much less for what is hidden."""
+    total = ir.op("Squeeze", [ir.size(mask, 1, "total"), ir.constant(0)], "total.number")
+    number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
+    past = ir.op("Subtract", [total, number], "past.number", **BROADCAST)
+    one = ir.constant(1)
+    keys = ir.op("Range", [ir.constant(0), total, one], "keys", output_type="i64")
+    queries = ir.op("Range", [past, total, one], "queries.flat", output_type="i64")
+    queries = ir.op("Unsqueeze", [queries, one], "queries")  # [T, 1]
+    earlier = ir.op("LessEqual", [keys, queries], "earlier", type="boolean", **BROADCAST)
+    given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
+    given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")  # [B, 1, 1, total]
+    found: dict[int | None, Value] = {}
+    for window in windows:
+        if window is None:
+            both = ir.op("LogicalAnd", [earlier, given], "mask.both", **BROADCAST)
+            found[window] = ir.op("Select", [both, *_scores(ir)], "mask", type="f32", **BROADCAST)
+        else:
+            found[window] = _window_mask(ir, mask, positions, window, (earlier, given))
+    return found
+
+
+def _window_mask(ir: Ir, mask: Value, positions: Value, window: int, others: Sequence[Value]) -> Value:
+    """The mask of attention that sees the newest `window` tokens, and of them what all of `others` let through.
+
+    By positions, not by places: the NPU's decoding model has a gap between what is held and what is new. In just
+    this form, because openvino-genai's default backend drops the mask and looks for it to find the window
+    (tests/export/openvino/test_genai_peer.py).
+    """
+    name = f"mask.window.{window}"
+    query_at = ir.op("Unsqueeze", [positions, ir.constant([1, 3])], f"{name}.queries")  # [B, 1, T, 1]
+    count = ir.op("CumSum", [mask, ir.constant(1)], f"{name}.count", exclusive=False, reverse=False)
+    flat = ir.op("Subtract", [count, ir.constant(1)], f"{name}.keys.flat", **BROADCAST)
+    key_at = ir.op("Unsqueeze", [flat, ir.constant([1, 2])], f"{name}.keys")  # [B, 1, 1, total]
+    oldest = ir.op("Add", [query_at, ir.constant(-window)], f"{name}.oldest", **BROADCAST)
+    near = ir.op("Greater", [key_at, oldest], f"{name}.near", type="boolean", **BROADCAST)
+    yes = ir.constant(1, "boolean")
+    seen = ir.op("BitwiseAnd", [yes, near], f"{name}.and.0", **BROADCAST)
+    for at, other in enumerate((yes, *others), 1):
+        pair = [other, seen] if at == 2 else [seen, other]
+        seen = ir.op("BitwiseAnd", pair, f"{name}.and.{at}", **BROADCAST)
+    shape = ir.op("ShapeOf", [seen], f"{name}.shape", type="i64", output_type="i64")
+    whole = ir.op("Broadcast", [seen, shape], f"{name}.whole", mode="numpy")
+    scores = ir.op("Select", [whole, *_scores(ir)], f"{name}.scores", type="f32", **BROADCAST)
+    bounds = [ir.constant([value]) for value in (0, _TO_END, 1, 3)]
+    return ir.op("Slice", [scores, *bounds], name)
+
+
+def _scores(ir: Ir) -> list[Value]:
+    """Of a key that is seen, and of one that is hidden."""
+    return [ir.constant(0.0, "f32"), ir.constant(_HIDDEN_SCORE, "f32")]

@@ -1,0 +1,147 @@
+"""The mlps of an OpenVINO model, alone and as mixtures of experts, each of which computes its own tokens only."""
+
+from __future__ import annotations
+
+from embedllm.export.openvino.elementwise import activated, beyond, multiplied, xielu
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+from embedllm.export.openvino.linear import Products
+from embedllm.package.architecture import Mlp, Moe
+from embedllm.package.tensors import correction_name
+
+_SMALLEST = 1e-20  # added to a sum that is divided by
+
+
+def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
+    """down(activation(gate) * up), or down(activation(up)), of [B, T, hidden]."""
+    ir = products.ir
+    gate = None if mlp.gate is None else products.linear(x, [mlp.gate], "gate")
+    up = products.linear(x, [mlp.up], "up")
+    bent = beyond(ir, up if gate is None else gate, mlp.cutoff)
+    if mlp.limit:
+        bent = ir.op("Minimum", [bent, ir.constant(mlp.limit, "f32")], "gate.limited", **BROADCAST)
+        up = ir.op("Clamp", [up], "up.limited", min=-mlp.limit, max=mlp.limit)
+    if mlp.up_plus:
+        up = ir.op("Add", [up, ir.constant(mlp.up_plus, "f32")], "up.raised", **BROADCAST)
+    active = xielu(ir, mlp, bent) if mlp.alphas else activated(ir, bent, mlp.activation, mlp.slope)
+    if gate is not None:
+        active = ir.op("Multiply", [active, up], "gated", **BROADCAST)
+    return products.linear(active, [mlp.down], "down")
+
+
+def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
+    """The weighted sum of what the chosen experts make of [B, T, hidden], and the shared one's.
+
+    A slot is a token and one of its experts. Slots are sorted by expert, so that every expert has its rows in one
+    piece, none where nobody chose it; what they give is brought back into the order of the tokens.
+    """
+    ir, used, hidden = products.ir, moe.used, moe.router.columns
+    tokens = ir.op("Reshape", [x, ir.constant([1, -1, hidden])], "tokens", special_zero=False)
+    ir.is_precise = True  # a score that is rounded may choose another expert
+    weights, chosen = _chosen(products, index, moe, tokens)
+    ir.is_precise = False
+    slots, counts = _by_expert(ir, chosen, len(moe.experts))
+    made = _expert_rows(products, moe, tokens, slots, counts)
+    back = _inverse(ir, slots)
+    in_order = ir.op("Gather", [made, back, ir.constant(1)], "experts.in_order", batch_dims=0)
+    of_token = ir.op("Reshape", [in_order, ir.constant([-1, used, hidden])], "experts.of_token", special_zero=False)
+    by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
+    weighted = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
+    total = ir.op("ReduceSum", [weighted, ir.constant([1])], "experts.sum", keep_dims=False)
+    shape = ir.op("ShapeOf", [x], "experts.shape", type="i64", output_type="i64")
+    total = ir.op("Reshape", [total, shape], "experts.output", special_zero=False)
+    return total if moe.shared is None else _with_shared(products, moe, x, total)
+
+
+def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Value, Value]:
+    """The weights of each token's experts and their numbers, [1, T, used] both."""
+    ir, scores = products.ir, products.linear(tokens, [moe.router], "router")
+    if moe.scores == "sigmoid":
+        scores = ir.op("Sigmoid", [scores], "router.scores")
+    elif moe.scores == "softmax":
+        scores = ir.op("SoftMax", [scores], "router.scores", axis=2)
+    choosing = scores
+    if moe.correction:
+        correction = ir.stored([correction_name(index)], "f32", [len(moe.experts)])
+        choosing = ir.op("Add", [scores, correction], "router.corrected", **BROADCAST)
+    if moe.groups > 1:
+        choosing = _of_best_groups(ir, moe, choosing)
+    weights, chosen = _largest(ir, choosing, moe.used, "router.chosen")
+    if choosing is not scores:
+        weights = ir.op("GatherElements", [scores, chosen], "router.weights", axis=2)
+    if moe.scores == "softmax_of_best":
+        weights = ir.op("SoftMax", [weights], "router.softmax", axis=2)
+    if moe.normalised:
+        total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
+        total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.raised", **BROADCAST)
+        weights = ir.op("Divide", [weights, total], "router.normalised", m_pythondiv=True, **BROADCAST)
+    return multiplied(ir, weights, moe.scale, "router.scaled"), chosen
+
+
+def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:
+    """The scores [1, T, experts] of the experts of the best groups, and less than any score for the others."""
+    size = len(moe.experts) // moe.groups
+    split = ir.op("Reshape", [choosing, ir.constant([0, 0, moe.groups, size])], "router.groups", special_zero=True)
+    counted = min(2, size) if moe.correction else 1
+    best_of_each, _ = _largest(ir, split, counted, "router.best_of_groups")
+    of_group = ir.op("ReduceSum", [best_of_each, ir.constant([-1])], "router.group_scores", keep_dims=False)
+    _, best = _largest(ir, of_group, moe.used_groups, "router.best_groups")  # [1, T, used groups]
+    apart = ir.op("Unsqueeze", [best, ir.constant(-1)], "router.best_groups.apart")
+    numbers = ir.constant(list(range(moe.groups)))
+    same = ir.op("Equal", [apart, numbers], "router.is_best", type="boolean", **BROADCAST)
+    taken = ir.op("ReduceLogicalOr", [same, ir.constant([2])], "router.is_taken", keep_dims=False)
+    taken = ir.op("Unsqueeze", [taken, ir.constant(-1)], "router.is_taken.apart")
+    kept = ir.op("Select", [taken, split, ir.constant(float("-inf"), "f32")], "router.kept", type="f32", **BROADCAST)
+    flat = ir.constant([0, 0, len(moe.experts)])
+    return ir.op("Reshape", [kept, flat], "router.of_best_groups", special_zero=True)
+
+
+def _largest(ir: Ir, x: Value, count: int, name: str) -> tuple[Value, Value]:
+    """The largest values of the last axis and their places; of equal ones the first."""
+    values, places = ir.split("TopK", [x, ir.constant(count)], name, 2, types=(x.type, "i64"), axis=-1, mode="max",
+                              sort="value", index_element_type="i64", stable=True)  # fmt: skip
+    return values, places
+
+
+def _by_expert(ir: Ir, chosen: Value, experts: int) -> tuple[Value, Value]:
+    """The slots sorted by expert, [T * used], and how many each expert has, [experts]."""
+    of_slot = ir.op("Reshape", [chosen, ir.constant([1, -1])], "slots.expert", special_zero=False)
+    numbers = ir.op("Unsqueeze", [ir.constant(list(range(experts))), ir.constant(1)], "experts.numbers")
+    is_of = ir.op("Equal", [numbers, of_slot], "slots.is_of", type="boolean", **BROADCAST)  # [experts, T * used]
+    places = ir.op("NonZero", [is_of], "slots.places", type="i64", output_type="i64")
+    slots = ir.op("Gather", [places, ir.constant(1), ir.constant(0)], "slots", batch_dims=0)
+    ones = ir.op("Convert", [is_of], "slots.ones", type="i64", destination_type="i64")
+    return slots, ir.op("ReduceSum", [ones, ir.constant([1])], "slots.counts", keep_dims=False)
+
+
+def _expert_rows(products: Products, moe: Moe, tokens: Value, slots: Value, counts: Value) -> Value:
+    """What the experts make of the rows of their slots, [1, T * used, hidden], sorted by expert."""
+    ir, scope = products.ir, products.ir.scope
+    of_token = ir.op("Divide", [slots, ir.constant(moe.used)], "slots.token", m_pythondiv=True, **BROADCAST)
+    rows = ir.op("Gather", [tokens, of_token, ir.constant(1)], "slots.rows", batch_dims=0)
+    parts = ir.split("VariadicSplit", [rows, ir.constant(1), counts], "slots.split", len(moe.experts))
+    made: list[Value] = []
+    for number, (expert, part) in enumerate(zip(moe.experts, parts, strict=True)):
+        ir.scope = f"{scope}.experts.{number}"
+        made.append(mlp(products, expert, part))
+    ir.scope = scope
+    return ir.op("Concat", made, "experts.made", axis=1)
+
+
+def _inverse(ir: Ir, slots: Value) -> Value:
+    """Where each slot lies among the sorted ones."""
+    count = ir.op("Squeeze", [ir.size(slots, 0, "slots.count"), ir.constant(0)], "slots.number")
+    places = ir.op("Range", [ir.constant(0), count, ir.constant(1)], "slots.range", output_type="i64")
+    return ir.op("ScatterElementsUpdate", [slots, slots, places, ir.constant(0)], "slots.back")
+
+
+def _with_shared(products: Products, moe: Moe, x: Value, total: Value) -> Value:
+    """The sum of the chosen experts [B, T, hidden] and of the one that takes every token."""
+    ir, scope = products.ir, products.ir.scope
+    assert moe.shared is not None
+    ir.scope = f"{scope}.shared"
+    made = mlp(products, moe.shared, x)
+    if moe.shared_gate is not None:
+        gate = ir.op("Sigmoid", [products.linear(x, [moe.shared_gate], "weight")], "weight.sigmoid")
+        made = ir.op("Multiply", [made, gate], "weighted", **BROADCAST)
+    ir.scope = scope
+    return ir.op("Add", [total, made], "experts.with_shared", **BROADCAST)

@@ -1,0 +1,140 @@
+"""What stands in place of attention in the OpenVINO model of a recurrent one: convolutions, delta rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedllm.export.openvino.elementwise import added, multiplied, multiplied_by, normed
+from embedllm.export.openvino.gated_delta import delta_rule
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+from embedllm.export.openvino.linear import Products
+from embedllm.package.architecture import DeltaNet, Linear, ShortConv
+from embedllm.package.recurrent_state import LENGTH_EPSILON, variable_name
+from embedllm.package.tensors import convolution_name, decay_name
+
+_TO_END = (1 << 63) - 1
+
+
+class Recurrent:
+    """Writes such parts of layers. batch: [1]. beams: [B]."""
+
+    def __init__(self, products: Products, *, batch: Value, beams: Value) -> None:
+        self.ir: Ir = products.ir
+        self._products, self._batch, self._beams = products, batch, beams
+
+    def context(self, index: int, mixer: ShortConv | DeltaNet, x: Value) -> Value:
+        """[B, T, values], in front of the output projection."""
+        if isinstance(mixer, ShortConv):
+            return self.short_convolution(index, mixer, x)
+        return self.delta_net(index, mixer, x)
+
+    def short_convolution(self, index: int, mixer: ShortConv, x: Value) -> Value:
+        ir, parts = self.ir, [mixer.b, mixer.c, mixer.x]
+        lengths = ir.constant([part.rows for part in parts])
+        together = self._products.linear(x, parts, "bcx")
+        b, c, values = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "bcx.split", 3)
+        entering = multiplied_by(ir, [b, values], "entering")
+        convolved = self.convolved(index, mixer.kernel, mixer.x.rows, entering, has_bias=bool(mixer.bias))
+        return multiplied_by(ir, [c, convolved], "context")
+
+    def delta_net(self, index: int, mixer: DeltaNet, x: Value) -> Value:
+        ir, parts = self.ir, [mixer.q, mixer.k, mixer.v, mixer.z]
+        heads, size = mixer.value_heads, mixer.value_dim
+        entering_size = sum(part.rows for part in parts[:3])
+        together = self._products.linear(x, parts, "qkvz")
+        lengths = ir.constant([entering_size, mixer.z.rows])
+        entering, z = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkvz.split", 2)
+        passed = self.convolved(index, mixer.kernel, entering_size, entering, has_bias=False)
+        passed = ir.op("Swish", [passed], "passed")
+        lengths = ir.constant([part.rows for part in parts[:3]])
+        q, k, v = ir.split("VariadicSplit", [passed, ir.constant(2), lengths], "qkv.split", 3)
+        q, k = (self._keys(value, mixer, name) for value, name in ((q, "q"), (k, "k")))
+        q = multiplied(ir, q, mixer.key_dim**-0.5, "q.scaled")
+        v = self._by_head(v, heads, size, "v")
+        ir.is_precise = True  # as choices of experts, these hang on little, and what is wrong in a state stays there
+        beta = self._of_heads(ir.op("Sigmoid", [self._small(x, mixer.beta, "beta.product")], "beta"), "beta.by_head")
+        kept = self._of_heads(self._kept(index, mixer, x), "kept.by_head")
+        ir.is_precise = False
+        state = self.held(f"recurrent.{index}", [heads, mixer.key_dim, size])
+        found, after = delta_rule(ir, [q, k, v, kept, beta], state)
+        self.keep(f"recurrent.{index}", after)
+        tokens = ir.op("Transpose", [found, ir.constant([0, 2, 1, 3])], "found.tokens")
+        normed_heads = normed(ir, tokens, mixer.norm, "found.norm")
+        flat = ir.op("Reshape", [normed_heads, ir.constant([0, 0, heads * size])], "found.flat", special_zero=True)
+        return multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], "context")
+
+    def _kept(self, index: int, mixer: DeltaNet, x: Value) -> Value:
+        """The part of the state of each head that a token leaves, [B, T, heads]."""
+        ir, shape = self.ir, [mixer.value_heads]
+        rate, bias = (ir.stored([decay_name(index, part)], "f32", shape) for part in ("log_decay", "decay_bias"))
+        raised = added(ir, [self._small(x, mixer.decay, "decay.product"), bias], "decay.raised")
+        positive = ir.op("SoftPlus", [raised], "decay.positive")
+        decay = multiplied_by(ir, [positive, ir.op("Exp", [rate], "decay.rate")], "decay.size")
+        return ir.op("Exp", [multiplied(ir, decay, -1.0, "decay")], "kept")
+
+    def _keys(self, x: Value, mixer: DeltaNet, name: str) -> Value:
+        """[B, T, key heads * D] as [B, value heads, T, D], each of the length 1."""
+        ir, heads, size = self.ir, mixer.key_heads, mixer.key_dim
+        by_head = self._by_head(x, heads, size, name)
+        squares = multiplied_by(ir, [by_head, by_head], f"{name}.squares")
+        total = ir.op("ReduceSum", [squares, ir.constant([-1])], f"{name}.sum", keep_dims=True)
+        length = ir.op("Sqrt", [added(ir, [total, ir.constant(LENGTH_EPSILON, "f32")], f"{name}.raised")],
+                       f"{name}.length")  # fmt: skip
+        one = ir.op("Divide", [by_head, length], f"{name}.length_one", m_pythondiv=True, **BROADCAST)
+        shared = mixer.value_heads // heads
+        if shared == 1:
+            return one
+        owners = ir.constant([head // shared for head in range(mixer.value_heads)])
+        return ir.op("Gather", [one, owners, ir.constant(1)], f"{name}.shared", batch_dims=0)
+
+    def _by_head(self, x: Value, heads: int, size: int, name: str) -> Value:
+        """[B, T, heads * D] as [B, heads, T, D]."""
+        ir = self.ir
+        split = ir.op("Reshape", [x, ir.constant([0, 0, heads, size])], f"{name}.heads", special_zero=True)
+        return ir.op("Transpose", [split, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
+
+    def _of_heads(self, x: Value, name: str) -> Value:
+        """[B, T, heads] as [B, heads, T, 1]."""
+        turned = self.ir.op("Transpose", [x, self.ir.constant([0, 2, 1])], f"{name}.turned")
+        return self.ir.op("Unsqueeze", [turned, self.ir.constant(3)], name)
+
+    def _small(self, x: Value, matrix: Linear, name: str) -> Value:
+        """x times a matrix of floats."""
+        weight = self.ir.stored([f"{matrix.name}.weight"], "f32", [matrix.rows, matrix.columns])
+        return self.ir.op("MatMul", [x, weight], name, transpose_a=False, transpose_b=True)
+
+    def convolved(self, index: int, kernel: int, size: int, x: Value, *, has_bias: bool) -> Value:
+        """Each of `size` values of x [B, T, size] with those of the tokens before it."""
+        ir = self.ir
+        past = self.held(f"conv.{index}", [kernel - 1, size])
+        known = ir.op("Concat", [past, x], "conv.known", axis=1)
+        self.keep(f"conv.{index}", self._tokens(known, 1 - kernel, _TO_END, "conv.new"))
+        weight = ir.stored([convolution_name(index, "weight")], "f32", [size, kernel])
+        weight = ir.op("Transpose", [weight, ir.constant([1, 0])], "conv.by_tap")
+        total: Value | None = None
+        for tap in range(kernel):
+            seen = self._tokens(known, tap, tap + 1 - kernel or _TO_END, f"conv.{tap}.seen")
+            taps = ir.op("Gather", [weight, ir.constant(tap), ir.constant(0)], f"conv.{tap}.weight", batch_dims=0)
+            part = multiplied_by(ir, [seen, taps], f"conv.{tap}")
+            total = part if total is None else added(ir, [total, part], f"conv.{tap}.sum")
+        assert total is not None  # a kernel has a tap
+        if not has_bias:
+            return total
+        return added(ir, [total, ir.stored([convolution_name(index, "bias")], "f32", [size])], "conv.biased")
+
+    def held(self, name: str, shape: Sequence[int]) -> Value:
+        """A state [B, *shape]; zeros at the beginning. name: in embedllm/package/recurrent_state.py."""
+        ir, kind = self.ir, name.partition(".")[0]
+        wanted = ir.op("Concat", [self._batch, ir.constant(shape)], f"{kind}.none.shape", axis=0)
+        none = ir.op("Broadcast", [ir.constant(0.0, "f32"), wanted], f"{kind}.none", mode="numpy")
+        held = ir.op("ReadValue", [none], f"{kind}.held", variable_id=variable_name(name), variable_type="f32",
+                     variable_shape=",".join(["?", *map(str, shape)]))  # fmt: skip
+        return ir.op("Gather", [held, self._beams, ir.constant(0)], f"{kind}.past", batch_dims=0)
+
+    def keep(self, name: str, state: Value) -> None:
+        """What the next step is to read of a state."""
+        self.ir.split("Assign", [state], f"{name.partition('.')[0]}.keep", 0, variable_id=variable_name(name))
+
+    def _tokens(self, x: Value, start: int, stop: int, name: str) -> Value:
+        bounds = [self.ir.constant([value]) for value in (start, stop, 1, 1)]
+        return self.ir.op("Slice", [x, *bounds], name)

@@ -1,0 +1,1 @@
+"""Graphs traced by optimum, for model types that have no description here."""

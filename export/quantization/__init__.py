@@ -1,0 +1,1 @@
+"""Calibrated quantization: GPTQ, AWQ, importance, mixed precision, KV scales."""

@@ -1,0 +1,62 @@
+"""What a method makes of a model, knowing the inputs that its matrices get: the steps before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from embedllm.export.quantization.awq import scaled
+from embedllm.export.quantization.calibration import calibrated
+from embedllm.export.quantization.importance import excerpt, measured, weights
+from embedllm.files.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embedllm.export.checkpoints.tensor_mapping import Source
+    from embedllm.export.recipe import Method
+    from embedllm.export.writing.plan import Plan
+    from embedllm.export.writing.stream import Piece
+    from embedllm.types import F32
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Fitted:
+    """What is written."""
+
+    source: Source
+    # [columns], by matrix: what an error in each column counts when scales are searched; those not named: all alike
+    weights: Mapping[str, F32] = field(default_factory=dict)
+    pieces: Iterable[Piece] | None = None  # all matrices, when they are rounded on the way; None: round the source's
+
+
+def fit(
+    source: Source,
+    decided: Plan,
+    method: Method,
+    sequences: NDArray[np.int64] | None,
+    *,
+    importance: Mapping[str, F32] | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Fitted:
+    """The model as a method wants it.
+
+    sequences: [S, T], token ids of the text of a method that reads one. importance: mean squares of the inputs, by
+    matrix, in its place; only for a method that needs nothing else.
+    Raises ExportError for inputs that are not finite, and for weights that cannot be stored.
+    """
+    decoder, squares = decided.decoder, importance or {}
+    if sequences is None or not method.reads or importance is not None:
+        return Fitted(source=source, weights=weights(squares, decoder))
+    if method.scales:
+        source, squares = scaled(source, decoder, decided.packing, excerpt(sequences),
+                                 lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
+    elif method.weighs:
+        squares = measured(source, decoder, excerpt(sequences), lambda *at: on_progress(Progress("inputs", *at)))
+    pieces = None
+    if method.compensates:
+        pieces = calibrated(source, decoder, decided.packing, sequences,
+                            lambda *at: on_progress(Progress("calibration", *at)))  # fmt: skip
+    return Fitted(source=source, weights=weights(squares, decoder), pieces=pieces)

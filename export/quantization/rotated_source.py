@@ -1,0 +1,96 @@
+"""Rotation: each head's values turned by a Hadamard matrix, and turned back by the matrix that reads them.
+
+What is large in one channel is spread over all of its head, so that few bits lose less; as floats the model stays the
+same, since attention only adds values up. Nothing but v, with its bias, and o changes, and no device does a step more.
+Of the rotations of QuaRot (Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456) the one that any model can have and
+no graph has to know of; the others: docs/numerics.md#rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.errors import ExportError
+
+if TYPE_CHECKING:
+    from embedllm.export.checkpoints.tensor_mapping import Source
+    from embedllm.package.architecture import Decoder
+    from embedllm.types import F32
+
+
+def block_of(head_dim: int) -> int:
+    """How many of a head's values are turned together: the largest power of two that divides them."""
+    return head_dim & -head_dim
+
+
+def turned(values: F32, block: int) -> F32:
+    """values [..., n * block], every block times the Hadamard matrix; a second turn undoes the first."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found where it is stored
+        return (values.reshape(*values.shape[:-1], -1, block) @ _hadamard(block)).reshape(values.shape)
+
+
+@cache
+def _hadamard(size: int) -> F32:
+    """Sylvester's: symmetric and orthogonal. size: a power of two."""
+    signs = np.ones((1, 1), np.float32)
+    while len(signs) < size:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    return signs / np.float32(size**0.5)
+
+
+class RotatedSource:
+    """A source of the same model with turned values. May be read from several threads."""
+
+    def __init__(self, source: Source, decoder: Decoder) -> None:
+        """Raises ExportError for heads of an odd size, of which nothing can be turned."""
+        self._source = source
+        self._by_rows: dict[str, int] = {}  # blocks, by the tensor that gives values
+        self._by_columns: dict[str, int] = {}  # and by the one that reads them
+        for attention in decoder.attentions:
+            block = block_of(attention.head_dim)
+            if attention.v.origin is not None or attention.o.origin is not None:
+                raise ExportError(
+                    f"a '{decoder.model_type}' checkpoint stores the values' matrix inside a larger one, which a "
+                    "rotation does not follow. Leave it out."
+                )
+            if attention.v_norm is not None:
+                raise ExportError(
+                    f"a '{decoder.model_type}' model norms its values, which no rotation follows. Leave it out."
+                )
+            if block == 1:
+                raise ExportError(
+                    f"the heads have {attention.head_dim} values; a rotation turns an even number. Leave it out."
+                )
+            self._by_rows |= {f"{attention.v.source}.{kind}": block for kind in ("weight", "bias")}
+            self._by_columns[f"{attention.o.source}.weight"] = block
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        self._source.check(name, shape)
+
+    def rows(self, name: str, start: int, stop: int) -> F32:
+        if name in self._by_columns:
+            return turned(self._source.rows(name, start, stop), self._by_columns[name])
+        if name not in self._by_rows:
+            return self._source.rows(name, start, stop)
+        block = self._by_rows[name]
+        first, end = start // block * block, -(-stop // block) * block
+        whole = turned(self._source.rows(name, first, end).T, block).T
+        return np.ascontiguousarray(whole[start - first : stop - first])
+
+
+def turned_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
+    """An adapter's factors for the same model with turned values. factors: as adapters.Adapter has them."""
+    found = dict(factors)
+    for attention in decoder.attentions:
+        block = block_of(attention.head_dim)
+        if attention.v.name in found:
+            a, b = found[attention.v.name]
+            found[attention.v.name] = a, turned(b, block)
+        if attention.o.name in found:
+            a, b = found[attention.o.name]
+            found[attention.o.name] = np.ascontiguousarray(turned(a.T, block).T), b
+    return found

@@ -1,0 +1,100 @@
+"""How scales can be found, as a table: what each method needs to know, and does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embedllm.errors import ExportError
+from embedllm.package.architecture import Decoder
+
+if TYPE_CHECKING:
+    from embedllm.export.writing.plan import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way from weights to integers and scales."""
+
+    search: bool = True  # scales of 4 bits by least squares; otherwise such as reach the extremes of a group
+    weighs: bool = False  # and errors count by how large the inputs of a column are
+    scales: bool = False  # columns with large inputs are made larger first, and what comes before them smaller
+    compensates: bool = False  # what a rounding loses is made up for by what is rounded later
+    bits: tuple[int, ...] = (4, 8)  # of matrices that it is for
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has to know the inputs of matrices, from a text."""
+        return self.weighs or self.scales or self.compensates
+
+
+METHODS = {
+    "search": Method(),
+    "nearest": Method(search=False),
+    "weighted": Method(weighs=True, bits=(4,)),
+    "awq": Method(weighs=True, scales=True),
+    "gptq": Method(compensates=True),
+    "awq+gptq": Method(scales=True, compensates=True),
+}
+
+
+def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
+    """Raises ExportError for a model that what reads a text is not for. name, has_budget: of check_method()."""
+    reads = METHODS[name].reads
+    if reads and decoder.is_mixture:
+        raise ExportError(
+            f"the method '{name}' is not for mixtures of experts such as '{decoder.model_type}': an expert sees only "
+            "the tokens that are routed to it, maybe none. Use the method 'search'."
+        )
+    if (reads or has_budget) and _is_apart(decoder):
+        what = f"the method '{name}'" if reads else "a size or mean bits"
+        raise ExportError(
+            f"{what} is not for '{decoder.model_type}', whose layers cannot be run over a text one by one: they are "
+            "told of tokens by a table of their own, read keys of other layers, or norm their values. Use the method "
+            "'search', without a size."
+        )
+
+
+def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text: bool, has_importance: bool) -> bool:
+    """Whether an export reads a text: one that is given, or drawn by the model.
+
+    name: of the method. bits: of all matrices. has_budget: they are chosen by a size or mean bits, which takes a text.
+    has_text, has_importance: whether they are given.
+    Raises ExportError where a method has nothing to do, or what is given nobody to read it.
+    """
+    method = METHODS[name]
+    if method.reads and not set(bits) & set(method.bits):
+        found, wanted = (" or ".join(map(str, sorted(set(some)))) for some in (bits, method.bits))
+        raise ExportError(
+            f"at {found} bits there is no matrix of {wanted} bits, which the method '{name}' is for. Leave out the "
+            "method and what it reads, or choose fewer bits."
+        )
+    if has_importance and name != "weighted":
+        raise ExportError(f"an importance matrix is for the method 'weighted', not for '{name}'. Leave one out.")
+    reads = has_budget or (method.reads and not has_importance)
+    if has_text and not reads:
+        if has_importance:
+            raise ExportError("a calibration text and an importance matrix say the same. Leave one out.")
+        readers = ", ".join(f"'{other}'" for other in METHODS if METHODS[other].reads)
+        raise ExportError(
+            f"a calibration text is for the methods {readers}, not for '{name}' without a size. Leave one out, or give "
+            "a size."
+        )
+    return reads
+
+
+def _is_apart(decoder: Decoder) -> bool:
+    return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)
+
+
+def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:
+    """What is asked for beyond rounding to a number of bits, the first of it in words; empty when nothing is.
+
+    options: of convert(), by their names; those that are None or False are not asked for.
+    """
+    asked = [name for name, value in options.items() if value not in (None, False)]
+    if METHODS[recipe.method].reads:
+        asked.append(f"the method '{recipe.method}'")
+    asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
+    return asked[0] if asked else ""

@@ -1,0 +1,87 @@
+"""Where a folder is written: it appears under its name when it is whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from embedllm.errors import ExportError
+from embedllm.package.package import MANIFEST
+
+_SPARE = 64 << 20  # bytes that shall be left on the disk
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file system, or a limit of this process, takes no file that large",
+}
+
+
+def named_place(out: str | Path) -> Path:
+    """The folder that a caller means, with a name of its own."""
+    out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    return out.resolve() if out.name in ("", "..") else out  # such as ".", which is to be replaced
+
+
+def check_place(out: Path, replace: bool) -> None:
+    """Raises ExportError when the package cannot go there."""
+    try:
+        if out.exists() and not replace:
+            raise ExportError(f"'{out}' exists already; choose another name, or replace it (--replace).")
+        if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ExportError(f"'{out}' is no package folder; it is not replaced. Choose another name.")
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> ExportError:
+    reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    return ExportError(f"cannot write '{out}': {reason}. Nothing was left there.")
+
+
+@contextmanager
+def appears_whole(out: Path, size: int, *, what: str = "the export") -> Iterator[Path]:
+    """A folder beside `out` that takes its name when the block ends well, and is removed when it does not.
+
+    size: bytes that must be free; what: whose need they are. Raises ExportError for whatever the system refuses.
+    """
+    partial: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        if free < size + _SPARE:
+            raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
+        # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
+        fresh = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
+        fresh.mkdir()
+        partial = fresh
+        yield partial
+        _take_name(partial, out)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_name(partial: Path, out: Path) -> None:
+    if not out.exists():
+        partial.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    kept = old / out.name
+    try:
+        out.rename(kept)
+        partial.rename(out)
+    except BaseException:  # Ctrl-C among them: what was to be replaced must not vanish with the folder it waits in
+        if os.path.lexists(kept) and not os.path.lexists(out):
+            kept.rename(out)
+        raise
+    finally:
+        if os.path.lexists(out):
+            shutil.rmtree(old, ignore_errors=True)

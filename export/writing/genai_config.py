@@ -1,0 +1,54 @@
+"""genai_config.json, so that onnxruntime-genai loads the same folder.
+
+Its parser refuses keys that it does not know, so nothing of ours is in there. Keys: onnxruntime-genai 0.18.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedllm.package.architecture import Decoder
+
+_LONGEST = 4096  # tokens: it takes KV for max_length at once, which a full context would make gigabytes
+
+
+def genai_config(decoder: Decoder, tokens: Mapping[str, object], graph_file: str) -> dict[str, object]:
+    """The configuration for a folder whose default graph is `graph_file`.
+
+    tokens: bos, pad, stop, as in the manifest.
+    """
+    first = decoder.attentions[0]
+    stop = tokens["stop"]
+    assert isinstance(stop, list)
+    ids = {"bos_token_id": tokens["bos"], "eos_token_id": stop or None, "pad_token_id": tokens["pad"]}
+    if ids["pad_token_id"] is None and stop:
+        ids["pad_token_id"] = stop[0]
+    return {
+        "model": {
+            "type": "decoder",
+            "context_length": decoder.context,
+            "vocab_size": decoder.vocabulary,
+            **{key: value for key, value in ids.items() if value is not None},
+            "decoder": {
+                "filename": graph_file,
+                "hidden_size": decoder.hidden,
+                "num_attention_heads": first.heads,
+                "num_key_value_heads": first.kv_heads,
+                "head_size": first.head_dim,
+                "num_hidden_layers": len(decoder.kv_attentions),
+                "session_options": {"provider_options": []},
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "attention_mask": "attention_mask",
+                    "past_key_names": "past_key_values.%d.key",
+                    "past_value_names": "past_key_values.%d.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.key",
+                    "present_value_names": "present.%d.value",
+                },
+            },
+        },
+        "search": {"max_length": min(decoder.context, _LONGEST), "past_present_share_buffer": True},
+    }

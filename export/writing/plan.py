@@ -1,0 +1,181 @@
+"""Decides what is stored and how, before anything is read: packing of every matrix, entries and their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from embedllm.errors import ExportError
+from embedllm.export.layout import CONSTANTS, Entry, Layout, lay_out
+from embedllm.export.openvino import decoder as openvino_graph
+from embedllm.export.openvino import encoder as openvino_encoder
+from embedllm.export.recipe import METHODS
+from embedllm.export.rounding.quantize import Packing
+from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.tensors import (
+    layer_runs,
+    outer_matrices,
+    packed_alike,
+    rope_name,
+    small_matrices,
+    tables,
+    vectors,
+)
+
+_BITS = 4  # unless a recipe says otherwise
+_REST = 16  # of what a source holds as floats beside matrices that are carried over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What the user of an export can choose."""
+
+    # of the layers' matrices: 4, 8, 16 or 32. None: 4; but what the source holds quantized is stored as it is
+    bits: int | None = None
+    group: int = 32  # values that share a scale
+    symmetric: bool = True
+    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; and on a text "weighted": so, for
+    # the inputs of each column; "awq": these made alike first; "gptq": what a rounding loses is made up for by what is
+    # rounded later; "awq+gptq": both (methods.py)
+    method: str = "search"
+    head_bits: int | None = None  # None: as `bits`
+    embedding_bits: int | None = None  # None: as the head, or as the source; a tied table always is the head
+    context: int | None = None  # tokens; None: as the model
+    exact: bool = False  # float activations in every product: slower, see docs/numerics.md
+    rotate: bool = False  # each head's values, which o turns back (rotation.py): docs/numerics.md#rotation
+    # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
+    size: int | None = None  # bytes of the weights file, at most
+    mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights
+
+    @property
+    def body_bits(self) -> int:
+        """Of the layers' matrices where they are rounded."""
+        return _BITS if self.bits is None else self.bits
+
+    @property
+    def of_floats(self) -> Recipe:
+        """The same for a source that holds nothing quantized."""
+        return replace(self, bits=self.body_bits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that follows from a description and a recipe."""
+
+    decoder: Decoder
+    packing: dict[str, Packing]  # by the name of the matrix
+    # matrices in file order; those of a run are packed alike and lie next to each other
+    runs: tuple[tuple[Linear, ...], ...]
+    carried: frozenset[str]  # names of matrices that are stored as the source holds them
+    constants: bytes  # of the OpenVINO model
+    search: bool  # the scales of 4 bits
+    layout: Layout
+
+
+def plan(
+    decoder: Decoder,
+    recipe: Recipe,
+    packing: Mapping[str, Packing] | None = None,
+    *,
+    held: Mapping[str, Packing] | None = None,
+) -> Plan:
+    """Packing and layout of a model.
+
+    packing: by the name of the matrix; None: as the recipe says, with 4 bits for a budget.
+    held: what the source holds quantized (carried.py), which stays so unless the recipe has bits.
+    Raises ExportError for a recipe that does not fit the model.
+    """
+    if recipe.method not in METHODS:
+        raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
+    kept = _kept(decoder, recipe, held or {})
+    packing = dict(packing or _packing(decoder, recipe, kept))
+    runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
+    graphs = openvino_graph if decoder.encoder is None else openvino_encoder
+    constants = graphs.constants(decoder, packing)
+    entries = [
+        _small(decoder, packing),
+        [Entry(CONSTANTS, "U8", (len(constants),))],
+        *(block for run in runs for block in blocks(run, packing[run[0].name])),
+    ]
+    return Plan(
+        decoder=decoder,
+        packing=packing,
+        runs=runs,
+        carried=frozenset(name for name, each in kept.items() if each.quantized),
+        constants=constants,
+        search=METHODS[recipe.method].search,
+        layout=lay_out(entries, {"format": "embedllm"}),
+    )
+
+
+def matrix_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
+    """All matrices that are stored in a packing of their own, in file order; those of a run have the same input."""
+    yield from ((linear,) for linear in (*tables(decoder), *outer_matrices(decoder)))
+    for layer in decoder.layers:
+        yield from layer_runs(layer)
+    if not decoder.tied:
+        yield (decoder.head,)
+
+
+def with_orders(decoder: Decoder, packing: Mapping[str, Packing]) -> Iterator[Linear]:
+    """Those matrices whose order of columns is stored, in file order. packing: by the name of the matrix."""
+    yield from (linear for run in matrix_runs(decoder) for linear in run if packing[linear.name].order == linear.name)
+
+
+def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
+    """Bytes that a run takes: weights, scales and zero points."""
+    return sum(entry.length for block in blocks(run, decided.packing[run[0].name]) for entry in block)
+
+
+def _kept(decoder: Decoder, recipe: Recipe, held: Mapping[str, Packing]) -> dict[str, Packing]:
+    """What is stored as the source holds it: all that the recipe does not give bits."""
+    if recipe.bits is not None:
+        return {}
+    given = {decoder.head.name: recipe.head_bits}
+    if not decoder.tied:
+        given[decoder.embedding.name] = recipe.embedding_bits
+    return {name: packing for name, packing in held.items() if given.get(name) is None}
+
+
+def _packing(decoder: Decoder, recipe: Recipe, kept: Mapping[str, Packing]) -> dict[str, Packing]:
+    bits = _REST if kept else recipe.body_bits
+    head_bits = bits if recipe.head_bits is None else recipe.head_bits
+    embedding_bits = head_bits if recipe.embedding_bits is None else recipe.embedding_bits
+    if decoder.tied and embedding_bits != head_bits:
+        raise ExportError(
+            f"embedding bits {embedding_bits} and head bits {head_bits} differ, but this model's head is tied to its "
+            "embedding: both are one table. Give only the head's bits."
+        )
+    try:
+        body, head, table = (
+            Packing(bits=bits, group=recipe.group, symmetric=recipe.symmetric)
+            for bits in (bits, head_bits, embedding_bits)
+        )
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    names = {linear.name: body for run in matrix_runs(decoder) for linear in run}
+    return {**names, decoder.head.name: head, decoder.embedding.name: table, **kept}
+
+
+def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:
+    """Norms, biases, routers and rotary tables: float32, as small things cost nothing to keep exact; and orders."""
+    entries = [Entry(vector.name, "F32", (vector.size,)) for vector in vectors(decoder)]
+    entries += [Entry(f"{m.name}.weight", "F32", (m.rows, m.columns)) for m in small_matrices(decoder)]
+    for number, rope in enumerate(decoder.ropes):
+        shape = decoder.context, rope.rotated // 2
+        entries += [Entry(rope_name(number, part), "F32", shape) for part in ("cos", "sin")]
+    return [*entries, *(Entry(f"{m.name}.order", "I32", (m.columns,)) for m in with_orders(decoder, packing))]
+
+
+def blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:
+    """The entries of a run: all weights, then all scales, then all zero points or minimums."""
+    if not packing.quantized:
+        yield [Entry(f"{m.name}.weight", f"F{packing.bits}", (m.rows, m.columns)) for m in run]
+        return
+    groups = packing.groups(run[0].columns)
+    yield [Entry(f"{m.name}.weight", "U8", (m.rows, groups, packing.group * packing.bits // 8)) for m in run]
+    yield [Entry(f"{m.name}.scale", f"F{packing.scale_bits}", (m.rows, groups)) for m in run]
+    if packing.minimum:
+        yield [Entry(f"{m.name}.minimum", f"F{packing.scale_bits}", (m.rows, groups)) for m in run]
+    if packing.stores_zeros:
+        yield [Entry(f"{m.name}.zero", "U8", (m.rows, -(-groups * packing.bits // 8))) for m in run]

@@ -1,0 +1,316 @@
+"""Sessions on ONNX Runtime's CUDA provider. What needs a GPU is marked so: pytest -m gpu tests/backends/gpu/test_cuda.py"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
+from embedllm.backends.devices import registry
+from embedllm.backends.gpu import cuda
+from embedllm.backends.gpu.cuda import CudaEngine
+from embedllm.backends.gpu.cuda_driver import Gpu
+from embedllm.backends.gpu.io_binding_engine import ResidentSession
+from embedllm.backends.ort.engine import OrtEngine
+from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
+from embedllm.export import Recipe, convert
+from embedllm.export.rounding.quantize import packings
+from embedllm.loading.resolve import package_folder
+from embedllm.package.package import Package, open_package
+from tests.support.decoder_cases import CASES, VOCABULARY, plain
+from tests.support.described import described_package
+from tests.support.encoder_folders import write_embedder, write_reranker
+from tests.support.held import PACKINGS, HeldRandomSource
+
+ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
+FIELD_CLOSE = 0.05  # of the spread of the logits
+DEMO_ATOL = 0.5  # of logits up to 29, which activations of up to several hundred lead to; between two ways of feeding
+MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
+    "llama": ("llama", Recipe(), {}),
+    "llama, group 128": ("llama", Recipe(group=128), {"hidden_size": 128}),
+    "mistral, window": ("mistral", Recipe(), {"sliding_window": 16}),
+    "qwen2, asymmetric": ("qwen2", Recipe(symmetric=False), {}),
+    "qwen3, head 8": ("qwen3", Recipe(head_bits=8), {}),
+    "qwen3, untied, 8 bits": ("qwen3", Recipe(bits=8), {"tie_word_embeddings": False}),
+    "qwen3, 16 bits": ("qwen3", Recipe(bits=16), {}),
+}
+PROMPTS = ["list files by size", "show disk usage", "count lines in a.txt", "compress the folder logs",
+           "find all empty files", "show running processes", "what is my IP address?", "stop the process 123",
+           "rename a.txt to b.txt", "show the last 20 lines of app.log"]  # fmt: skip
+gpu = pytest.mark.gpu
+
+
+def engine(package: Package, *, capture: bool = True) -> CudaEngine:
+    graph = package.graph("generic-float16")
+    assert graph is not None
+    return CudaEngine(package, graph, cuda.devices()[0], capture=capture)
+
+
+def row(session: ResidentSession, tokens: list[int]) -> np.ndarray:
+    logits = session.feed(tokens)
+    return np.array(logits.values(range(logits.size)))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[CudaEngine]:
+    opened = engine(open_package(package_folder("demo")))
+    yield opened
+    opened.close()
+
+
+@gpu
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Callable[..., Path]) -> None:
+    family, recipe, config = MODELS[model]
+    package = open_package(tiny_package(family, recipe, **config))
+    tokens = np.random.default_rng(3).integers(0, 307, 60).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    opened = engine(package, capture=capture)
+    session = opened.open()
+    np.testing.assert_allclose(session.feed_all(tokens), expected, atol=ATOL, rtol=0)
+    session.rewind(0)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=ATOL, rtol=0)
+    session.rewind(20)
+    np.testing.assert_allclose(row(session, tokens[20:]), expected[-1], atol=ATOL, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize("recipe", [Recipe(method="nearest"), Recipe(bits=16)], ids=["4 bits", "16 bits"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, tmp_path: Path) -> None:
+    """In float16, whose rounding is told against the spread of the logits."""
+    folder = described_package(tmp_path / "package", CASES[case](plain()), recipe, flavour="generic-float16")
+    package = open_package(folder)
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    session, close = engine(package).open(), FIELD_CLOSE * expected.std()
+    np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
+    session.rewind(20)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens[20:]], expected[20:], atol=close, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize("name", [name for name, packing in PACKINGS.items() if not packing.stores_zeros])
+def test_matrices_that_were_carried_over_follow_the_reference(name: str, tmp_path: Path) -> None:
+    """Minimums of groups, and scales that the float16 graph rounds."""
+    decoder = plain()
+    source = HeldRandomSource(decoder, PACKINGS[name])
+    folder = described_package(tmp_path / "package", decoder, Recipe(), flavour="generic-float16", source=source)
+    package = open_package(folder)
+    assert set(packings(package.manifest).values()) == {PACKINGS[name]}
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
+    expected = ReferenceEngine(package).open().feed_all(tokens)
+    session, close = engine(package).open(), FIELD_CLOSE * expected.std()
+    np.testing.assert_allclose(session.feed_all(tokens[:30]), expected[:30], atol=close, rtol=0)
+    np.testing.assert_allclose([row(session, [token]) for token in tokens[30:]], expected[30:], atol=close, rtol=0)
+
+
+@gpu
+def test_a_session_is_all_that_a_session_may_be(demo: CudaEngine) -> None:
+    session = demo.open()
+    assert isinstance(session, FeedsAll)
+    assert isinstance(session, Interruptible)
+    assert isinstance(session, MovesState)
+    session.close()
+    session.close()
+    with pytest.raises(ValueError, match="this session was closed"):
+        session.feed([1])
+
+
+@gpu
+def test_sessions_do_not_disturb_each_other_nor_those_before_them(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(5).integers(3, 16000, 80).tolist()
+    alone = demo.open()
+    expected = [row(alone, [token]) for token in tokens[:40]]
+    alone.close()  # its buffers, and its captured step, go to the next one
+    first, second = demo.open(), demo.open()
+    for at in range(40):
+        np.testing.assert_array_equal(row(first, [tokens[at]]), expected[at])
+        second.feed([tokens[at + 40]])
+    first.close()
+    second.close()
+
+
+@gpu
+def test_closed_sessions_leave_nothing_behind(demo: CudaEngine) -> None:
+    free: list[int] = []
+    for _ in range(4):
+        sessions = [demo.open() for _ in range(6)]
+        for session in sessions:
+            for token in (5, 6, 7):
+                session.feed([token]).top(1)
+        for session in sessions:
+            session.close()
+        free.append(free_memory())
+    assert free[-1] >= free[1] - (8 << 20)
+
+
+def free_memory() -> int:
+    """Bytes of the GPU."""
+    torch = pytest.importorskip("torch")
+    return torch.cuda.mem_get_info()[0]
+
+
+@gpu
+def test_a_session_grows_and_goes_on(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(6).integers(3, 16000, 1100).tolist()
+    session = demo.open(1000)
+    session.feed(tokens[:1000])
+    assert session.capacity == 1024
+    stepped = [row(session, [token]) for token in tokens[1000:]][-1]
+    assert session.capacity == 2048
+    whole = row(demo.open(2048), tokens)
+    np.testing.assert_allclose(stepped, whole, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_a_full_context_is_refused_whole(demo: CudaEngine) -> None:
+    session = demo.open()
+    session.feed([5] * 2040)
+    with pytest.raises(ContextFull, match="2040 tokens are held and 9 more were given; 2048 can be held"):
+        session.feed([5] * 9)
+    assert session.position == 2040
+    session.feed([5] * 8)
+
+
+@gpu
+def test_the_kv_goes_to_the_cpu_and_back(demo: CudaEngine) -> None:
+    package = demo.package
+    graph = package.graph("generic-float32")
+    assert graph is not None
+    device = next(device for device in registry.devices() if device.name == "cpu")
+    tokens = np.random.default_rng(7).integers(3, 16000, 60).tolist()
+    on_gpu, on_cpu = demo.open(), OrtEngine(package, graph, device).open()
+    expected = row(on_gpu, tokens)
+    on_cpu.import_state(on_gpu.export_state(0, 59))
+    logits = on_cpu.feed(tokens[59:])
+    np.testing.assert_allclose(logits.values(range(logits.size)), expected, atol=2 * DEMO_ATOL, rtol=0)
+    back = demo.open()
+    back.feed(tokens[:20])
+    back.import_state(on_cpu.export_state(20, 59))
+    np.testing.assert_allclose(row(back, tokens[59:]), expected, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_an_interrupted_feed_appends_nothing(demo: CudaEngine) -> None:
+    tokens = np.random.default_rng(8).integers(3, 16000, 1400).tolist()
+    expected = row(demo.open(), tokens[:60])
+    session = demo.open(2048)
+
+    def feed_again_and_again() -> None:
+        for _ in range(1000):
+            session.feed(tokens)
+            session.rewind(0)
+
+    threading.Timer(0.005, session.interrupt).start()
+    with pytest.raises(Interrupted):
+        feed_again_and_again()
+    assert session.position == 0
+    session.interrupt(False)
+    np.testing.assert_allclose(row(session, tokens[:60]), expected, atol=DEMO_ATOL, rtol=0)
+
+
+@gpu
+def test_greedy_replies_are_those_of_the_cpu_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    def replies(device: str) -> list[str]:
+        with embedllm.load("demo", device=device) as model:
+            greedy = embedllm.Sampling(temperature=0)
+            return [model.chat([{"role": "user", "content": p}], greedy, max_tokens=40).text for p in PROMPTS]
+
+    assert replies("cuda") == replies("cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+@gpu
+def test_threads_get_the_replies_that_they_would_get_alone() -> None:
+    greedy = embedllm.Sampling(temperature=0)
+    with embedllm.load("demo", device="cuda") as model:
+
+        def reply(prompt: str) -> str:
+            return model.chat([{"role": "user", "content": prompt}], greedy, max_tokens=40).text
+
+        alone = [reply(prompt) for prompt in PROMPTS]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(reply, PROMPTS * 5)) == alone * 5
+
+
+@gpu
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(bits=16)], ids=["4 bits", "16 bits"])
+def test_texts_have_the_vectors_and_scores_that_they_have_on_the_cpu(recipe: Recipe, tmp_path: Path) -> None:
+    texts = ["find all files", "a b c d e f g", "sort"]
+    embedder = convert(write_embedder(tmp_path / "embedder"), tmp_path / "embeds", recipe)
+    reranker = convert(write_reranker(tmp_path / "reranker"), tmp_path / "ranks", recipe)
+    found: list[list[float]] = []
+    for device in ("cuda", "reference"):
+        with embedllm.load(embedder, device=device) as embeds, embedllm.load(reranker, device=device) as ranks:
+            vectors = embeds.embed(texts, kind="query")
+            scores = {one.index: one.score for one in ranks.rerank("find", texts)}
+        found.append([*vectors.ravel().tolist(), *(scores[index] for index in range(len(texts)))])
+    np.testing.assert_allclose(found[0], found[1], atol=0.02, rtol=0)
+
+
+@gpu
+def test_exact_is_refused() -> None:
+    with pytest.raises(DeviceUnavailable, match="float16 or rounds, so that nothing is exact there"):
+        embedllm.load("demo", device="cuda", exact=True)
+
+
+@pytest.mark.skipif(cuda.PROVIDER in cuda.ort.get_available_providers(), reason="this build has the provider")
+def test_a_build_without_the_provider_says_what_to_install() -> None:
+    (device,) = cuda.devices()
+    assert (device.name, device.available) == ("cuda", False)
+    with pytest.raises(DeviceUnavailable, match=r"no CUDA provider \(pip uninstall onnxruntime, then pip install"):
+        embedllm.load("demo", device="cuda")
+
+
+def test_a_gpu_is_named_by_its_index() -> None:
+    assert [cuda.index_of(name) for name in ("cuda", "cuda:1", "cuda:12")] == [0, 1, 12]
+
+
+def test_gpus_are_listed_by_the_driver_without_a_session_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, "CPUExecutionProvider"])
+    monkeypatch.setattr(cuda.ort, "InferenceSession", None)
+    cards = [Gpu(name=f"Card {letter}", memory=8 << 30, capability="8.9") for letter in "AB"]
+    monkeypatch.setattr(cuda, "gpus", lambda: cards)
+    found = cuda.devices()
+    assert [(one.name, one.memory, one.available) for one in found] == [
+        ("cuda", 8 << 30, True),
+        ("cuda:1", 8 << 30, True),
+    ]
+    assert found[1].description == "Card B, compute capability 8.9"
+    monkeypatch.setattr(cuda, "gpus", list)
+    (device,) = cuda.devices()
+    assert (device.available, device.reason) == (False, "NVIDIA's driver is not here, or finds no GPU")
+
+
+def test_libraries_that_are_missing_are_named(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine with the driver, without CUDA's libraries; nothing gets onto the application's stdout."""
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Provider configuration is not supported.\nmore")
+
+    def preload() -> None:
+        print("Failed to load libcublas.so.13")  # noqa: T201 - as ONNX Runtime's does
+
+    monkeypatch.setattr(cuda.ort, "preload_dlls", preload, raising=False)
+    monkeypatch.setattr(cuda.ort, "InferenceSession", broken)
+    monkeypatch.setattr(cuda.ort.SessionOptions, "add_provider", lambda *_: None)
+    package = open_package(tiny_package())
+    graph = package.graph("generic-float16")
+    assert graph is not None
+    cuda._load_libraries.cache_clear()
+    device = Device(name="cuda", backend="", description="", available=True)
+    with pytest.raises(DeviceError, match=r"is not supported\. Failed to load libcublas.so.13; check the driver with"):
+        CudaEngine(package, graph, device)
+    cuda._load_libraries.cache_clear()
+    assert capfd.readouterr() == ("", "")

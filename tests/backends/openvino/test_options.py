@@ -1,0 +1,84 @@
+"""The choices for OpenVINO's devices: which values are refused, with what was found and expected; as options too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import embedllm
+from embedllm.backends.openvino_options import OpenVINOOptions
+from tests.cli.test_commands import embed
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"precision": "int8"}, "precision is 'int8'; expected one of f32, f16, bf16."),
+        ({"kv": "u4"}, "kv is 'u4'; expected one of f32, f16, bf16, u8."),
+        ({"cache": ""}, "cache is ''; expected the path of a folder."),
+        ({"cache": 3}, "cache is 3; expected the path of a folder."),
+        ({"prompt": 0}, "prompt is 0; expected a number of tokens, at least 1."),
+        ({"prompt": "64"}, "prompt is '64'; expected a number of tokens, at least 1."),
+        ({"reply": True}, "reply is True; expected a number of tokens, at least 1."),
+        ({"reply": 1.5}, "reply is 1.5; expected a number of tokens, at least 1."),
+        ({"rounding_group": -1}, r"rounding_group is -1; expected 0 \(no rounding\) or a number of values."),
+        ({"rounding_group": False}, "rounding_group is False; expected"),
+    ],
+)
+def test_wrong_values_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OpenVINOOptions(**given)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_what_is_left_out_is_the_plugins() -> None:
+    options = OpenVINOOptions()
+    assert (options.precision, options.kv, options.rounding_group, options.cache) == (None, None, None, None)
+    assert (options.prompt, options.reply) == (1024, 512)
+    assert OpenVINOOptions(rounding_group=0, prompt=1, reply=1).rounding_group == 0
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[OpenVINOOptions | None]:
+    """What load() was given; it ends the command."""
+    found: list[OpenVINOOptions | None] = []
+
+    def load(*_: object, openvino: OpenVINOOptions | None, **__: object) -> None:
+        found.append(openvino)
+        raise embedllm.DeviceError("loaded")
+
+    monkeypatch.setattr(embedllm, "load", load)
+    return found
+
+
+def test_every_key_reaches_the_model(given: list[OpenVINOOptions | None]) -> None:
+    pairs = "precision=f32 rounding_group=0 kv=u8 cache=/some/where prompt=64 reply=32"
+    options = [part for pair in pairs.split() for part in ("--openvino", pair)]
+    assert embed("run", *options, "hello").stderr == "error: loaded\n"
+    (found,) = given
+    assert found is not None
+    assert (found.precision, found.rounding_group, found.kv) == ("f32", 0, "u8")
+    assert (found.cache, found.prompt, found.reply) == (Path("/some/where"), 64, 32)
+
+
+def test_without_the_option_nothing_is_chosen(given: list[OpenVINOOptions | None]) -> None:
+    embed("run", "hello")
+    assert given == [None]
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("speed=1", "'speed=1': expected KEY=VALUE with one of the keys precision,"),
+        ("kv", "'kv': expected KEY=VALUE"),
+        ("=1", "'=1': expected KEY=VALUE"),
+        ("kv=u4", "kv is 'u4'; expected one of f32, f16, bf16, u8."),
+        ("prompt=many", "prompt is 'many'; expected a number of tokens, at least 1."),
+        ("prompt=-3", "prompt is '-3'; expected a number of tokens, at least 1."),
+    ],
+)
+def test_wrong_pairs_are_a_mistake_of_usage(pair: str, message: str, given: list[OpenVINOOptions | None]) -> None:
+    result = embed("run", "--openvino", pair, "hello")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split()).replace("│ ", "")
+    assert given == []

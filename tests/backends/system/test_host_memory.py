@@ -1,0 +1,128 @@
+"""Pages and freed memory: on Linux for real, elsewhere that nothing happens."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from embedllm.backends.system import host_memory
+from embedllm.backends.system.host_memory import HugePages, _pieces, _without, return_freed_memory
+
+MIB = 1 << 20
+SIZE = 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("ranges", "others", "left"),
+    [
+        ([(0, 10)], [], [(0, 10)]),
+        ([(0, 10)], [(0, 10)], []),
+        ([(0, 10)], [(3, 5)], [(0, 3), (5, 10)]),
+        ([(0, 10)], [(0, 4), (6, 20)], [(4, 6)]),
+        ([(5, 10), (20, 30)], [(0, 6), (25, 40)], [(6, 10), (20, 25)]),
+        ([(5, 10)], [(10, 20)], [(5, 10)]),
+    ],
+)
+def test_what_was_there_before_is_left_out(
+    ranges: list[host_memory.Range], others: list[host_memory.Range], left: list[host_memory.Range]
+) -> None:
+    assert list(_without(ranges, others)) == left
+
+
+def huge_kib() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
+
+
+def has_huge_pages() -> bool:
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    release = Path("/proc/sys/kernel/osrelease")
+    if not mode.exists() or not release.exists():
+        return False
+    return "[madvise]" in mode.read_text() and tuple(map(int, release.read_text().split(".")[:2])) >= (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "pieces"),
+    [
+        ([], []),
+        ([(MIB, 2 * MIB)], []),  # no whole page in it
+        ([(MIB, 7 * MIB)], [(2 * MIB, 6 * MIB)]),
+        ([(0, 2 * MIB), (4 * MIB, 24 * MIB)], [(0, 2 * MIB), (4 * MIB, 12 * MIB), (12 * MIB, 20 * MIB),
+                                               (20 * MIB, 24 * MIB)]),
+    ],
+)  # fmt: skip
+def test_pieces_are_whole_pages_and_not_too_many(
+    ranges: list[host_memory.Range], pieces: list[host_memory.Range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "_PIECE", 8 * MIB)
+    assert list(_pieces(ranges)) == pieces
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="the system gives no huge pages when it is asked for them")
+def test_memory_of_the_block_lies_on_huge_pages() -> None:
+    before = huge_kib()
+    with HugePages() as pages:
+        inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        inside.write(b"x" * SIZE)
+    pages.wait()
+    gained = huge_kib() - before
+    assert gained >= SIZE // 1024 // 2
+    inside.close()
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="the system gives no huge pages when it is asked for them")
+def test_memory_from_before_the_block_is_left_alone() -> None:
+    earlier = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    earlier.write(b"x" * SIZE)
+    before = huge_kib()
+    with HugePages() as pages:
+        pass
+    pages.wait()
+    assert huge_kib() <= before
+    earlier.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is moved elsewhere")
+def test_nothing_is_asked_for_memory_that_is_about_to_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, first, going_on = [], threading.Event(), threading.Event()
+
+    class Library:
+        def __init__(self, _: None) -> None: ...
+
+        @staticmethod
+        def madvise(start: int, *_: int) -> None:
+            asked.append(start)
+            first.set()
+            going_on.wait(120)
+
+    monkeypatch.setattr(host_memory, "_PIECE", 8 * MIB)
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", Library)
+    pages = HugePages()
+    with pages:
+        inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert first.wait(120)
+    threading.Timer(0.05, going_on.set).start()
+    pages.stop()
+    assert len(set(asked)) == 1  # of at least three pieces
+    inside.close()
+
+
+def test_a_block_that_fails_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("no library is to be called"))
+    with pytest.raises(ValueError, match="inside"), HugePages() as pages:
+        raise ValueError("inside")
+    pages.wait()
+
+
+def test_other_systems_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("no library is to be called"))
+    with HugePages() as pages:
+        pass
+    pages.stop()
+    return_freed_memory()

@@ -1,0 +1,211 @@
+"""A variant of a family that its file does not describe is refused by the key and the value that say so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures import describe, families
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
+from embedllm.package.rope import tables
+from tests.support.tiny import tiny_config
+
+KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
+KEYS |= dict.fromkeys(
+    ("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
+    "hidden_activation",
+)
+OWN = {
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128},
+    "opt": {"ffn_dim": 96},
+    "exaone_moe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "solar_open": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v2": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "glm4_moe_lite": {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "minicpm3": {"num_key_value_heads": 4},
+    "gemma3n": {"num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4": {"vocab_size_per_layer_input": 307},
+    "gemma4_text": {"vocab_size_per_layer_input": 307},
+    "lfm2_moe": {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": {"full_attention_interval": 2},
+    "qwen3_5": {"full_attention_interval": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+def config(family: str, **overrides: object) -> dict[str, object]:
+    """A tiny config.json: Llama's keys, which most families read."""
+    values = {**tiny_config("llama"), "model_type": family, **OWN.get(family, {}), **overrides}
+    values.pop("hidden_act") if "hidden_act" not in overrides else None
+    if family == "mistral3":
+        values["model_type"] = values.get("text_model", "ministral3")
+    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5")
+    return values if family not in sees else {"model_type": family, "text_config": values}
+
+
+def described(family: str, **overrides: object) -> Decoder:
+    return describe(Config(config(family, **overrides)))
+
+
+@pytest.mark.parametrize("family", families())
+def test_what_a_config_leaves_out_has_a_default(family: str) -> None:
+    decoder = described(family)
+    assert decoder.model_type == family
+    assert len(decoder.layers) == 2
+
+
+@pytest.mark.parametrize("family", families())
+def test_another_activation_is_refused(family: str) -> None:
+    key = KEYS.get(family, "hidden_act")
+    with pytest.raises(UnsupportedModel, match=f"{key} is 'quick_gelu'; the {family} description knows .*silu"):
+        described(family, **{key: "quick_gelu"})
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "says"),
+    [
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("gemma3n_text", {"altup_correct_scale": False}, "altup_correct_scale is false"),
+        ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is not 0"),
+        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
+        ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
+        ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
+        ("qwen3_next", {"layer_types": ["conv", "full_attention"]}, "layer type 'conv' is not described"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "32 value heads are no multiple of 3 key heads"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm is true"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
+        ("falcon", {"alibi": True}, "alibi is true"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is false"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention is true"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32; expected hidden_size, 64"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 experts of a token; expected at most all 2"),
+        ("ernie4_5_moe", {"use_bias": True, "tie_word_embeddings": True}, "use_bias is true; a head with a bias"),
+        ("mistral3", {"text_model": "pixtral"}, "the text model is a 'pixtral'; the description knows mistral"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is true"),
+        ("deepseek_v2", {"v_head_dim": 256}, "v_head_dim is 256; expected at most the 192 values of a key"),
+        ("deepseek_v3", {"n_group": 4, "topk_group": 1}, "2 experts of a token; expected at most the 1 of 1 groups"),
+        ("minicpm3", {"num_key_value_heads": 1}, "num_key_value_heads is 1; expected num_attention_heads, 4"),
+        ("dots1", {"n_group": 3}, "4 experts in 3 groups .'n_group'."),
+        ("dots1", {"topk_group": 2}, "4 experts in 1 groups .*, of which 2 take part"),
+        ("cohere2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer type 'chunked_attention'"),
+        ("olmo3", {"rope_scaling": {"type": "ntk"}}, "rope type 'ntk' is not described"),
+        ("stablelm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2"),
+        ("gpt_neox", {"rotary_pct": 0.2}, "rotary_pct is 0.2"),
+    ],
+)
+def test_a_variant_that_is_not_described_is_refused_by_its_key(
+    family: str, values: dict[str, object], says: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=says):
+        described(family, **values)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "says"),
+    [
+        ("smollm3", {"no_rope_layers": [1]}, "'no_rope_layers' has 1 entries; expected 2, one a layer"),
+        ("smollm3", {"no_rope_layers": ["a"]}, "'no_rope_layers' is .*; expected a list of whole numbers"),
+        (
+            "gemma4_text",
+            {"vocab_size_per_layer_input": 300},
+            "'vocab_size_per_layer_input' is 300 and 'vocab_size' 307",
+        ),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "the last 2 of 2 layers read the keys .*'num_kv_shared_layers'"),
+        (
+            "gemma4_text",
+            {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
+            "4 attention heads are no multiple of 3",
+        ),
+        ("gemma3n_text", {"activation_sparsity_pattern": [0.5, 1.0]}, "'activation_sparsity_pattern' is .0.5, 1.0."),
+        ("gemma3n_text", {"intermediate_size": [96]}, "'intermediate_size' is .96.; expected 2 numbers >= 1"),
+        ("gemma3n_text", {"intermediate_size": "x"}, "'intermediate_size' is 'x'; expected a whole number"),
+        ("granite", {"logits_scaling": 0}, "'logits_scaling' is 0; expected a number > 0"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "'attn_logit_softcapping' is -1.0; expected a number > 0"),
+        ("gemma2", {"query_pre_attn_scalar": "x"}, "'query_pre_attn_scalar' is 'x'; expected a number > 0"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"alpha": 0}}, "'alpha' is 0; expected a number > 0"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "'mlp_only_layers' is 1; expected a list of whole numbers"),
+        ("hunyuan_v1_moe", {"moe_topk": [1]}, "'moe_topk' is .1.; expected a whole number >= 1, or a list of 2"),
+        ("exaone_moe", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' has 1 entries; expected 2, one a layer"),
+        ("gpt2", {"n_embd": 0}, r"^config\.json: 'n_embd' is 0; expected a whole number >= 1"),
+        ("gpt2", {"n_layer": None}, r"^config\.json has no 'n_layer'"),
+        ("gemma3", {"hidden_size": None}, r"^config\.json: text_config has no 'hidden_size'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(family: str, values: dict[str, object], says: str) -> None:
+    with pytest.raises(ExportError, match=says):
+        described(family, **values)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n", "gemma4", "mistral3"])
+def test_a_family_that_sees_without_a_text_model_is_refused(family: str) -> None:
+    with pytest.raises(ExportError, match="has no 'text_config'"):
+        describe(Config({"model_type": family}))
+
+
+def test_rotations_of_their_own_are_kept_apart() -> None:
+    """A factor for long texts is not one for windows."""
+    decoder = described("gemma3_text", rope_scaling={"type": "linear", "factor": 8.0}, rope_local_base_freq=1e4)
+    assert decoder.rope.scaling is not None
+    assert decoder.local_rope is not None
+    assert decoder.local_rope.scaling is None
+    assert [attention.rope for attention in decoder.attentions] == [1, 1]
+    assert described("olmo3").local_rope is None  # they are alike
+
+
+NAMES = ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types",
+         "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "num_experts", "num_local_experts",
+         "num_experts_per_tok", "no_rope_layers", "mlp_only_layers", "logits_scaling", "logit_scale", "n_embd",
+         "query_pre_attn_scalar", "use_sliding_window", "sliding_window_pattern", "new_decoder_architecture",
+         "multi_query", "num_kv_heads", "num_kv_shared_layers", "per_layer_config", "global_head_dim",
+         "scale_emb", "scale_depth", "dim_model_base", "n_group"]  # fmt: skip
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.floats(1e-3, 1e6), st.lists(st.integers(0, 2), max_size=2),
+    st.sampled_from((0, 1, 2, 3, 16, 64, -1, 1e300, math.nan, "silu", "full_attention")),
+    st.dictionaries(st.sampled_from(("alpha", "type", "factor", "full_attention", "rope_theta")),
+                    st.sampled_from((2.0, 0, "linear", {"rope_theta": 5.0}, None)), max_size=3),
+)  # fmt: skip
+
+
+@given(st.sampled_from(families()), st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=3))
+def test_any_config_is_described_or_refused(family: str, changes: dict[str, object]) -> None:
+    """An ExportError or a decoder whose tables can be computed, no other error."""
+    try:
+        decoder = described(family, **changes)
+    except ExportError:
+        return
+    assert all(len(tables(rope, 4)[0]) == 4 for rope in decoder.ropes)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_a_context_beyond_the_learned_positions_is_refused(family: str) -> None:
+    read = Config(config(family))
+    longest = describe(read).context
+    decoder = describe(read, longest)
+    assert decoder.positions is not None
+    assert decoder.positions.rows == decoder.context == longest
+    with pytest.raises(ExportError, match=f"context is {longest + 1} tokens; expected 1 to {longest}"):
+        describe(read, longest + 1)

@@ -1,0 +1,109 @@
+"""Models in GGUF against the checkpoints they were made from: the same description, values and tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.export import Recipe, convert
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from embedllm.export.checkpoints.huggingface import HuggingFaceSource
+from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vector, read_matrix, read_vector
+from embedllm.export.gguf.gguf_restated import restated
+from embedllm.export.gguf.source import GgufSource
+from embedllm.hub.location import Location
+from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.package import open_package
+from embedllm.package.tensors import linears, small_matrices, tables, vectors
+from tests.support.families import FAMILIES, YARN, make_checkpoint
+from tests.support.gguf_files import write_gguf
+
+ONE_SCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}  # files have one for both, as all published models
+CASES: dict[str, dict[str, object]] = {
+    **{name: {} for name in (
+        "mistral", "mixtral", "qwen3", "qwen3_moe", "gemma", "phi3", "phi3 longrope", "granite", "olmo2", "exaone4",
+        "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
+        "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron", "granitemoe",
+        "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
+        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text")},
+    "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
+    "gpt_oss plain": {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "deepseek_v2": {"attention_bias": False, "rope_parameters": ONE_SCALE},
+    "deepseek_v3": {"rope_parameters": ONE_SCALE},
+    "dots1": {"sliding_window": None},
+    "ernie4_5_moe": {},
+    "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},  # as it is stretched already
+    "hunyuan_v1_moe": {"moe_topk": [2, 2]},
+    "llama": {"head_dim": ...},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3 tied": {"tie_word_embeddings": True},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "gemma2": {"query_pre_attn_scalar": 16},  # of models of fewer layers than the largest: that of a head
+    "gemma3_text": {"query_pre_attn_scalar": 16},
+    "smollm3": {"use_sliding_window": False, "no_rope_layers": [1, 1]},
+}  # fmt: skip
+
+
+def source_of(folder: Path) -> HuggingFaceSource:
+    return HuggingFaceSource(Location(folder, folder.name))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_of_each_architecture_is_that_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    case = FAMILIES.get(name) or FAMILIES[name.partition(" ")[0]]
+    make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
+    theirs = source_of(tmp_path)
+    ours = GgufSource(write_gguf(tmp_path / "m.gguf", tmp_path))
+    try:
+        expected = describe(Config(theirs.config))
+        found = ours.described(describe(Config(ours.config)))
+        assert without_names(found) == without_names(restated(expected))
+        for linear, other in zip(matrices(found), matrices(expected), strict=True):
+            check_matrix(ours, linear)
+            wanted = read_matrix(theirs, other, 1, linear.rows)
+            assert np.array_equal(read_matrix(ours, linear, 1, linear.rows), wanted), linear.source
+        for vector, other in zip(vectors(found), vectors(expected), strict=True):
+            check_vector(ours, vector)
+            values, wanted = read_vector(ours, vector), read_vector(theirs, other)
+            if vector.name.endswith(".log_decay"):  # files have its exponential, rounded to float32
+                np.testing.assert_allclose(values, wanted, atol=1e-6, rtol=0)
+            else:
+                assert np.array_equal(values, wanted), vector.source
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def matrices(decoder: Decoder) -> list[Linear]:
+    layers = [linear for layer in decoder.layers for linear in linears(layer)]
+    return [*layers, *tables(decoder), decoder.head, *small_matrices(decoder)]
+
+
+def without_names(decoder: Decoder) -> Decoder:
+    return dataclasses.replace(decoder, model_type="")
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_logits_of_an_exported_file_follow_transformers(name: str, tmp_path: Path) -> None:
+    """Of rows that were turned, of norms that hold their one, and of regrouped q, k and v."""
+    torch = pytest.importorskip("torch")
+    case = FAMILIES[name]
+    model = make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
+    file = write_gguf(tmp_path / "m.gguf", tmp_path)
+    folder = convert(file, tmp_path / "out", Recipe(bits=32, head_bits=32, embedding_bits=32))
+    tokens = [5, 301, 17, 44, 9, 300, 21, 250, 3, 77, 12, 150]
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0].numpy()
+    engine = ReferenceEngine(open_package(folder))
+    with contextlib.closing(engine):
+        ours = engine.open().feed_all(tokens)
+    assert np.abs(ours - theirs).max() <= 1e-3 * theirs.std()

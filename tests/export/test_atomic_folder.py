@@ -1,0 +1,178 @@
+"""The folder that convert() writes: it appears when it is whole, and is replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embedllm.errors import ExportError
+from embedllm.export import Progress, Recipe, convert
+from embedllm.package.package import MANIFEST, open_package
+from tests.support.tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "checkpoint")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def bits_of(package: Path) -> int:
+    return json.loads((package / MANIFEST).read_text(encoding="utf-8"))["recipe"]["bits"]
+
+
+# Where it appears
+
+
+def test_the_output_may_be_new_nested_and_relative(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert convert("checkpoint", "new/nested/package") == Path("new/nested/package")
+    open_package(tmp_path / "new" / "nested" / "package").check()
+    assert sorted(path.name for path in (tmp_path / "new" / "nested").iterdir()) == ["package"]
+    assert convert(f"../{tmp_path.name}/checkpoint", "./other") == Path("other")
+    open_package("other").check()
+
+
+def test_the_folder_does_not_exist_before_it_is_whole(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    existed: list[bool] = []
+    convert(checkpoint, out, verify=True, on_progress=lambda _: existed.append(out.exists()))
+    assert not any(existed)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+# Replacing
+
+
+def test_an_existing_folder_is_refused_and_left_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    package = convert(checkpoint, tmp_path / "package")
+    before = contents(package)
+    with pytest.raises(ExportError, match=rf"'{package}' exists already; choose another name, or replace it"):
+        convert(checkpoint, package, Recipe(bits=8))
+    assert contents(package) == before
+
+
+def test_replacing_leaves_nothing_of_the_old_package(checkpoint: Path, tmp_path: Path) -> None:
+    package = convert(checkpoint, tmp_path / "package")
+    (package / "notes.txt").write_text("of the old one")
+    convert(checkpoint, package, Recipe(bits=8), replace=True)
+    opened = open_package(package)
+    opened.check()
+    assert bits_of(package) == 8
+    assert {path.name for path in package.iterdir()} == {MANIFEST, *opened.files}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
+def test_replacing_needs_nothing_to_replace(checkpoint: Path, tmp_path: Path) -> None:
+    open_package(convert(checkpoint, tmp_path / "package", replace=True)).check()
+
+
+def test_replacing_takes_an_empty_folder(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    with pytest.raises(ExportError, match="exists already"):
+        convert(checkpoint, tmp_path / "package")
+    open_package(convert(checkpoint, tmp_path / "package", replace=True)).check()
+
+
+def test_replacing_refuses_a_folder_that_is_no_package(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("years of work")
+    for out in (tmp_path / "documents", tmp_path / "file", checkpoint, tmp_path):
+        before = contents(tmp_path)
+        with pytest.raises(ExportError, match=rf"'{out}' is no package folder; it is not replaced"):
+            convert(checkpoint, out, replace=True)
+        assert contents(tmp_path) == before
+
+
+def test_a_package_can_be_replaced_from_inside(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `embedllm export SOURCE . --replace`: the folder has a name, though the caller did not write it."""
+    package = convert(checkpoint, tmp_path / "package")
+    monkeypatch.chdir(package)
+    convert(checkpoint, ".", Recipe(bits=8), replace=True)
+    opened = open_package(package)
+    opened.check()
+    assert (opened.name, bits_of(package)) == ("package", 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
+def test_replacing_a_link_leaves_what_it_points_at(checkpoint: Path, tmp_path: Path) -> None:
+    real = convert(checkpoint, tmp_path / "real")
+    before = contents(real)
+    (tmp_path / "link").symlink_to(real, target_is_directory=True)
+    convert(checkpoint, tmp_path / "link", Recipe(bits=8), replace=True)
+    assert contents(real) == before
+    assert not (tmp_path / "link").is_symlink()
+    open_package(tmp_path / "link").check()
+
+
+def test_a_failed_export_leaves_the_package_that_it_was_to_replace(checkpoint: Path, tmp_path: Path) -> None:
+    package = convert(checkpoint, tmp_path / "package")
+    before = contents(package)
+
+    def fail(_: Progress) -> None:
+        raise RuntimeError("the listener broke")
+
+    with pytest.raises(RuntimeError, match="the listener broke"):
+        convert(checkpoint, package, Recipe(bits=8), replace=True, on_progress=fail)
+    assert contents(package) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(13, "Permission denied")], ids=repr)
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_package_survives_being_replaced_whatever_happens_meanwhile(
+    error: BaseException, step: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the renames at the end fails: the old package or the new one is there, whole."""
+    package = convert(checkpoint, tmp_path / "package")
+    rename, renames = Path.rename, 0
+
+    def failing(path: Path, target: Path) -> Path:
+        nonlocal renames
+        renames += "package" in str(path) and path.suffix != ".partial"
+        if renames == step:
+            renames += 1
+            raise error
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", failing)
+        try:
+            convert(checkpoint, package, Recipe(bits=8), replace=True)
+        except (ExportError, KeyboardInterrupt):
+            assert step < 3
+    open_package(package).check()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_appears_under_the_name_meanwhile_is_left_alone(replace: bool, checkpoint: Path, tmp_path: Path) -> None:
+    """An export of a large model takes minutes, in which somebody may make a folder of that name."""
+    out = tmp_path / "package"
+
+    def work(_: Progress) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(ExportError, match="is no package folder; it is not replaced" if replace else "exists already"):
+        convert(checkpoint, out, replace=replace, on_progress=work)
+    assert contents(out) == {"thesis.txt": b"years of work"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "package"]
+
+
+def test_a_copied_package_opens_without_its_source(checkpoint: Path, tmp_path: Path) -> None:
+    package = convert(checkpoint, tmp_path / "package")
+    shutil.rmtree(checkpoint)
+    moved = package.rename(tmp_path / "elsewhere")
+    open_package(moved).check()

@@ -1,0 +1,157 @@
+"""What load() does with a device that is there and then does not open."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import embedllm
+from embedllm.backends.base import Engine
+from embedllm.backends.devices import drivers
+from embedllm.backends.devices import selection as select
+from embedllm.backends.devices.drivers import Choices, driver_of
+from embedllm.backends.probe import runner as probe_run
+from embedllm.backends.probe.probe import Outcome, failed
+from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.package.graph_flavors import FLOAT16, FLOAT32
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """breaks("openvino", ...) makes these devices fail to open; "auto" is OpenVINO's CPU and then ONNX Runtime's."""
+
+    def refuse(choices: Choices) -> Engine:
+        raise DeviceError(f"'{choices.device.name}' is out of memory")
+
+    def make(*names: str) -> None:
+        for name in names:
+            driver = driver_of(name)
+            assert driver is not None
+            monkeypatch.setitem(drivers._DRIVERS, name, replace(driver, open=refuse))
+        monkeypatch.setitem(select.RANKINGS, sys.platform, ("openvino", "cpu"))
+
+    return make
+
+
+def test_auto_goes_on_and_says_so(
+    breaks: Callable[..., None], tiny_package: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    breaks("openvino")
+    with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(tiny_package()) as model:
+        assert model.device.name == "cpu"
+    assert "'openvino' could not be opened: 'openvino' is out of memory" in caplog.text
+    assert "; not openvino: 'openvino' is out of memory" in caplog.text
+
+
+def test_an_explicit_device_raises_its_own_error_and_says_what_was_tried(
+    breaks: Callable[..., None], tiny_package: Callable[..., Path]
+) -> None:
+    breaks("openvino")
+    with pytest.raises(DeviceUnavailable, match=r"^'openvino' is out of memory$") as caught:
+        embedllm.load(tiny_package(), device="openvino")
+    assert caught.value.tried == (("openvino", "'openvino' is out of memory", ""),)
+    assert isinstance(caught.value.__cause__, DeviceError)
+
+
+def test_when_all_fail_each_is_told(breaks: Callable[..., None], tiny_package: Callable[..., Path]) -> None:
+    breaks("openvino", "cpu")
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package())
+    assert [(name, reason) for name, reason, _ in caught.value.tried] == [
+        (name, f"'{name}' is out of memory") for name in ("openvino", "cpu")
+    ]
+    assert str(caught.value.__cause__) == "'cpu' is out of memory"
+
+
+def test_auto_on_a_machine_with_one_device_raises_that_ones_error(
+    breaks: Callable[..., None], tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks("cpu")
+    monkeypatch.setitem(select.RANKINGS, sys.platform, ("directml", "cpu") if sys.platform != "win32" else ("cpu",))
+    with pytest.raises(DeviceUnavailable, match=r"^'cpu' is out of memory$"):
+        embedllm.load(tiny_package())
+
+
+def test_a_list_of_one_falls_to_nothing(breaks: Callable[..., None], tiny_package: Callable[..., Path]) -> None:
+    breaks("cpu")
+    with pytest.raises(DeviceUnavailable, match="Tried 'cpu': 'cpu' is out of memory"):
+        embedllm.load(tiny_package(), device=["cpu"])
+
+
+def test_a_target_with_a_comma_is_one_device_of_the_environment(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDLLM_DEVICE", "openvino:NPU:GPU,CPU")
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package())
+    assert [name for name, *_ in caught.value.tried] == ["openvino:NPU:GPU,CPU"]
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The CPU, said to run the float16 graph best, which it refuses when it opens; and the graphs that it was given."""
+    cpu = driver_of("cpu")
+    assert cpu is not None
+    given: list[str] = []
+
+    def open_it(choices: Choices) -> Engine:
+        assert choices.graph is not None
+        given.append(choices.graph.dialect)
+        if choices.graph.dialect == FLOAT16.name:
+            lack = "the GPU has no 16-bit floats"
+            raise DeviceUnavailable(f"'cpu' cannot run this model: {lack}.", [("cpu", lack, "another graph")])
+        return cpu.open(choices)
+
+    row = replace(cpu, dialects=(FLOAT16.name, FLOAT32.name), open=open_it)
+    monkeypatch.setitem(drivers._DRIVERS, "cpu", row)
+    return given
+
+
+@pytest.mark.parametrize("name", ["cpu", "openvino+cpu"])
+def test_a_graph_that_a_device_refuses_gives_way_to_the_next(
+    name: str, picky: list[str], tiny_package: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a GPU without float16 does, where no probe found that out."""
+    with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(tiny_package(), device=name) as model:
+        assert model.generate("a", max_tokens=1).tokens
+    assert picky == [FLOAT16.name, FLOAT32.name]
+    assert "the graph 'generic-float16' is not used: 'cpu' cannot run this model: the GPU has no 16-bit" in caplog.text
+
+
+def test_when_each_graph_is_refused_each_is_told(
+    picky: list[str], tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = driver_of("cpu")
+    assert row is not None
+    monkeypatch.setattr("tests.loading.test_device_search.FLOAT16", FLOAT32)  # the one that it refuses
+    monkeypatch.setitem(drivers._DRIVERS, "cpu", replace(row, dialects=(FLOAT32.name, FLOAT32.name)))
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package(), device="cpu")
+    assert len(caught.value.tried) == len(picky) == 2
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
+    """What the probes of devices give, by name; those in here are probed."""
+    outcomes: dict[str, Outcome] = {}
+    monkeypatch.setattr("embedllm.backends.devices.registry.is_probed", lambda device: device.name in outcomes)
+    monkeypatch.setattr(probe_run, "outcome_for", lambda device, **_: outcomes[device.name])
+    return outcomes
+
+
+def test_the_devices_of_a_pair_are_probed(
+    probes: dict[str, Outcome], picky: list[str], tiny_package: Callable[..., Path]
+) -> None:
+    probes["cpu"] = Outcome(ok=True, dialect=FLOAT32.name)
+    embedllm.load(tiny_package(), device="openvino+cpu").close()
+    assert picky == [FLOAT32.name]
+    probes["openvino"] = failed("failed: it computes wrongly", remedy="another driver")
+    with pytest.raises(DeviceUnavailable) as caught:
+        embedllm.load(tiny_package(), device="openvino+cpu")
+    reason = "'openvino': the probe failed: it computes wrongly"
+    assert caught.value.tried == (("openvino+cpu", reason, "another driver"),)

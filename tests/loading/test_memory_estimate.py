@@ -1,0 +1,223 @@
+"""What a model is expected to need: the numbers of each device, what is free, and loads that are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import embedllm
+from embedllm.backends.base import Device
+from embedllm.backends.devices.registry import Found
+from embedllm.backends.openvino import engine as ov
+from embedllm.backends.ort import engine as ort
+from embedllm.cli.main import cli
+from embedllm.errors import DeviceUnavailable
+from embedllm.files import free_memory
+from embedllm.loading import memory_estimate as fitting
+from embedllm.loading.memory_estimate import KEEPING, fit, lack
+from embedllm.package.package import Package, open_package
+from embedllm.package.tensors import kv_bytes
+from tests.benchmarks.bench_memory import in_fresh_process
+
+DEMO = Path(embedllm.__file__).parent / "demo"
+TOLERANCE = 0.2  # of what was measured, and as many bytes as allocators differ by: docs/performance.md#memory
+SLACK = 12 << 20  # bytes
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def demo() -> Package:
+    return open_package(DEMO, whole=False)
+
+
+def device(package: Package, name: str) -> Device:
+    return next(one for one in Found(package).named(name) if one.name == name)
+
+
+def have(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
+    monkeypatch.setattr(fitting, "free_bytes", lambda: free)
+
+
+# --- against what a process takes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("name", "prompt"), [("cpu", 1), ("cpu", 600), ("openvino", 1), ("openvino", 600)])
+def test_a_process_takes_what_is_expected(name: str, prompt: int) -> None:
+    found = in_fresh_process(str(DEMO), name, prompt)
+    off = found["expected_bytes"] - found["measured_bytes"]
+    assert abs(off) <= TOLERANCE * found["measured_bytes"] + SLACK, found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_tiny_model_is_mostly_the_runtime(tiny_package: Callable[..., Path]) -> None:
+    found = in_fresh_process(str(tiny_package("llama")), "cpu", 100)
+    assert abs(found["expected_bytes"] - found["measured_bytes"]) <= 20 * MIB, found
+
+
+# --- the numbers
+
+
+def test_chunks_are_those_of_the_engines() -> None:
+    assert (KEEPING["cpu", False].chunk, KEEPING["cpu", True].chunk) == (ort.CHUNK, ort.CHUNK)
+    assert KEEPING["openvino", False].chunk == ov.CHUNK
+
+
+def test_packed_weights_by_hand(demo: Package) -> None:
+    # ten layers of 512 x 512 twice, 256 x 512 twice and 1536 x 512 three times in 4 bits; a head of 16384 x 512 in 8
+    layers, head = 10 * (2 * 512 + 2 * 256 + 3 * 1536) * 512, 16384 * 512
+    assert fit(demo, device(demo, "cpu")).weights_bytes == (layers * (4 + 3) + head * (8 + 3)) // 8 + 20 * MIB
+
+
+def test_kv_is_counted_in_the_type_of_the_device(demo: Package) -> None:
+    cpu, openvino = (fit(demo, device(demo, name), context=1000) for name in ("cpu", "openvino"))
+    assert cpu.kv_bytes == kv_bytes(demo.decoder, 1000)
+    assert openvino.kv_bytes == kv_bytes(demo.decoder, 1000, 1) * 9 // 8
+
+
+def test_a_quantized_kv_is_smaller_and_not_measured(demo: Package) -> None:
+    cpu = device(demo, "cpu")
+    small = fit(demo, cpu, context=1000, kv="int8")
+    assert small.kv_bytes == kv_bytes(demo.decoder, 1000, 1) * 9 // 8
+    assert (small.is_measured, fit(demo, cpu).is_measured) == (False, True)
+
+
+def test_a_gpu_is_a_plain_estimate_against_its_own_memory(demo: Package) -> None:
+    cuda = Device(name="cuda", backend="", description="", available=True, memory=30 * MIB)
+    found = fit(demo, cuda, context=100)
+    size = demo.weights.stat().st_size
+    assert not found.is_measured
+    assert (found.weights_bytes, found.kv_bytes) == (size, kv_bytes(demo.decoder, 100, 2))
+    assert found.free_bytes == 30 * MIB
+    assert found.largest_context == (30 * MIB - size) // kv_bytes(demo.decoder, 1, 2)
+
+
+def test_a_pair_holds_the_weights_twice_and_the_kv_once(demo: Package) -> None:
+    cpu, openvino, both = (fit(demo, device(demo, name)) for name in ("cpu", "openvino", "openvino+cpu"))
+    assert both.weights_bytes == cpu.weights_bytes + openvino.weights_bytes
+    assert both.kv_bytes == cpu.kv_bytes
+
+
+@pytest.mark.parametrize("name", ["cpu", "openvino"])
+def test_the_largest_context_fits_and_the_next_does_not(
+    demo: Package, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(monkeypatch, 95 * MIB)
+    largest = fit(demo, device(demo, name)).largest_context
+    assert largest is not None
+    assert 256 < largest < 2048
+    assert fit(demo, device(demo, name), context=largest).fits
+    assert not fit(demo, device(demo, name), context=largest + 1).fits
+
+
+@pytest.mark.parametrize("context", [0, 2049])
+def test_a_context_that_the_package_cannot_hold(demo: Package, context: int) -> None:
+    with pytest.raises(ValueError, match=f"context is {context} tokens; expected 1 to 2048"):
+        fit(demo, device(demo, "cpu"), context=context)
+
+
+# --- what is free
+
+
+def test_a_container_is_asked_in_both_versions(tmp_path: Path) -> None:
+    new, old = tmp_path / "outer", tmp_path / "memory" / "job"
+    for folder, files in (
+        (new, {"memory.max": "1000", "memory.current": "700", "memory.stat": "inactive_file 50\nactive_file 1"}),
+        (new / "inner", {"memory.max": "max", "memory.current": "7", "memory.stat": ""}),
+        (
+            old,
+            {
+                "memory.limit_in_bytes": "500",
+                "memory.usage_in_bytes": "600",
+                "memory.stat": "inactive_file 9\ntotal_inactive_file 120",
+            },
+        ),
+    ):
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).write_text(text + "\n")
+    lines = tmp_path / "cgroup"
+    lines.write_text("4:memory:/job\n3:cpuset:/outer\n0::/outer/inner\n")
+    assert sorted(free_memory._left_in_groups(tmp_path, lines)) == [20, 351]
+    assert list(free_memory._left_in_groups(tmp_path, tmp_path / "none")) == []
+
+
+def test_without_psutil_nothing_is_told_and_nothing_refused(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    found = fit(demo, device(demo, "cpu"))
+    assert (found.free_bytes, found.largest_context, found.fits) == (None, None, None)
+    assert lack(demo, device(demo, "cpu")) is None
+
+
+def test_here_something_is_free() -> None:
+    free = free_memory.free_bytes()
+    assert free is not None
+    assert free > 0
+
+
+# --- loading
+
+
+def test_a_load_that_cannot_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 50 * MIB)
+    numbers = r"'cpu' cannot run this model: .*'demo' needs about \d+ MiB for 256 tokens \(weights 57 MiB, KV 5 MiB,"
+    with pytest.raises(DeviceUnavailable, match=numbers) as caught:
+        embedllm.load("demo", device="cpu")
+    assert "50 MiB are free" in str(caught.value)
+    assert "EMBEDLLM_FIT=off" in str(caught.value)
+    monkeypatch.setenv("EMBEDLLM_FIT", "off")
+    with embedllm.load("demo", device="cpu") as model:
+        assert model.memory is not None
+        assert model.memory.fits is False
+        assert model.memory.largest_context == 0
+
+
+def test_two_copies_that_do_not_fit_are_refused_and_the_next_device_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 100 * MIB)
+    with pytest.raises(DeviceUnavailable, match="100 MiB are free"):
+        embedllm.load("demo", device="openvino+cpu")
+    with embedllm.load("demo", device=["openvino+cpu", "cpu"]) as model:
+        assert model.device.name == "cpu"
+
+
+def test_what_fits_in_part_is_loaded_and_says_how_much(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 95 * MIB)
+    with embedllm.load("demo", device="cpu") as model:
+        assert model.memory == fit(demo, device(demo, "cpu"))
+        assert model.memory is not None
+        assert (model.memory.context, model.memory.fits) == (2048, False)
+
+
+# --- the command
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["fit", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_lists_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 95 * MIB)
+    lines = {line.split()[0]: line for line in run("demo").splitlines()[1:]}
+    assert {"cpu", "openvino", "reference"} <= lines.keys()
+    assert "~" not in lines["cpu"]
+    assert "it does not" in lines["reference"]
+
+
+def test_the_command_as_json(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, 95 * MIB)
+    (found,) = json.loads(run("demo", "--device", "cpu", "--context", "2000", "--json"))
+    expected = fit(demo, device(demo, "cpu"), context=2000)
+    assert found["needed_bytes"] == expected.needed_bytes
+    assert (found["fits"], found["largest_context"]) == (False, expected.largest_context)
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    done = CliRunner().invoke(cli, ["fit", "demo", "--device", "nonsense"])
+    assert (done.exit_code, done.stdout) == (1, "")

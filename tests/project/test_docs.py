@@ -1,0 +1,42 @@
+"""The examples of README and guides run; links between documents lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from embedllm.export import convert
+from tests.support.encoder_folders import write_embedder, write_reranker
+from tests.support.peft_folders import write_demo_adapter
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page, in order and in one namespace, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")  # not the reader's own
+    for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
+        write_demo_adapter(tmp_path / name, seed)
+    if page.name == "guide-embeddings.md":
+        sizes = {"max_position_embeddings": 128}
+        convert(write_embedder(tmp_path / "embedder", values=sizes, tokens=128), tmp_path / "my-embedder")
+        convert(write_reranker(tmp_path / "reranker", values=sizes), tmp_path / "my-reranker")
+    namespace: dict[str, object] = {"__name__": "__example__"}
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        line = text.count("\n", 0, match.start(1))
+        exec(compile("\n" * line + match[1], str(page), "exec"), namespace)  # line numbers are the page's
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing

@@ -1,0 +1,504 @@
+"""What an import loads and how the parts depend on each other: read from the sources, and seen in fresh processes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import embedllm
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # import name -> folder
+
+# Third-party packages, and the only modules that may import them.
+HOMES = {
+    "click": ("embedllm.cli.main",),
+    "filelock": ("embedllm.loading.export_cache",),
+    "gguf": ("embedllm.export.gguf.iq_grids",),  # read by few files; its error says how to install it
+    "google": ("embedllm.inspection.graph_check",),  # protobuf, whose errors onnx raises
+    "huggingface_hub": ("embedllm.hub.location", "embedllm.hub.repository"),
+    "jinja2": ("embedllm.text.jinja_sandbox",),
+    "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot", "embedllm.files.image"),
+    "js": ("embedllm.backends.browser.javascript",),  # this and "pyodide" are there in Pyodide only
+    "onnxruntime_genai": ("embedllm.backends.genai.engine",),
+    "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
+    "openvino_tokenizers": ("embedllm.export.openvino.tokenizer",),
+    "platformdirs": (
+        "embedllm.backends.openvino.runtime",
+        "embedllm.backends.probe.cache",
+        "embedllm.loading.export_cache",
+        "embedllm.hub.integrity",
+        "embedllm.loading.tuning_record",
+    ),
+    "psutil": ("embedllm.files.free_memory", "embedllm.bench.machine", "embedllm.bench.memory"),
+    "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
+    "pyodide": ("embedllm.backends.browser.javascript",),
+    "llguidance": ("embedllm.structured.llguidance",),
+    "numpy": (
+        "embedllm.sampling.numpy_logits",
+        "embedllm.kv_cache.kv_file",
+        "embedllm.adapters.peft",
+        "embedllm.files.float_types",
+        "embedllm.bench.",
+        "embedllm.backends.",
+        "embedllm.evaluation.",
+        "embedllm.export.",
+    ),
+    "onnx": (
+        "embedllm.export.",
+        "embedllm.inspection.graph_check",
+        "embedllm.backends.ort.lora",
+        "embedllm.backends.ort.default_inputs",
+        "embedllm.backends.gpu.webgpu_attention_check",
+    ),
+    "onnxruntime": ("embedllm.backends.ort.runtime",),
+    "rich": ("embedllm.cli.main",),
+    "tokenizers": ("embedllm.text.tokenizer",),
+    "transformers": ("embedllm.export.openvino.tokenizer",),
+}
+
+SAMPLING = (
+    "draw",
+    "dry",
+    "forbidden",
+    "mirostat",
+    "penalties",
+    "processors",
+    "sampling",
+    "sampling_checks",
+    "truncation",
+)
+
+STRUCTURED = ("structured", "structured_schema", "structured_lark")
+
+TOOLS = (
+    "reasoning",
+    "tool_arguments",
+    "tool_calls",
+    "tool_calls_bodies",
+    "tool_calls_formats",
+    "tool_calls_gemma",
+    "tool_calls_harmony",
+    "tool_calls_reader",
+    "tool_calls_reply",
+    "tool_choice",
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement, TYPE_CHECKING aside."""
+
+    of: str  # the module that imports
+    name: str  # the module that is imported
+    at_once: bool  # when the module is loaded, not in a function
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Of a process that knows nothing of this one's settings."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")}
+    return {**kept, "HOME": str(home), "USERPROFILE": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def run_fresh(code: str, *arguments: object, home: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=home, env=environment(home))
+
+
+# --- in a fresh process
+
+IMPORT = """
+import sys
+before = set(sys.modules)
+import embedllm
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_importing_embedllm_loads_the_standard_library_only(tmp_path: Path) -> None:
+    modules = run_fresh(IMPORT, home=tmp_path).stdout.split()
+    roots = {module.partition(".")[0] for module in modules}
+    assert "embedllm.model" in modules
+    assert "embedllm.export" not in modules
+    assert roots - sys.stdlib_module_names == {"embedllm"}
+    assert not roots & {"asyncio", "concurrent", "ctypes", "unittest"}  # heavy, and not needed yet
+
+
+GENERATE = """
+import sys
+import embedllm
+
+with embedllm.load(sys.argv[1]) as model:
+    model.generate("hello", max_tokens=3)
+    if "jinja2" in sys.modules:
+        raise SystemExit("a plain prompt needs no template")
+    model.chat([{"role": "user", "content": "hello"}], max_tokens=3)
+found = {module.partition(".")[0] for module in sys.modules}
+if found & set(sys.argv[2:]):
+    raise SystemExit(f"loaded {found & set(sys.argv[2:])}")
+"""
+
+
+def test_generating_loads_no_exporter_prints_nothing_and_writes_nothing(
+    tiny_package: Callable[..., Path], tmp_path: Path
+) -> None:
+    unwanted = ("onnx", "torch", "transformers", "huggingface_hub", "safetensors", "google", "click", "rich", "asyncio")
+    done = run_fresh(GENERATE, tiny_package("llama"), *unwanted, home=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_openvino_writes_nothing_and_reports_nothing(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    code = """
+import sys, embedllm
+with embedllm.load(sys.argv[1], device="openvino") as model:
+    model.generate("hello", max_tokens=3)
+print(*[name for name in sys.modules if "openvino_telemetry" in name])
+"""
+    done = run_fresh(code, tiny_package("llama"), home=tmp_path)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+    assert list(tmp_path.rglob("*")) == []
+
+
+# --- the public names
+
+
+def test_the_public_names_are_listed_in_order_and_there() -> None:
+    assert embedllm.__all__ == sorted(embedllm.__all__)
+    submodules = {name.rpartition(".")[2] for name in sys.modules if name.startswith("embedllm.")}
+    visible = {name for name in vars(embedllm) if not name.startswith("_")} - submodules - {"annotations"}
+    assert visible == set(embedllm.__all__)
+
+
+def test_each_public_name_says_what_it_is() -> None:
+    assert [name for name in embedllm.__all__ if not getattr(embedllm, name).__doc__] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert embedllm.__version__ == PYPROJECT["project"]["version"]
+
+
+# --- the sources
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module by its import name."""
+    found: dict[str, Path] = {}
+    for package, folder in FOLDERS.items():
+        for at, folders, files in os.walk(ROOT / folder):  # does not follow the links from embedllm/ to the others
+            folders[:] = [name for name in folders if name != "node_modules"]
+            for file in files:
+                path = Path(at, file)
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                if path.suffix == ".py":
+                    found[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return found
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for module, path in sources().items() for found in imports_of(module, path))
+
+
+def imports_of(module: str, path: Path) -> Iterator[Import]:
+    def visit(node: ast.AST, *, at_once: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            yield from (Import(module, alias.name, at_once) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (Import(module, name if name in sources() else str(node.module), at_once) for name in names)
+        inner = at_once and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_once=inner)
+
+    return visit(ast.parse(path.read_text(encoding="utf-8")), at_once=True)
+
+
+def is_within(module: str, places: tuple[str, ...]) -> bool:
+    """A place with a dot at its end is all that lies below; others are a beginning of the name."""
+    return module.startswith(places)
+
+
+def test_the_packages_of_pyproject_are_the_folders_with_code() -> None:
+    packages = [name for name, path in sources().items() if path.name == "__init__.py"]
+    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(packages)
+    for name in FOLDERS:
+        link = ROOT / name.replace(".", "/")  # embedllm/backends -> ../backends, for editors and type checkers
+        assert link.resolve() == ROOT / FOLDERS[name]
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_each_third_party_package_has_its_homes(package: str) -> None:
+    users = {found.of for found in imports() if found.name.partition(".")[0] == package}
+    assert users
+    assert {module for module in users if not is_within(module, HOMES[package])} == set()
+
+
+def test_no_other_third_party_package_is_imported() -> None:
+    roots = {found.name.partition(".")[0] for found in imports()}
+    assert roots - sys.stdlib_module_names == {"embedllm", *HOMES}
+
+
+def test_the_rule_imports_no_third_party_package_at_all() -> None:
+    rule = {
+        "types",
+        "errors",
+        *SAMPLING,
+        "beam_search",
+        "beam_runner",
+        *STRUCTURED,
+        *TOOLS,
+        "tool_loop",
+        "tool_question",
+        "token_bytes",
+        "decode",
+        "loop",
+        "lookup",
+        "speculation",
+        "speculation_costs",
+        "options",
+        "adapters",
+        "sequences",
+        "held_sequence",
+        "beside",
+        "history",
+        "shift",
+        "prefix_cache",
+        "prefixes",
+        "prefix_options",
+        "background",
+        "collecting",
+        "state_kind",
+        "stored_kv",
+        "async_stream",
+        "runner",
+        "batch",
+        "completion",
+        "request_builder",
+        "encoding",
+        "opening_encoder",
+        "model",
+        "conversation",
+        "finding",
+        "first_device",
+        "gguf_export",
+        "hub_choice",
+        "hub_name",
+        "knobs",
+        "opening",
+        "vocabulary",
+    }
+    for found in imports():
+        if found.of in {f"embedllm.{module}" for module in rule}:
+            assert found.name.partition(".")[0] in {"embedllm", *sys.stdlib_module_names}, found
+
+
+def test_what_embedllm_loads_at_once_has_no_third_party_package() -> None:
+    reached, waiting = set(), ["embedllm"]
+    while waiting:
+        module = waiting.pop()
+        reached.add(module)
+        for found in imports():
+            if found.of == module and found.at_once:
+                assert found.name.partition(".")[0] not in HOMES, found
+                waiting += {found.name} & (sources().keys() - reached)
+    assert {
+        "embedllm.generation.generation",
+        "embedllm.text.tokenizer",
+        "embedllm.text.chat_template",
+        "embedllm.backends.base",
+    } <= reached
+
+
+def level(module: str) -> int:
+    """How high a module stands; each may import its own level and what is below. DESIGN: layers point one way."""
+    name = module.removeprefix("embedllm.")
+    name = "web" if name.startswith("web.") else name
+    levels = [
+        (
+            "types",
+            "errors",
+            "adapters",
+            "manifest_values",
+            "onnx_outline",
+            "free_memory",
+            "parts",
+            "openvino_options",
+            "untracked",
+            "whole_file",
+            "jsonl",
+            "knobs",
+            "backends.base",
+        ),
+        ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
+        (
+            "tokenizer_config",
+            "genai_config",
+            "tool_schema",
+            *TOOLS,
+            "tensorfile",
+            "tensor_floats",
+            "text",
+            "windows",
+            "chat",
+            "sandbox",
+            "settings",
+            "package",
+            "rows",
+            "prompt",
+            "structured_grammars",
+            "background",
+            "collecting",
+            "state_file",
+            "state_kind",
+            "stored_kv",
+            "prefix_cache",
+            "cache_folder",
+            "export_cache",
+            "hub_name",
+            "hub_choice",
+            "hub_refusal",
+            "hub_unchecked",
+        ),
+        (
+            "export.decoder",
+            "export.decoder_json",
+            "export.decoder_tensors",
+            "export.dialects",
+            "export.quantize",
+            "export.rotation",
+            "export.scale_search",
+            "export.traced",
+            "foreign",
+            "foreign_faults",
+            "foreign_genai",
+            "foreign_gpu",
+            "foreign_onnx",
+            "foreign_openvino",
+            "foreign_pipeline",
+            "foreign_texts",
+            "peft_config",
+            "peft",
+            "decode",
+        ),
+        ("loop", "lookup", "speculation", "speculation_costs"),
+        ("backends", "export", "describe", "describe_foreign", "describe_graphs"),
+        (
+            "admission",
+            "place_count",
+            "prefixes",
+            "prefix_options",
+            "conversation_file",
+            "held_sequence",
+            "beside",
+            "history",
+            "shift",
+            "sequences",
+            "vocabulary",
+            "beam_runner",
+            "async_stream",
+            "batch",
+            "runner",
+            "completion",
+            "request_builder",
+            "encoding",
+            "opening_encoder",
+            "model",
+            "conversation",
+            "tool_loop",
+            "tool_question",
+            "options",
+            "device_list",
+            "fit",
+            "first_device",
+            "finding",
+            "gguf_export",
+            "hub",
+            "hub_kept",
+            "hub_models",
+            "hub_progress",
+            "hub_sources",
+            "opening",
+            "tuning",
+            "tuning_choice",
+            "tuning_devices",
+            "tuning_record",
+            "tuning_run",
+            "tuning_trial",
+            "embedllm",
+            "web",
+        ),
+    ]
+    for place, names in enumerate(levels):
+        if name in names or (place == 5 and name.startswith(("backends.", "export."))):
+            return place
+    return len(levels)
+
+
+def test_layers_point_one_way() -> None:
+    # what a package describes; loaded when asked
+    data = (
+        *(f"embedllm.export.{name}" for name in ("decoder", "decoder_json", "traced")),
+        "embedllm.package.foreign.detect",
+    )
+    wrong = [
+        found
+        for found in imports()
+        if found.name.startswith("embedllm")
+        and level(found.name) > level(found.of)
+        and not (found.of == "embedllm.package.package" and found.name in data and not found.at_once)
+        # __version__
+        and not (
+            found.of.startswith(("embedllm.export.", "embedllm.backends.probe.cache")) and found.name == "embedllm"
+        )
+    ]
+    assert wrong == []
+
+
+def test_backends_import_little() -> None:
+    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "foreign_gpu", "export.decoder",
+              "export.dialects", "export.decoder_tensors", "export.quantize", "export.traced", "knobs",
+              "openvino_options", "untracked", "backends.base", "backends.adapted", "backends.listed_row",
+              "backends.memory", "backends.ort_states", "backends.kept_rows", "backends.kv_memory",
+              "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",
+              "backends.traced_place", "backends.threads", "backends.ort_runtime", "backends.reference_layers",
+              "backends.reference_math"}  # fmt: skip
+    allowed = {"embedllm", *(f"embedllm.{module}" for module in shared)}
+    for found in imports():
+        if found.of.startswith("embedllm.backends.") and found.name.startswith("embedllm"):
+            # the NPU's and CUDA's files go on where OpenVINO's and ONNX Runtime's end
+            others = ("registry", "select", "sources", "drivers", "ort", "ort_session", "ort_traced", "host", "probe",
+                      "traced_inputs", "traced_place", "probe_memory", "probe_run", "model_lacks", "ov", "ov_paged",
+                      "ov_blocks", "ov_cut", "npu", "cuda", "encoder_engine", "resident", "resident_buffers",
+                      "device_session", "directml", "directml_session", "plugins", "web", "web_row", "webgpu",
+                      "webgpu_session", "webgpu_check", "adapted_openvino", "genai",
+                      "genai_session")  # fmt: skip
+            is_chooser = found.of in tuple(f"embedllm.backends.{name}" for name in others)
+            assert found.name in allowed or (is_chooser and found.name.startswith("embedllm.backends")), found
+
+
+def test_only_what_runs_the_model_brings_a_backend_into_the_exporter() -> None:
+    users = {
+        found.of
+        for found in imports()
+        if found.of.startswith("embedllm.export")
+        and found.name.startswith("embedllm.backends")
+        and found.name != "embedllm.backends.system.cpu_threads"  # counts cores; no backend
+    }
+    running = ("calibration_text", "fallback", "float_pass", "kv_scales", "verify")
+    assert users == {f"embedllm.export.{name}" for name in running}

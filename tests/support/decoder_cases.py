@@ -1,0 +1,344 @@
+"""Decoders that differ from a plain one by what some family has: one thing a case. For tests of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    Detour,
+    Guess,
+    Latent,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    ProportionalScaling,
+    QueryGrowth,
+    Rope,
+    Streams,
+    TokenInput,
+    TokenInputs,
+)
+from tests.support.tiny import tiny_config
+
+Change = Callable[[Decoder], Decoder]
+VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE = 307, 80, 5, 1, 16  # a last group of 16 values in rows of 80
+
+
+@cache
+def plain() -> Decoder:
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}
+    return describe(Config(tiny_config("qwen3", **sizes)), None)
+
+
+def attending(layer: Layer) -> Attention:
+    assert isinstance(layer.attention, Attention)
+    return layer.attention
+
+
+def layers(change: Callable[[int, Layer], Layer]) -> Change:
+    def changed(decoder: Decoder) -> Decoder:
+        return replace(decoder, layers=tuple(change(at, layer) for at, layer in enumerate(decoder.layers)))
+
+    return changed
+
+
+def attention(**changes: object) -> Change:
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, **changes)))  # type: ignore[arg-type]
+
+
+def norm(name: str, size: int = HIDDEN, **changes: object) -> Norm:
+    return replace(Norm(name=name, source=f"{name}.weight", size=size, epsilon=1e-5), **changes)  # type: ignore[arg-type]
+
+
+def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
+    return Linear(name=name, source=name, rows=rows, columns=columns, bias=bias)
+
+
+def layer_norms(decoder: Decoder) -> Decoder:
+    def change(found: Norm | None) -> Norm | None:
+        return found and replace(found, kind="layer", bias=f"{found.name}.bias")
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        return replace(layer, attention_norm=change(layer.attention_norm), mlp_norm=change(layer.mlp_norm))
+
+    decoder = layers(of_layer)(decoder)
+    return replace(decoder, norm=replace(decoder.norm, kind="layer", bias="norm.bias"))
+
+
+def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = False, kind: str = "rms") -> Change:
+    """Norms of q and k: each head by weights of its own, all heads together, or after the rotation."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = attending(layer)
+
+        def made(part: str, heads: int) -> Norm:
+            size = heads * SIZE if whole else SIZE
+            return norm(f"layers.{at}.{part}_norm", size, groups=heads if groups else 1, kind=kind)
+
+        return replace(layer, attention=replace(found, q_norm=made("q", found.heads), k_norm=made("k", found.kv_heads),
+                                                norm_turned=turned))  # fmt: skip
+
+    return lambda decoder: layers(of_layer)(kv_heads(5)(decoder) if groups or whole else decoder)
+
+
+def kv_heads(count: int) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = attending(layer)
+        k, v = (replace(one, rows=count * SIZE) for one in (found.k, found.v))
+        return replace(layer, attention=replace(found, kv_heads=count, k=k, v=v))
+
+    return layers(of_layer)
+
+
+def wide_heads(size: int) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        a = attending(layer)
+        q, k, v = replace(a.q, rows=HEADS * size), replace(a.k, rows=size), replace(a.v, rows=size)
+        o = replace(a.o, columns=HEADS * size)
+        return replace(layer, attention=replace(a, head_dim=size, q=q, k=k, v=v, o=o, q_norm=None, k_norm=None))
+
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=size))
+
+
+def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
+    """Keys and values made of vectors of 40 values, which all heads share; of so many, queries too."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name = f"layers.{at}.attention"
+        latent = Latent(
+            q=linear(f"{name}.q.small", q_rank, HIDDEN) if q_rank else None,
+            q_norm=norm(f"{name}.q.small_norm", q_rank) if q_rank else None,
+            kv=linear(f"{name}.kv.small", 40, HIDDEN),
+            kv_norm=norm(f"{name}.kv.small_norm", 40),
+            k=linear(f"{name}.k.shared", turned, HIDDEN),
+            value_dim=value,
+        )
+        size = turned + still
+        q = linear(f"{name}.q", HEADS * size, q_rank or HIDDEN)
+        k, v = linear(f"{name}.k", HEADS * still, 40), linear(f"{name}.v", HEADS * value, 40)
+        o = linear(f"{name}.o", HIDDEN, HEADS * value)
+        return replace(layer, attention=Attention(heads=HEADS, kv_heads=HEADS, head_dim=size, q=q, k=k, v=v, o=o,
+                                                  latent=latent))  # fmt: skip
+
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=turned))
+
+
+def post_norms(*, only: bool = False) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        after = {f"{part}_post_norm": norm(f"layers.{at}.{part}_post_norm") for part in ("attention", "mlp")}
+        before = {"attention_norm": None, "mlp_norm": None} if only else {}
+        return replace(layer, **after, **before)  # type: ignore[arg-type]
+
+    return layers(of_layer)
+
+
+def mlps(*, gate: bool = True, activation: str = "silu", bias: bool = False) -> Change:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        found = layer.mlp
+        assert isinstance(found, Mlp)
+        up, down = replace(found.up, bias=bias), replace(found.down, bias=bias)
+        return replace(layer, mlp=replace(found, gate=found.gate if gate else None, up=up, down=down,
+                                          activation=activation))  # fmt: skip
+
+    return layers(of_layer)
+
+
+def limited(decoder: Decoder) -> Decoder:
+    def of_layer(at: int, layer: Layer) -> Layer:
+        assert isinstance(layer.mlp, Mlp)
+        return replace(layer, mlp=replace(layer.mlp, slope=1.7, limit=0.25, up_plus=1.0))
+
+    return layers(of_layer)(decoder)
+
+
+def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool = False, bias: bool = False,
+             gated: bool = False, **changes: object) -> Change:  # fmt: skip
+    def of_layer(at: int, layer: Layer) -> Layer:
+        def one(name: str) -> Mlp:
+            name = f"layers.{at}.mlp.{name}"
+            return Mlp(gate=linear(f"{name}.gate", inner, HIDDEN, bias=bias), up=linear(f"{name}.up", inner, HIDDEN,
+                       bias=bias), down=linear(f"{name}.down", HIDDEN, inner, bias=bias))  # fmt: skip
+
+        moe = Moe(
+            router=linear(f"layers.{at}.mlp.router", experts, HIDDEN, bias=bias),
+            experts=tuple(one(f"experts.{number}") for number in range(experts)),
+            used=used,
+            shared=one("shared") if shared else None,
+            shared_gate=linear(f"layers.{at}.mlp.shared_gate", 1, HIDDEN) if gated else None,
+        )
+        corrected = {"correction": f"layers.{at}.{changes['correction']}"} if "correction" in changes else {}
+        return replace(layer, mlp=replace(moe, **{**changes, **corrected}))  # type: ignore[arg-type]
+
+    return layers(of_layer)
+
+
+def told(size: int) -> Change:
+    """Layers that are told `size` values of each token, and multiply their stream in the end."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name = f"layers.{at}.told"
+        gate, up = linear(f"{name}.gate", size, HIDDEN), linear(f"{name}.up", HIDDEN, size)
+        part = TokenInput(gate=gate, up=up, norm=norm(f"{name}.norm"), activation="gelu_tanh")
+        return replace(layer, token_input=part, scale=f"layers.{at}.scale.norm.weight")
+
+    table, projection = linear("told.table", VOCABULARY, 2 * size), linear("told.projection", 2 * size, HIDDEN)
+    inputs = TokenInputs(table=table, projection=projection, norm=norm("told.norm", size), table_multiplier=4.0,
+                         multiplier=0.7)  # fmt: skip
+    return lambda decoder: replace(layers(of_layer)(decoder), token_inputs=inputs)
+
+
+def keys_of_first(**changes: object) -> Change:
+    """The second layer reads the first one's keys and values. changes: of the attention of both."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        if not at:
+            return layer
+        k, v = (linear(f"layers.0.attention.{part}", one.rows, HIDDEN)
+                for part, one in (("k", attending(layer).k), ("v", attending(layer).v)))  # fmt: skip
+        return replace(layer, attention=replace(layer.attention, kv_from=0, k=k, v=v, k_norm=None))
+
+    return both(attention(**changes), layers(of_layer))
+
+
+def streams(count: int = 3) -> Change:
+    """Several streams, ways beside attention, sparse gates; layers are told of each token but the last ones."""
+
+    def of_layer(at: int, layer: Layer) -> Layer:
+        name, mlp = f"layers.{at}", layer.mlp
+        assert isinstance(mlp, Mlp)
+        guess = Guess(norm=norm(f"{name}.guess.norm"), router=linear(f"{name}.guess.router", count, HIDDEN),
+                      predict=linear(f"{name}.guess.predict", count**2, count),
+                      correct=linear(f"{name}.guess.correct", count, count),
+                      scale=f"{name}.guess.scale")  # fmt: skip
+        detour = Detour(down=linear(f"{name}.detour.down", 16, HIDDEN), up=linear(f"{name}.detour.up", HIDDEN, 16),
+                        norm=norm(f"{name}.detour.norm"))  # fmt: skip
+        return replace(layer, guess=guess, detour=detour, mlp=replace(mlp, cutoff=0.5))
+
+    begin, end = (tuple(linear(f"{part}.{at}", HIDDEN, HIDDEN) for at in range(count - 1)) for part in ("begin", "end"))
+
+    def whole_model(decoder: Decoder) -> Decoder:
+        inputs = decoder.token_inputs
+        assert inputs is not None
+        few = replace(inputs, table=replace(inputs.table, rows=VOCABULARY - 100))
+        return replace(layers(of_layer)(decoder), streams=Streams(begin=begin, end=end), token_inputs=few)
+
+    return both(told(40), whole_model)
+
+
+def value_norms(at: int, layer: Layer) -> Layer:
+    return replace(layer, attention=replace(layer.attention, v_norm=norm(f"layers.{at}.v_norm", SIZE)))
+
+
+def sinks(decoder: Decoder) -> Decoder:
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, sinks=f"sinks.{at}")))(decoder)
+
+
+def both(*changes: Change) -> Change:
+    def changed(decoder: Decoder) -> Decoder:
+        for change in changes:
+            decoder = change(decoder)
+        return decoder
+
+    return changed
+
+
+def by_layer(first: dict[str, object], second: dict[str, object]) -> Change:
+    """Of the attention of the two layers."""
+    return layers(lambda at, layer: replace(layer, attention=replace(layer.attention, **(first, second)[at])))  # type: ignore[arg-type]
+
+
+def whole(**changes: object) -> Change:
+    return lambda decoder: replace(decoder, **changes)  # type: ignore[arg-type]
+
+
+PARALLEL = layers(lambda at, layer: replace(layer, parallel=True, mlp_norm=None))
+LEARNED = both(attention(rope=None), whole(positions=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotated=0)))
+UNTIED = whole(head=linear("lm_head", VOCABULARY, HIDDEN, bias=True))
+
+CASES: dict[str, Change] = {
+    "layer norm": layer_norms,
+    "layer norm without bias": whole(norm=norm("norm", kind="layer")),
+    "rms norm with bias": whole(norm=norm("norm", bias="norm.bias")),
+    "norm of 1 and more": whole(norm=norm("norm", plus=1.0)),
+    "norm without weights": whole(norm=norm("norm", source="")),
+    "norms of heads of their own": head_norms(groups=True, kind="layer"),
+    "norms over all heads": head_norms(whole=True),
+    "norms after the rotation": head_norms(turned=True),
+    "norms of their own after the rotation": head_norms(groups=True, turned=True),
+    "post norms": post_norms(),
+    "post norms only": post_norms(only=True),
+    "parallel": PARALLEL,
+    "parallel, two norms": layers(lambda at, layer: replace(layer, parallel=True)),
+    "parallel in the first layer": layers(lambda at, layer: replace(layer, parallel=at == 0)),
+    "residual multiplier": layers(lambda at, layer: replace(layer, residual_multiplier=0.3)),
+    "partial rotation": whole(rope=Rope(base=1e4, rotated=8)),
+    "no rotation in a layer": by_layer({}, {"rope": None}),
+    "learned positions": LEARNED,
+    "two rotations": both(whole(local_rope=Rope(base=100.0, rotated=16)), by_layer({"rope": 1, "window": 5}, {})),
+    "two rotations, one partial": both(whole(local_rope=Rope(base=100.0, rotated=4)), by_layer({"rope": 1}, {})),
+    "heads of 64": wide_heads(64),
+    "heads of 24": wide_heads(24),
+    "scale": attention(scale=0.1),
+    "softcap": attention(softcap=0.5),
+    "softcap in a layer, shared heads, window": by_layer({"softcap": 0.5, "window": 6}, {}),
+    "sinks": sinks,
+    "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
+    "sinks, softcap": both(sinks, attention(softcap=1.0)),
+    "queries that grow": attention(growth=QueryGrowth(beta=0.5, trained=7)),
+    "latents": latents(turned=16, still=16, value=24),
+    "latents, queries too": latents(turned=16, still=32, value=48, q_rank=24),
+    "latents, an odd rotation": latents(turned=8, still=16, value=8),
+    "no gate": mlps(gate=False, activation="gelu", bias=True),
+    "gelu": mlps(activation="gelu"),
+    "gelu, tanh": mlps(activation="gelu_tanh"),
+    "silu of another slope, limits": limited,
+    "relu": mlps(activation="relu"),
+    "relu squared": mlps(gate=False, activation="relu2"),
+    "mixture": mixtures(),
+    "mixture, normalised, biases": mixtures(normalised=True, bias=True),
+    "mixture of one": mixtures(used=1),
+    "mixture of all": mixtures(used=6),
+    "mixture, sigmoid, groups": mixtures(
+        experts=8,
+        scores="sigmoid",
+        groups=4,
+        used_groups=2,
+        normalised=True,
+        scale=2.5,
+        correction="correction",
+        shared=True,
+    ),
+    "mixture, softmax, groups": mixtures(experts=8, groups=2, used_groups=1, used=3),
+    "mixture, softmax of the best": mixtures(scores="softmax_of_best"),
+    "mixture, shared by weight": mixtures(shared=True, gated=True),
+    "mixture, parallel": both(mixtures(), PARALLEL),
+    "keys of an earlier layer": keys_of_first(),
+    "keys of an earlier layer, window, not turned inside": both(
+        whole(rope=Rope(base=1e4, rotated=8)), keys_of_first(window=6)
+    ),
+    "norms of values": layers(value_norms),
+    "told of each token": told(40),
+    "streams": streams(),
+    "proportional rotation": whole(
+        rope=Rope(base=1e4, rotated=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
+    ),
+    "embedding multiplier": whole(embedding_multiplier=5.0),
+    "embedding norm": whole(embedding_norm=norm("embedding_norm", kind="layer", bias="embedding_norm.bias")),
+    "logits multiplier": whole(logits_multiplier=0.2),
+    "logits softcap": both(UNTIED, whole(logits_softcap=2.0)),
+    "logits multiplier and softcap": whole(logits_multiplier=0.2, logits_softcap=2.0),
+    "head with bias": UNTIED,
+    "biases of some of q, k and v": layers(
+        lambda at, layer: replace(
+            layer, attention=replace(attending(layer), k=replace(attending(layer).k, bias=at == 1))
+        )
+    ),
+}

@@ -1,0 +1,94 @@
+"""One packed matrix in a file of its own, and the floats that each runtime takes it for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+
+from embedllm.backends.openvino.engine import EXACT
+from embedllm.backends.openvino.runtime import core
+from embedllm.export.layout import CONSTANTS, Entry, Writer, lay_out
+from embedllm.export.onnx import linear as onnx_products
+from embedllm.export.onnx.builder import Graph
+from embedllm.export.openvino import linear as openvino_products
+from embedllm.export.openvino.ir import Ir
+from embedllm.export.rounding.quantize import Packed, Packing, dequantize
+from embedllm.export.writing.plan import blocks
+from embedllm.package.architecture import Linear
+from embedllm.package.graph_flavors import FLOAT32, GPU_FLOAT32, Dialect
+from embedllm.package.package import WEIGHTS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.types import F32
+
+_EXACT = dataclasses.replace(FLOAT32, accuracy_level=0)
+
+
+def as_runtimes_see(
+    folder: Path, packed: Packed, packing: Packing, columns: int, order: NDArray[np.int32] | None = None
+) -> Iterator[tuple[str, F32]]:
+    """(by whom and how, [rows, columns]): multiplied by the identity without rounding, and all rows looked up.
+
+    order: of the columns of a "matrix" that has one, which is no table; the reference's are as they lie.
+    """
+    yield "reference", dequantize(packed, packing, columns)
+    linear = Linear(name="matrix", source="matrix", rows=len(packed.weight), columns=columns)
+    pool = _openvino(Ir(None), linear, packing).pool
+    orders = [] if order is None else [Entry("matrix.order", "I32", (columns,))]
+    runs = [[Entry(CONSTANTS, "U8", (len(pool),))], *filter(None, [orders]), *blocks([linear], packing)]
+    layout = lay_out(runs, {"format": "embedllm"})
+    with Writer(folder / WEIGHTS, layout) as writer:
+        writer.write(CONSTANTS, pool)
+        if order is not None:
+            writer.write("matrix.order", order)
+        for kind in ("weight", "scale", "minimum", "zero"):
+            if (values := getattr(packed, kind)) is not None:
+                writer.write(f"matrix.{kind}", np.ascontiguousarray(values))
+        writer.finish()
+    identity, every = np.eye(columns, dtype=np.float32)[None], np.arange(linear.rows)[None]
+    for dialect in (_EXACT, GPU_FLOAT32):
+        path = folder / dialect.file
+        path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, dialect))
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        given = {"x": identity, "tokens": every}
+        product, *rows = session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
+        yield f"{dialect.name}, product", np.asarray(product)[0].T
+        yield from ((f"{dialect.name}, rows", np.asarray(each)[0]) for each in rows)
+    (folder / "model.xml").write_text(_openvino(Ir(layout), linear, packing).xml("matrix"))
+    model = core().compile_model(core().read_model(folder / "model.xml", folder / WEIGHTS), "CPU", EXACT)
+    found = model.create_infer_request().infer({"x": identity, **({} if packing.order else {"tokens": every})})
+    product, *rows = (found[output] for output in model.outputs)
+    yield "openvino, product", product[0].T
+    yield from (("openvino, rows", each[0]) for each in rows)
+
+
+def _onnx(graph: Graph, linear: Linear, packing: Packing, dialect: Dialect) -> bytes:
+    products = onnx_products.Products(graph, {linear.name: packing}, dialect)
+    graph.scope = "test"
+    names = [products.linear("x", [linear], "product")]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", linear.columns])]
+    if not packing.order:
+        names.append(products.embedding(linear, "tokens"))
+        inputs.append(helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "wanted"]))
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    return graph.model("matrix", inputs, outputs).SerializeToString()
+
+
+def _openvino(ir: Ir, linear: Linear, packing: Packing) -> Ir:
+    products = openvino_products.Products(ir, {linear.name: packing})
+    x = ir.op("Parameter", [], "x", type="f32", tensor="x", shape=f"?,?,{linear.columns}", element_type="f32")
+    tokens = None if packing.order else ir.parameter("tokens", "i64", 2)
+    product = products.linear(x, [linear], "product", tensor="product")
+    rows = tokens and products.rows(linear, tokens, "rows")
+    ir.split("Result", [product], "product.result", 0)
+    if rows is not None:
+        ir.split("Result", [rows], "rows.result", 0)
+    return ir

@@ -1,0 +1,308 @@
+"""Tool calls in replies: each family's form by hand, in any pieces, and what its own template writes read back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedllm.text.chat_template import ChatTemplate
+from embedllm.tools.calls import Parts, ReplyReader, assistant_message, for_template, new_id, tool_parameters
+from embedllm.tools.formats import FORMATS, format_named, format_of
+from embedllm.tools.harmony import HarmonyReader
+from embedllm.tools.reply_parser import reply_reader
+from embedllm.tools.stream_parser import CallReader
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+BAR, GAP = "\uff5c", "\u2581"
+
+# format, what the model writes, its text, the calls
+WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    ("hermes", 'I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "I look.",
+     [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>', "",
+     [("f", {}), ("g", {})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call> ok', " ok",
+     [("f", {"a": "</tool_call>"})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", [("f", {"a": 1})]),
+    ("hermes", "a < b and <tool", "a < b and <tool", []),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\nx\n\ny\n</parameter>\n<parameter=n>\n3\n</parameter>\n"
+     "</function>\n</tool_call>", "", [("f", {"a": "x\n\ny", "n": 3})]),
+    ("llama3", '{"name": "f", "parameters": {"a": [1]}}', "", [("f", {"a": [1]})]),
+    ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "",
+     [("f", {}), ("g", {})]),
+    ("llama3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    ("llama3", "{x | x > 0}", "{x | x > 0}", []),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "",
+     [("f", {"a": 1}), ("g", {})]),
+    ("mistral", 'Yes.[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}', "Yes.",
+     [("f", {"a": "[TOOL_CALLS]"}), ("g", {})]),
+    ("deepseek", f"<{BAR}tool{GAP}calls{GAP}begin{BAR}><{BAR}tool{GAP}call{GAP}begin{BAR}>"
+     f'function<{BAR}tool{GAP}sep{BAR}>f\n```json\n{{"a": 1}}\n```<{BAR}tool{GAP}call{GAP}end{BAR}>'
+     f'<{BAR}tool{GAP}calls{GAP}end{BAR}>', "",
+     [("f", {"a": 1})]),
+    ("functiongemma", "<start_function_call>call:f{a:<escape>x, {y}<escape>,b:[1,{c:true}],d:null}<end_function_call>",
+     "", [("f", {"a": "x, {y}", "b": [1, {"c": True}], "d": None})]),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>x<|"|>,n:-2.5}<tool_call|>', "", [("f", {"a": "x", "n": -2.5})]),
+    ("phi4", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>', "", [("f", {"a": 1})]),
+    ("lfm2", '<|tool_call_start|>[f(a="x", b=[1, None]), g()]<|tool_call_end|>Done.', "Done.",
+     [("f", {"a": "x", "b": [1, None]}), ("g", {})]),
+    ("command_r", 'Action: ```json\n[{"tool_name": "f", "parameters": {"a": 1}}]\n```', "", [("f", {"a": 1})]),
+    ("functionary", '<function=f>{"a": 1}</function>', "", [("f", {"a": 1})]),
+    ("jamba", '<tool_calls>[\n{"name": "f", "arguments": {}}\n]</tool_calls>', "", [("f", {})]),
+    ("nemotron", '<toolcall> {"arguments": {"a": 1}, "name": "f"} </toolcall>', "", [("f", {"a": 1})]),
+    ("json", 'So:\n```json\n{"name": "f", "arguments": {"a": 1}}\n```', "So:", [("f", {"a": 1})]),
+    ("json", 'So:\n\n```json\n{"a": 1}\n```\nDone.', 'So:\n\n```json\n{"a": 1}\n```\nDone.', []),
+    ("json", '[{"name": "f", "arguments": {}}]', "", [("f", {})]),
+    ("json", '{"function": {"name": "f", "arguments": "{\\"a\\": 1}"}}', "", [("f", {"a": 1})]),
+    ("harmony", '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f '
+     '<|constrain|>json<|message|>{"a": "<|end|>"}<|call|>', "", [("f", {"a": "<|end|>"})]),
+    ("harmony", " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", {})]),
+    ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>42",
+     "I look.\n42", []),
+]  # fmt: skip
+
+
+def reader(name: str) -> ReplyReader:
+    return HarmonyReader() if name == "harmony" else CallReader(format_named(name), {})
+
+
+def parted(reading: ReplyReader, pieces: Sequence[str], reason: str = "stop") -> Parts:
+    """The whole of a reply; the end comes with an empty piece."""
+    parts = [*(reading.push(piece) for piece in pieces), reading.push("", reason)]
+    return Parts(
+        "".join(part.text for part in parts),
+        "".join(part.reasoning for part in parts),
+        tuple(call for part in parts for call in part.tool_calls),
+    )
+
+
+def found(parts: Parts) -> list[tuple[str, Any]]:
+    assert [call.problem for call in parts.tool_calls] == [""] * len(parts.tool_calls)
+    return [(call.name, call.arguments) for call in parts.tool_calls]
+
+
+@pytest.mark.parametrize(("name", "reply", "text", "calls"), WRITTEN)
+def test_each_form_is_read(name: str, reply: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    for size in (1, 2, 3, 7, len(reply)):
+        parts = parted(reader(name), [reply[at : at + size] for at in range(0, len(reply), size)])
+        assert (parts.text, found(parts)) == (text, calls), size
+
+
+def test_each_format_has_an_example() -> None:
+    assert {name for name, *_ in WRITTEN} == {row.name for row in FORMATS}
+
+
+# --- what is wrong is said
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "problem"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', "'a' is there twice"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "no JSON"),
+        ("hermes", '<tool_call>{"name": "f, "arguments": {}}</tool_call>', "no JSON"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 'has no "name"'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "expected an object"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "parameters": {}}</tool_call>', "both"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN"),
+        ("hermes", "<tool_call></tool_call>", "nothing between"),
+        ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "nested too deeply"),
+        ("llama3", '<|python_tag|>print("x")', "no JSON"),
+        ("llama3", '{"name": "f", "parameters": {"a": 1}', "no JSON"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{} and more", "after the arguments comes 'and more'"),
+        ("functiongemma", "<start_function_call>call:f{a:<escape>x}<end_function_call>", "has no '<escape>'"),
+        ("gemma4", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "'a' is there twice"),
+        ("gemma4", "<|tool_call>call:f{a:" + "[" * 200 + "<tool_call|>", "nested too deeply"),
+        ("lfm2", '<|tool_call_start|>[f(a=__import__("os"))]<|tool_call_end|>', "'a' is no literal"),
+        ("lfm2", "<|tool_call_start|>[f(a={1, 2})]<|tool_call_end|>", "nothing that JSON can hold"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</tool_call>", "expected <parameter=name>"),
+        ("harmony", "<|channel|>commentary to=functions.f<|message|>{<|call|>", "no JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why_and_keeps_what_was_written(name: str, reply: str, problem: str) -> None:
+    for size in (1, len(reply)) if len(reply) < 1000 else (len(reply),):
+        parts = parted(reader(name), [reply[at : at + size] for at in range(0, len(reply), size)])
+        assert len(parts.tool_calls) == 1
+        call = parts.tool_calls[0]
+        assert problem in call.problem
+        assert call.text or reply == "<tool_call></tool_call>"
+        assert call.text in reply
+        assert not call.arguments
+
+
+@pytest.mark.parametrize("reason", ["length", "context", "cancelled"])
+@pytest.mark.parametrize(
+    ("name", "reply"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}"),
+        ("harmony", "<|channel|>commentary to=functions.f<|message|>{}"),
+    ],
+)
+def test_a_call_in_a_reply_that_was_cut_off_is_none_to_run(name: str, reply: str, reason: str) -> None:
+    (call,) = parted(reader(name), [reply], reason).tool_calls
+    assert reason in call.problem
+
+
+def test_a_call_is_given_with_the_piece_that_ends_it() -> None:
+    reading = CallReader(format_named("hermes"), {})
+    assert reading.push('Hello <tool_call>{"name": "f"}</tool_call').tool_calls == ()
+    assert [call.name for call in reading.push("> and").tool_calls] == ["f"]
+
+
+@given(st.text(alphabet='<tool_cal>/{}"nme:[] \n', max_size=60), st.data())
+def test_pieces_do_not_matter(text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for name in ("hermes", "llama3", "json", "mistral", "harmony"):
+        whole, cut = parted(reader(name), [text]), parted(reader(name), pieces)
+        assert whole.text == cut.text, name
+        assert [(c.name, c.arguments, c.problem) for c in whole.tool_calls] == [
+            (c.name, c.arguments, c.problem) for c in cut.tool_calls
+        ]
+
+
+@given(st.text(max_size=60))
+def test_text_without_a_mark_comes_out_as_it_went_in(text: str) -> None:
+    for row in FORMATS:
+        if not any(mark in text for mark in (*row.opens, *row.ignored, "<|", '":')):
+            assert parted(reader(row.name), list(text)).text == text, row.name
+
+
+# --- what a template writes is read back
+
+SPELLED = {"deepseek_v3": "deepseek", "deepseek_v3_1": "deepseek"}  # these templates spell the marks in ASCII
+FAMILIES = {
+    "demo": "hermes", "hermes": "hermes", "qwen2_5": "hermes", "qwen3": "hermes", "falcon3": "hermes",
+    "qwen3_coder": "qwen3_coder", "llama3_1": "llama3", "mistral_v3": "mistral", "mistral_v7": "mistral",
+    "phi4_mini": "phi4", "granite3": "phi4", "gpt_oss": "harmony", "nemotron": "nemotron", "jamba": "jamba",
+    "command_r": "command_r", "functionary": "functionary", **SPELLED,
+}  # fmt: skip
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12) | st.sampled_from(
+    ["</tool_call>", 'a "quote"', "back\\slash", "[TOOL_CALLS]", "<|call|>", "two\nlines", "{", "```"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6, allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=5,
+)
+QUESTION = {"role": "user", "content": "?"}
+
+
+def source(template: str) -> str:
+    text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    if template in SPELLED:
+        for words in ("tool_calls_begin", "tool_calls_end", "tool_call_begin", "tool_call_end", "tool_sep"):
+            text = text.replace(f"<|{words}|>", f"<{BAR}{words.replace('_', GAP)}{BAR}>")
+    return text
+
+
+@pytest.mark.parametrize("template", FAMILIES)
+def test_a_template_tells_its_format(template: str) -> None:
+    assert format_of([source(template)]).name == FAMILIES[template]
+
+
+def test_a_template_without_signs_means_plain_json() -> None:
+    assert format_of([]).name == format_of([source("chatml")]).name == "json"
+
+
+def schema_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Of these arguments: which are texts."""
+    kinds = {name: {"type": "string"} if isinstance(value, str) else {} for name, value in arguments.items()}
+    return {"type": "object", "properties": kinds}
+
+
+def written(template: ChatTemplate, row_name: str, message: dict[str, Any]) -> str:
+    """What the model would have written for the template to show this message."""
+    row = format_named(row_name)
+    messages = for_template([QUESTION, message], arguments_as_text=row.arguments_as_text, one_call=row.one_call)
+    before = template.render([QUESTION])
+    after = template.render(messages, add_generation_prompt=False)
+    if not after.startswith(before):  # some put more there when a model is to speak than when it has spoken
+        before = template.render([QUESTION], add_generation_prompt=False)
+    assert after.startswith(before)
+    return after[len(before) :]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=30)
+@given(NAMES, st.dictionaries(NAMES, VALUES, max_size=3))
+def test_what_a_template_writes_is_read_back(name: str, tool: str, arguments: dict[str, Any]) -> None:
+    row = format_named(FAMILIES[name])
+    if row.name == "qwen3_coder":  # XML without escapes: such texts cannot be said in it
+        arguments = {key: value for key, value in arguments.items() if not isinstance(value, str | list | dict)}
+        arguments = {key: value for key, value in arguments.items() if value is not None and value is not True}
+        arguments = {key: value for key, value in arguments.items() if value is not False}
+    text = source(name)
+    expected = json.loads((TEMPLATES / "expected" / f"{name}.json").read_text(encoding="utf-8"))
+    template = ChatTemplate(text, tokens=expected["tokens"])
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": {"name": tool, "arguments": arguments}}],
+    }
+    reply = written(template, row.name, message)
+    for end in expected["tokens"].values():
+        reply = reply.rstrip().removesuffix(end)
+    end = next((mark for mark in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>")
+                if reply.rstrip().endswith(mark)), "")  # fmt: skip
+    reply = reply.rstrip().removesuffix(end)
+    reading = reply_reader(row, [text], "", {tool: schema_of(arguments)})
+    assert reading is not None
+    parts = parted(reading, [reply[at : at + 5] for at in range(0, len(reply), 5)])
+    assert found(parts) == [(tool, arguments)], reply
+
+
+# --- messages
+
+
+def test_the_message_is_openais_with_arguments_as_objects() -> None:
+    parts = parted(reader("hermes"), ['Hm.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'])
+    message = assistant_message(parts.text, "Why?", parts.tool_calls)
+    call = {"id": parts.tool_calls[0].id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert message == {"role": "assistant", "content": "Hm.", "reasoning_content": "Why?", "tool_calls": [call]}
+    assert assistant_message("x", "", ()) == {"role": "assistant", "content": "x"}
+
+
+def test_arguments_go_to_a_template_as_it_wants_them() -> None:
+    def message(arguments: object) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
+
+    given = [message({"a": 1}), message('{"a": 1}'), message("no JSON")]
+    before = copy.deepcopy(given)
+    assert for_template(given, arguments_as_text=False, one_call=False) == [message({"a": 1})] * 2 + [given[2]]
+    assert for_template(given, arguments_as_text=True, one_call=False) == [message('{"a": 1}')] * 2 + [given[2]]
+    assert given == before
+
+
+def test_several_calls_become_messages_of_one_call_each_with_its_result() -> None:
+    calls: list[Any] = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "ab"]
+    results: list[Any] = [{"role": "tool", "tool_call_id": name, "content": name} for name in "ab"]
+    message: dict[str, Any] = {"role": "assistant", "content": "Hm", "reasoning_content": "Why", "tool_calls": calls}
+    shown = for_template([QUESTION, message, *results, QUESTION], arguments_as_text=False, one_call=True)
+    assert [entry["role"] for entry in shown] == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert [entry["tool_calls"] for entry in shown if entry["role"] == "assistant"] == [calls[:1], calls[1:]]
+    assert (shown[1]["reasoning_content"], shown[1]["content"]) == ("Why\nHm", "")
+
+
+def test_ids_have_nine_characters_and_differ() -> None:
+    made = {new_id() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(made_id) == 9 and made_id.isalnum() for made_id in made)
+
+
+def test_tools_need_names_of_their_own() -> None:
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    assert tool_parameters([tool, {"name": "g"}]) == {"f": {"type": "object"}, "g": {}}
+    with pytest.raises(ValueError, match="as another one is"):
+        tool_parameters([tool, tool])
+    with pytest.raises(ValueError, match=r"tools\[0\] has no name"):
+        tool_parameters([{"type": "function"}])

@@ -1,0 +1,135 @@
+// Holds chat.js, the template engine under it, and settings.js to Python: tests/web/test_text.py makes the vectors.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+import { ChatTemplate } from "../../../bindings_web/src/package/chat_template.js";
+import { readDefaults } from "../../../bindings_web/src/package/generation_config.js";
+import { SandboxedTemplate } from "../../../bindings_web/src/template/template.js";
+
+const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
+const library = await import(pathToFileURL(join(EMBEDLLM_NODE_MODULES, "@huggingface/jinja/dist/index.js")).href);
+const vectors = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
+const clock = () => new Date(2025, 6, 4, 12);
+const USER = [{ role: "user", content: "Hi" }];
+
+/** @param {Record<string, any>} given Python's names of the arguments */
+const options = (given) => ({
+  tools: given.tools,
+  documents: given.documents,
+  variables: given.variables,
+  addGenerationPrompt: given.add_generation_prompt,
+  continueFinalMessage: given.continue_final_message,
+});
+
+/** What was made, or the message of the TemplateError. @param {() => string} make */
+function outcome(make) {
+  try {
+    return make();
+  } catch (error) {
+    assert.equal(/** @type {Error} */ (error).name, "TemplateError", String(/** @type {Error} */ (error).stack));
+    return { error: /** @type {Error} */ (error).message };
+  }
+}
+
+for (const { name, source, tokens, prompts } of vectors.goldens) {
+  test(`${name}: prompts are those of transformers`, () => {
+    const template = new ChatTemplate(library, source, { tokens, clock });
+    for (const { title, given, expected, gap } of prompts) {
+      const before = JSON.stringify(given);
+      const found = outcome(() => template.render(given.messages, options(given)));
+      const words = gap ?? expected.refused ?? expected.failed;
+      if (words === undefined) assert.equal(found, expected, title);
+      else assert.ok(found.error?.includes(words), `${title}: ${JSON.stringify(found)}, not an error with '${words}'`);
+      assert.equal(JSON.stringify(given), before, `${title} changed its messages`);
+    }
+  });
+}
+
+test("expressions give what Jinja gives, or an error", () => {
+  for (const { source, variables, expected } of vectors.expressions) {
+    const found = outcome(() => new SandboxedTemplate(library, source, clock).render(variables));
+    if (typeof expected === "string") assert.equal(found, expected, source);
+    else assert.equal(typeof found, "object", `${source} gave ${JSON.stringify(found)}, expected an error`);
+  }
+});
+
+test("an attack ends in an error, and reaches nothing of JavaScript's", () => {
+  for (const source of vectors.attacks) {
+    const messages = [{ role: "user", content: "Hi" }];
+    const found = outcome(() => new SandboxedTemplate(library, source, clock).render({ messages, x: {} }));
+    assert.equal(typeof found, "object", `${source} gave ${JSON.stringify(found)}`);
+    assert.deepEqual(messages, USER);
+  }
+});
+
+for (const [source, why] of Object.entries(vectors.gaps)) {
+  test(`not done here, and said: ${source}`, () => {
+    assert.equal(typeof outcome(() => new SandboxedTemplate(library, source, clock).render({})), "object", String(why));
+  });
+}
+
+test("text in messages is never read as a template", () => {
+  for (const content of ["{{ 7 * 7 }}{% set x = 1 %}{# no #}\r\n", "$& $1 {{''}}", "\u2028\ufeff \0"]) {
+    assert.equal(new ChatTemplate(library, "{{ messages[0].content }}").render([{ role: "user", content }]), content);
+  }
+});
+
+test("the template is found where transformers finds it", () => {
+  for (const { texts, plain, tools } of vectors.places) {
+    const template = ChatTemplate.of(library, new Map(Object.entries(texts)));
+    assert.deepEqual([template.render(USER), template.render(USER, { tools: [] })], [plain, tools]);
+  }
+  const none = () => ChatTemplate.of(library, new Map());
+  assert.throws(none, { name: "TemplateError", message: /no chat template.*Generate from a plain prompt/ });
+  const other = new ChatTemplate(library, { rag: "" });
+  assert.throws(() => other.render(USER), { name: "TemplateError", message: /no chat template named 'default', only 'rag'/ });
+});
+
+test("messages that cannot be meant are refused by their place", () => {
+  /** @type {[any, RegExp][]} */
+  const wrong = [
+    [[], /at least one message/],
+    ["Hi", /at least one message/],
+    [{ role: "user" }, /at least one message/],
+    [[...USER, "Hi"], /messages\[1\] is "Hi"/],
+    [[...USER, { content: "Hi" }], /messages\[1\]\['role'\] is undefined/],
+    [[{ role: 3 }], /messages\[0\]\['role'\] is 3/],
+    [[{ role: "user", content: [{ image: new Date() }] }], /messages\[0\]\['content'\]\[0\]\['image'\] is a Date/],
+    [[{ role: "user", content: () => 1 }], /is a Function/],
+    [[{ role: "user", content: new Map([[1, "x"]]) }], /has the key 1/],
+  ];
+  const template = new ChatTemplate(library, "");
+  for (const [messages, message] of wrong) assert.throws(() => template.render(messages), { name: "RangeError", message });
+  /** @type {Record<string, unknown>} */
+  const loop = { role: "user" };
+  loop.content = [loop];
+  assert.throws(() => template.render([loop]), { name: "RangeError", message: /holds itself/ });
+  assert.throws(() => template.render(USER, { variables: { tools: [] } }), { name: "RangeError", message: /cannot set 'tools'/ });
+  const odd = /** @type {any} */ ([{}, "x"]);
+  assert.throws(() => template.render(USER, { tools: odd }), { name: "RangeError", message: /tools\[1\] is "x"/ });
+  assert.throws(() => template.render(USER, { documents: odd }), { name: "RangeError", message: /documents\[1\] is "x"/ });
+  assert.throws(() => template.render([{ role: "assistant" }], { continueFinalMessage: true }), { name: "RangeError", message: /no text under 'content'/ });
+  assert.throws(() => template.render(USER, { continueFinalMessage: true }), { name: "TemplateError", message: /does not write the last message/ });
+});
+
+test("a very long text is stripped at once", () => {
+  const content = `${" ".repeat(200_000)}x${" ".repeat(200_000)}`;
+  assert.equal(new ChatTemplate(library, "{{ messages[0].content | trim }}").render([{ role: "user", content: `a${content}` }]).length, 200_002);
+});
+
+test("defaults are those of Python", () => {
+  /** @param {Record<string, unknown>} options @returns {Record<string, unknown>} */
+  const sampling = (options) => {
+    const { temperature } = options;
+    if (typeof temperature !== "number" || temperature < 0) throw new RangeError(`temperature is ${temperature}`);
+    return options;
+  };
+  for (const { text, expected, words } of vectors.defaults) {
+    const read = () => readDefaults(sampling, new Map(text === null ? [] : [["generation_config.json", text]]));
+    if (expected) assert.deepEqual(read(), expected, text);
+    else assert.throws(read, { name: "PackageError", message: new RegExp(`generation_config.json.*${words}`) });
+  }
+});

@@ -1,0 +1,166 @@
+// The rule in JavaScript draws the tokens that Python draws: tests/golden/web_rule.json, replayed by node --test.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { DeviceError } from "../../../bindings_web/src/errors.js";
+import { Random } from "../../../bindings_web/src/sampling/mersenne_twister.js";
+import { Row } from "../../../bindings_web/src/sampling/array_logits.js";
+import { Sampler, truncated } from "../../../bindings_web/src/sampling/sampler.js";
+import { Sampling } from "../../../bindings_web/src/sampling/options.js";
+import { exponential, NEGLIGIBLE } from "../../../bindings_web/src/sampling/softmax.js";
+import { makeRow } from "./rule_vectors.mjs";
+
+const golden = JSON.parse(readFileSync(new URL("../../golden/web_rule.json", import.meta.url), "utf8"));
+const ATOL = 1e-5; // Python's weights and their sums are float32, to 1e-7 of each
+
+/** @param {number} found @param {number} expected @param {string} what */
+function close(found, expected, what) {
+  assert.ok(Math.abs(found - expected) <= ATOL, `${what}: ${found}, Python has ${expected}`);
+}
+
+test("random numbers are CPython's", () => {
+  for (const { seed, first, last } of golden.random) {
+    const random = new Random(BigInt(seed));
+    const numbers = Array.from({ length: 1000 }, () => random.random());
+    assert.deepEqual([...numbers.slice(0, 4), ...numbers.slice(-4)], [...first, ...last], `seed ${seed}`);
+  }
+  assert.equal(new Random(42).random(), new Random(42n).random());
+  assert.notEqual(new Random().random(), new Random().random());
+  assert.throws(() => new Random(1.5), /seed is 1.5; expected a whole number/);
+  assert.throws(() => new Random(2 ** 53), /has to be a BigInt/);
+});
+
+for (const { shape, size, top, logsumexp, mean, deviation, draws, nearer } of golden.rows) {
+  test(`a ${shape} row of ${size} answers as Python's`, () => {
+    const row = new Row(makeRow(shape, size, size));
+    for (const [count, tokens] of top) {
+      const best = row.top(count);
+      assert.deepEqual([...best.tokens].slice(-tokens.length), tokens, `top(${count})`);
+      assert.deepEqual([...best.logits], row.values(best.tokens));
+    }
+    for (const [temperature, expected] of logsumexp) close(row.logsumexp(temperature), expected, "logsumexp");
+    for (const [temperature, expected] of mean) close(row.mean(temperature), expected, "mean");
+    close(row.deviation(), deviation, "deviation");
+    for (const [temperature, uniform, token] of draws) {
+      assert.equal(row.draw(temperature, uniform), token, `draw(${temperature}, ${uniform})`);
+    }
+    for (const [token, centre, mass] of nearer) {
+      close(row.massNearer(token, centre ?? Infinity, 0.9), mass, `mass nearer than ${token} to ${centre}`);
+    }
+  });
+}
+
+test("top of a row in any order is what sorting gives", () => {
+  const rows = {
+    ascending: Float32Array.from({ length: 5000 }, (_, token) => token / 8),
+    descending: Float32Array.from({ length: 5000 }, (_, token) => -token / 8),
+    "zeros of both signs": Float32Array.from({ length: 5000 }, (_, token) => (token % 3 ? -0 : 0)),
+    "mostly forbidden": makeRow("masked", 5000, 1).map((logit) => (logit > 1 ? logit : -Infinity)),
+    extremes: Float32Array.of(-3.4e38, 1e-45, -1e-45, 3.4e38, 0, -Infinity),
+  };
+  for (const [name, values] of Object.entries(rows)) {
+    // not by subtraction, which gives NaN for two infinite ones
+    const order = [...values.keys()].sort((one, other) =>
+      values[other] > values[one] ? 1 : values[other] < values[one] ? -1 : one - other,
+    );
+    for (const count of [1, 2, 64, 255, 4096, 9999]) {
+      assert.deepEqual([...new Row(values).top(count).tokens], order.slice(0, count), `${name}, ${count}`);
+    }
+  }
+});
+
+test("exponentials are Math.exp's to 2e-13", () => {
+  for (let x = 0; x > NEGLIGIBLE; x -= 0.0137) {
+    assert.ok(Math.abs(exponential(x) / Math.exp(x) - 1) < 2e-13, `exp(${x}) is ${exponential(x)}`);
+  }
+});
+
+test("a row refuses what is no distribution", () => {
+  const at = (/** @type {number} */ place, /** @type {number} */ value) =>
+    makeRow("normal", 300, 1).fill(value, place, place + 1);
+  for (const place of [0, 63, 64, 299]) {
+    assert.throws(
+      () => new Row(at(place, NaN)).top(1),
+      (error) => error instanceof DeviceError && error.message.includes(`token ${place} has NaN`),
+    );
+    assert.throws(
+      () => new Row(at(place, Infinity)).logsumexp(),
+      (error) => error instanceof DeviceError && error.message.includes(`token ${place} has Infinity`),
+    );
+  }
+  assert.throws(
+    () => new Row(new Float32Array(9).fill(-Infinity)).draw(1, 0.5),
+    /RangeError: all logits are -Infinity/,
+  );
+  assert.throws(() => new Row(new Float32Array(0)), RangeError);
+  const row = new Row(makeRow("normal", 300, 1));
+  for (const wrong of [-1, 300, 1.5]) assert.throws(() => row.values([wrong]), RangeError);
+  assert.throws(() => row.top(0), RangeError);
+  assert.throws(() => row.logsumexp(0), RangeError);
+});
+
+test("penalties leave the row as it was", () => {
+  const values = Float32Array.of(1.5, -2, 0, 0.1);
+  const changed = new Row(values).penalized({
+    tokens: [0, 1, 3],
+    biases: [0.5, 0, 0],
+    divisors: [2, 2, 1],
+    subtracted: [0.25, 0, 0.2],
+  });
+  assert.deepEqual(changed.values([0, 1, 2, 3]), [0.75, -4, 0, Math.fround(Math.fround(0.1) - Math.fround(0.2))]);
+  assert.deepEqual([...values], [1.5, -2, 0, Math.fround(0.1)]);
+});
+
+test("options out of range are refused in Python's words", () => {
+  for (const { options, error } of golden.refused) {
+    assert.throws(() => new Sampling(options), { name: "RangeError", message: error.replace("-inf", "-Infinity") });
+  }
+  assert.throws(() => new Sampling({ temperature: NaN }), /temperature is NaN; expected 0 \(greedy\) to 100/);
+  assert.throws(() => new Sampling({ seed: 1.5 }), /seed is 1.5/);
+  assert.throws(() => new Sampling({ logit_bias: { 1.5: 2 } }), /expected token ids/);
+  // @ts-expect-error the name in JavaScript's style, which is not ours
+  assert.throws(() => new Sampling({ topK: 1 }), /sampling has no option 'topK'; expected temperature, top_k/);
+});
+
+test("options are frozen, and survive being posted", () => {
+  const sampling = new Sampling({ logit_bias: { 7: 1, 3: -Infinity }, seed: 2n ** 60n, top_k: undefined });
+  assert.deepEqual(sampling.logit_bias, [
+    [3, -Infinity],
+    [7, 1],
+  ]);
+  assert.throws(() => Object.assign(sampling, { top_k: 3 }), TypeError);
+  assert.deepEqual(new Sampling(structuredClone(sampling)), sampling);
+  assert.deepEqual(new Sampling({ logit_bias: new Map([[5, 1]]) }).logit_bias, [[5, 1]]);
+});
+
+for (const { options, shape, size, prompt, tokens, logprobs, kept } of golden.sampling) {
+  test(`tokens are Python's: ${shape} ${size} ${JSON.stringify(options)}`, () => {
+    /** @type {[number, number | null][]} */
+    const pairs = options.logit_bias;
+    const sampling = new Sampling({ ...options, logit_bias: pairs.map(([token, bias]) => [token, bias ?? -Infinity]) });
+    const sampler = new Sampler(sampling, prompt);
+    const rowAt = (/** @type {number} */ step) => new Row(makeRow(shape, size, 1000 * options.seed + step));
+    const picked = Array.from(tokens, (_, step) => {
+      const pick = sampler.pick(rowAt(step));
+      sampler.note(pick.token);
+      return pick;
+    });
+    assert.deepEqual(
+      picked.map(({ token }) => token),
+      tokens,
+    );
+    picked.forEach(({ logprob }, step) => close(logprob, logprobs[step], `logprob of step ${step}`));
+    const counts = [255, 4096].map((look) => {
+      if (sampling.isGreedy || !sampling.truncates) return null;
+      return truncated(rowAt(0), sampling, look)?.tokens.length ?? null;
+    });
+    assert.deepEqual(counts, kept);
+  });
+}
+
+test("a token outside the vocabulary is named", () => {
+  const sampler = new Sampler(new Sampling({ logit_bias: { 300: 1 } }));
+  assert.throws(() => sampler.pick(new Row(makeRow("normal", 300, 1))), /token 300 is biased or was seen/);
+});

@@ -1,0 +1,65 @@
+// Holds bindings_web/src/tokenizer/tokenizer.js to what Python's tokenizer did: tests/web/test_text.py makes the vectors.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
+
+const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
+const SHOWN = 5; // differences that a failure lists
+const library = await import(pathToFileURL(join(EMBEDLLM_NODE_MODULES, "@huggingface/tokenizers/dist/tokenizers.min.mjs")).href);
+const { kinds, damaged, refused } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
+
+/** @param {unknown} value */
+const json = (value) => JSON.stringify(value);
+
+for (const kind of kinds) {
+  test(`${kind.name}: tokens and texts are Python's`, () => {
+    const codec = new TextCodec(library, new Map(Object.entries(kind.texts)));
+    assert.deepEqual([...codec.specialTokens].sort((a, b) => a - b), kind.special);
+    assert.deepEqual({ ...codec.named }, kind.named);
+    assert.equal(codec.size, kind.size);
+    const wrong = [];
+    kind.spellings.forEach((spelling, token) => {
+      if (codec.tokenText(token) !== spelling) wrong.push(`token ${token} is ${json(codec.tokenText(token))}, not ${json(spelling)}`);
+    });
+    for (const [text, id] of kind.ids) {
+      if (codec.tokenId(text) !== id) wrong.push(`${json(text)} is token ${codec.tokenId(text)}, not ${id}`);
+    }
+    for (const [text, plain, special] of kind.encoded) {
+      for (const [flag, tokens] of [[false, plain], [true, special]]) {
+        const found = codec.encode(text, { special: flag });
+        if (json(found) !== json(tokens)) wrong.push(`encode ${json(text)}: ${json(found.map((one) => codec.tokenText(one)))}, not ${json(tokens.map((one) => codec.tokenText(one)))}`);
+      }
+    }
+    for (const [tokens, plain, special] of kind.decoded) {
+      for (const [flag, text] of [[false, plain], [true, special]]) {
+        const found = codec.decode(tokens, { special: flag });
+        if (found !== text) wrong.push(`decode ${json(tokens.map((one) => codec.tokenText(one)))}: ${json(found)}, not ${json(text)}`);
+      }
+    }
+    assert.equal(wrong.length, 0, `${wrong.length} differences, the first:\n${wrong.slice(0, SHOWN).join("\n")}`);
+  });
+}
+
+for (const { name, texts } of damaged) {
+  test(`damaged, ${name}: a PackageError`, () => {
+    assert.throws(() => new TextCodec(library, new Map(Object.entries(texts))), { name: "PackageError", message: /tokenizer/ });
+  });
+}
+
+for (const { name, texts, words } of refused) {
+  test(`refused, ${name}: a PackageError that names it`, () => {
+    assert.throws(() => new TextCodec(library, new Map(Object.entries(texts))), { name: "PackageError", message: new RegExp(words) });
+  });
+}
+
+test("a lone surrogate is refused where it stands", () => {
+  const codec = new TextCodec(library, new Map(Object.entries(kinds[0].texts)));
+  for (const text of ["a😀\ud800b", "a😀\udc00", "a😀\ude00\ud83d"]) {
+    assert.throws(() => codec.encode(text, { special: false }), { name: "RangeError", message: /lone surrogate U\+D[89A-F0-9]{3} at character 2/ });
+  }
+  assert.deepEqual(codec.decode([]), "");
+});

@@ -1,0 +1,63 @@
+"""Fixtures of browser tests. A test module takes them with: pytest_plugins = ["tests.web.support.fixtures"]."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.web.support import found
+from tests.web.support.browser import Browser
+from tests.web.support.server import ROOT, WebServer
+
+
+def need(reason: str) -> None:
+    """Skips the test for this reason, or fails it where a browser is required; an empty reason does neither."""
+    if reason and os.environ.get("EMBEDLLM_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{reason} (EMBEDLLM_REQUIRE_BROWSER is 1)", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Node.js, for tests that run JavaScript without a browser."""
+    path = found.node()
+    need("" if path else "Node.js is not here; install Node.js 20 or newer")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """The folder of the npm packages."""
+    path = found.node_modules()
+    need("" if path else "the npm packages are not here; install them with: cd bindings_web && npm ci")
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="session")
+def started_browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a process; take `browser`."""
+    need(found.missing())
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(started_browser: Browser) -> Iterator[Browser]:
+    """A Chromium. The test fails for requests that leave the machine, uncaught errors of pages and crashes."""
+    started_browser.check()  # of what came after the test before: not this one's fault, but nobody else would say it
+    yield started_browser
+    started_browser.check()
+
+
+@pytest.fixture
+def web_server() -> Iterator[WebServer]:
+    """A server of this test alone, whose origin no other test has stored anything for; models are added by serve()."""
+    web = ROOT / "bindings_web"
+    roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/samples": ROOT / "samples" / "web"}
+    with WebServer({**roots, "/node_modules": found.node_modules() or web / "node_modules"}) as server:
+        yield server

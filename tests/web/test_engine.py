@@ -1,0 +1,255 @@
+"""A folder's graphs in a real browser: the same tokens as on the desktop, on WebAssembly and on WebGPU in software."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm.backends.probe import probe
+from embedllm.backends.reference.engine import ReferenceEngine
+from embedllm.export import Recipe
+from embedllm.loading.resolve import package_folder
+from embedllm.package.package import open_package
+from tests.web.support.browser import Browser
+from tests.web.support.calls import LONG_S
+from tests.web.support.page import Page
+from tests.web.support.server import WebServer
+
+pytest_plugins = ["tests.web.support.fixtures"]
+pytestmark = pytest.mark.browser
+
+MakePackage = Callable[..., Path]
+STEPS = 32
+ATOL = 5e-5  # of logits up to 5: measured 3e-6 on WebAssembly, 6e-6 on WebGPU; the float32 kernels sum in other orders
+
+LOAD = """
+const { load } = await import("/src/worker/load_model.js");
+const { url, device, urls } = argument;
+const told = [];
+const loaded = await load(url, { device, urls, onProgress: (one) => told.push(one) });
+Object.assign(globalThis, { loaded, session: loaded.engine.open() });
+const phases = [...new Set(told.map(({ phase }) => phase))];
+return { device: loaded.device.name, refused: loaded.refused, chunk: loaded.engine.chunk, phases };
+"""
+STEP = """
+const { session } = globalThis;
+const row = await session.feed(argument.tokens);
+const all = argument.all ? row.values(Array.from({ length: row.size }, (_, token) => token)) : [];
+return { token: row.top(1).tokens[0], all };
+"""
+FEED = """
+const { session } = globalThis;
+if (argument.rewind !== undefined) session.rewind(argument.rewind);
+const row = await session.feed(argument.tokens);
+return row.values(Array.from({ length: row.size }, (_, token) => token));
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tiny model: what differs between families, in attention and in packing."""
+
+    family: str
+    recipe: Recipe = field(default_factory=Recipe)
+    config: dict[str, object] = field(default_factory=dict)
+
+
+CASES = {
+    "llama": Case("llama"),
+    "llama-biases-8-bit": Case("llama", Recipe(bits=8), {"attention_bias": True, "mlp_bias": True}),
+    "mistral-window": Case("mistral", config={"sliding_window": 16}),
+    "qwen2-zero-points": Case("qwen2", Recipe(symmetric=False, head_bits=8)),
+    "qwen3": Case("qwen3"),
+    "qwen3-16-bit": Case("qwen3", Recipe(bits=16), {"tie_word_embeddings": False}),
+}
+
+
+def urls(server: WebServer) -> dict[str, str]:
+    """The libraries as npm installed them, and the probe's model."""
+    modules = f"{server.url}/node_modules"
+    return {
+        "onnxruntime": f"{modules}/onnxruntime-web/dist/",
+        "tokenizers": f"{modules}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
+        "hashes": f"{modules}/@noble/hashes/sha2.js",
+        "probe": server.serve("/probe", probe.FOLDER) + "/",
+    }
+
+
+def opened(page: Page, server: WebServer, folder: Path, device: str | list[str]) -> dict[str, Any]:
+    url = server.serve(f"/models/{folder.parent.name}-{folder.name}", folder) + "/"
+    return page.in_worker(LOAD, {"url": url, "device": device, "urls": urls(server)}, patience_s=LONG_S)
+
+
+@pytest.fixture
+def page(browser: Browser, web_server: WebServer) -> Page:
+    return browser.context().page(f"{web_server.url}/tests/blank.html")
+
+
+def greedy(page: Page, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:
+    """As reference, from the browser. Each step is waited for by itself: software takes seconds for one."""
+    row = page.in_worker(STEP, {"tokens": tokens, "all": True}, patience_s=LONG_S)
+    first, found = row["all"], [row["token"]]
+    while len(found) < steps:
+        found.append(page.in_worker(STEP, {"tokens": found[-1:]}, patience_s=LONG_S)["token"])
+    return found, first
+
+
+def some_tokens(count: int, vocabulary: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocabulary, count).tolist()
+
+
+def reference(folder: Path, tokens: Sequence[int], steps: int) -> tuple[list[int], list[float]]:
+    """The greedy tokens after a prompt, and the logits of the first."""
+    session = ReferenceEngine(open_package(folder)).open()
+    row = session.feed(tokens)
+    first, found = row.values(range(row.size)), []
+    for _ in range(steps):
+        found.append(row.top(1).tokens[0])
+        row = session.feed(found[-1:])
+    return found, first
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu-software"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_browser_gives_the_tokens_of_the_desktop(
+    name: str, device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    case = CASES[name]
+    folder = tiny_package(case.family, case.recipe, **case.config)
+    tokens = some_tokens(50, open_package(folder).decoder.vocabulary)  # more than WebGPU's attention takes at once
+    assert opened(page, web_server, folder, device)["device"] == device
+    found, logits = greedy(page, tokens, STEPS)
+    expected, first = reference(folder, tokens, STEPS)
+    np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
+    assert found == expected
+    assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + STEPS - 1
+
+
+@pytest.mark.parametrize(("device", "steps"), [("wasm", 32), ("webgpu-software", 8)])  # the latter: seconds for each
+def test_the_demo_gives_the_reply_of_the_desktop(device: str, steps: int, page: Page, web_server: WebServer) -> None:
+    with embedllm.load("demo", device="cpu") as llm:
+        messages = [{"role": "user", "content": "list all files that were changed today"}]
+        prompt = llm.tokenizer.encode(llm.prompt(messages), special=False)
+        reply = llm.generate(prompt, embedllm.Sampling(temperature=0), max_tokens=steps, stop_tokens=[])
+    opened(page, web_server, package_folder("demo"), device)
+    assert greedy(page, prompt, steps)[0] == list(reply.tokens)
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu-software"])
+def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
+    device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("qwen3", max_position_embeddings=600)
+    tokens = some_tokens(300, 307)
+    opened(page, web_server, folder, device)
+    row: list[float] = []
+    for at in range(0, 300, 100):  # the third makes it grow
+        row = page.in_worker(FEED, {"tokens": tokens[at : at + 100]}, patience_s=LONG_S)
+    session = ReferenceEngine(open_package(folder)).open()
+    session.feed(tokens[:299])
+    expected = session.feed(tokens[299:]).values(range(307))
+    np.testing.assert_allclose(row, expected, atol=ATOL, rtol=0)
+    row = page.in_worker(FEED, {"tokens": [5, 6, 7], "rewind": 41}, patience_s=LONG_S)
+    session.rewind(41)
+    expected = session.feed([5, 6, 7]).values(range(307))
+    np.testing.assert_allclose(row, expected, atol=ATOL, rtol=0)
+    move = """
+    const state = await session.exportState();
+    const other = loaded.engine.open();
+    await other.importState(state, session.position);
+    globalThis.session = other;
+    """
+    page.in_worker(move, patience_s=LONG_S)
+    row = page.in_worker(FEED, {"tokens": [9]}, patience_s=LONG_S)
+    np.testing.assert_allclose(row, session.feed([9]).values(range(307)), atol=ATOL, rtol=0)
+
+
+def test_auto_takes_no_software_adapter_and_says_so(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    found = opened(page, web_server, tiny_package("llama"), "auto")
+    assert found["device"] == "wasm"
+    assert [device["name"] for device in found["refused"]] == ["webgpu"]
+    assert "software" in found["refused"][0]["reason"]
+    assert found["phases"][-1] == "compile"
+
+
+def test_a_device_that_was_asked_for_alone_never_falls_back(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    attempt = f"try {{ {LOAD} }} catch (error) {{ return [error.name, error.message, error.tried]; }}"
+    folder = tiny_package("llama")
+    url = web_server.serve("/models/llama", folder) + "/"
+    for device, part in (("webgpu", "software"), ("cuda", "no such device")):
+        given = {"url": url, "device": device, "urls": urls(web_server)}
+        name, message, tried = page.in_worker(attempt, given, patience_s=LONG_S)
+        assert (name, tried[0][0]) == ("DeviceUnavailable", device)
+        assert part in message
+
+
+def test_wrong_feeds_are_refused_and_leave_the_session_as_it_was(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("llama")
+    opened(page, web_server, folder, "wasm")
+    tried = """
+    const found = [];
+    await session.feed([1, 2, 3]);
+    const interrupted = async () => { session.interrupt(); return session.feed([1]); };
+    const attempts = [() => session.feed([]), () => session.feed([307]), () => session.feed(new Array(126).fill(1)),
+      async () => session.rewind(9), interrupted];
+    for (const attempt of attempts) {
+      try { await attempt(); found.push("nothing"); } catch (error) { found.push(error.name); }
+    }
+    session.interrupt(false);
+    return { found, position: session.position };
+    """
+    answer = page.in_worker(tried)
+    assert answer == {
+        "found": ["RangeError", "RangeError", "ContextFull", "RangeError", "Interrupted"],
+        "position": 3,
+    }
+
+
+def test_a_long_feed_is_stopped_in_the_middle(page: Page, web_server: WebServer) -> None:
+    opened(page, web_server, package_folder("demo"), "wasm")
+    stopped = """
+    const tokens = Array.from({ length: 1500 }, (_, place) => (place * 7919) % 16000);
+    await session.feed([1, 2]);
+    setTimeout(() => session.interrupt(), 100);
+    const again = async () => { for (;;) { await session.feed(tokens); session.rewind(2); } };
+    const name = await again().catch((error) => error.name);
+    session.interrupt(false);
+    return { name, position: session.position };
+    """
+    assert page.in_worker(stopped, patience_s=LONG_S) == {"name": "Interrupted", "position": 2}
+
+
+def test_a_gpu_that_was_lost_is_said_and_another_load_works(
+    page: Page, web_server: WebServer, tiny_package: MakePackage
+) -> None:
+    folder = tiny_package("llama")
+    opened(page, web_server, folder, "webgpu-software")
+    lose = """
+    const told = new Promise((resolve) => (loaded.engine.onLost = resolve));
+    await session.feed([1, 2, 3]);
+    const build = "Suspending" in WebAssembly ? "jspi" : "webgpu";
+    const ort = await import(`${argument.onnxruntime}ort.${build}.bundle.min.mjs`);
+    (await ort.env.webgpu.device).destroy();
+    const { name, message } = await told;
+    const again = await session.feed([4]).then(() => "nothing", (error) => error.name);
+    session.close();
+    loaded.engine.close();
+    return { name, message, again };
+    """
+    answer = page.in_worker(lose, urls(web_server), patience_s=LONG_S)
+    assert (answer["name"], answer["again"]) == ("DeviceError", "DeviceError")
+    assert "the GPU was lost (destroyed)" in answer["message"]
+    opened(page, web_server, folder, "webgpu-software")
+    assert greedy(page, [1, 2, 3], 4)[0] == reference(folder, [1, 2, 3], 4)[0]

@@ -1,0 +1,260 @@
+"""Text in a browser: tokens, prompts and defaults of the JavaScript modules are those of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+import embedllm
+from embedllm.errors import PackageError, TemplateError
+from embedllm.generation.defaults import read_defaults
+from embedllm.text.chat_template import ChatTemplate
+from embedllm.text.jinja_sandbox import SandboxedTemplate
+from embedllm.text.tokenizer import Tokenizer
+from tests.text.test_chat_template import EXPECTED
+from tests.web.support import template_cases, tokenizer_kinds
+from tests.web.support.tokenizer_kinds import CONFIGS, KINDS, strings
+
+pytest_plugins = ["tests.web.support.fixtures"]
+
+FOLDER = Path(__file__).parent / "node"
+DEMO = Path(embedllm.__file__).parent / "demo"
+
+# What the JavaScript tokenizer differs in, and what is done about it; each is refused when the folder is opened.
+GAPS: dict[str, tuple[Callable[[tokenizers.Tokenizer], None], str]] = {
+    # the library has a short list of characters in the place of sentencepiece's table
+    "precompiled table": (lambda engine: setattr(engine, "normalizer", normalizers.Nmt()), "normalizer 'Nmt'"),
+    "BERT's normalizer": (
+        lambda engine: setattr(engine, "normalizer", normalizers.BertNormalizer()),
+        "normalizer 'Bert",
+    ),
+    "bytes before the cut": (
+        lambda engine: setattr(engine, "normalizer", normalizers.ByteLevel()),
+        "normalizer 'ByteL",
+    ),
+    "scripts apart": (
+        lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.UnicodeScripts()),
+        "pre-tokenizer 'UnicodeScripts'",
+    ),
+    "speech": (lambda engine: setattr(engine, "decoder", decoders.CTC()), "decoder 'CTC'"),
+    "whole words": (
+        lambda engine: setattr(engine, "model", models.WordLevel({"a": 0}, unk_token="a")),
+        "model 'WordLevel'",
+    ),
+    "ends of words": (
+        lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [], end_of_word_suffix="</w>")),
+        "prefix or suffix",
+    ),
+    "nothing for the unknown": (
+        lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [])),
+        "without an unknown token",
+    ),
+    "chance": (lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [], dropout=0.5)), "dropout"),
+    "what a match keeps": (
+        lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.Split(tokenizers.Regex(r"\s++$"), "isolated")),
+        "the pattern",
+    ),
+    "where the last match ended": (
+        lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.Split(tokenizers.Regex(r"\G\d\d"), "isolated")),
+        "the pattern",
+    ),
+}
+
+
+def run_node(node: str, node_modules: Path, script: str, vectors: object, folder: Path) -> None:
+    """Runs a test of Node's with vectors, which it reads from a file."""
+    path = folder / "vectors.json"
+    path.write_text(json.dumps(vectors), encoding="utf-8")
+    environment = {**os.environ, "EMBEDLLM_NODE_MODULES": str(node_modules), "EMBEDLLM_VECTORS": str(path), "TZ": "UTC"}
+    done = subprocess.run(
+        [node, "--test", str(FOLDER / script)], capture_output=True, encoding="utf-8", env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def texts_of(folder: Path) -> dict[str, str]:
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    return {name: (folder / name).read_text("utf-8") for name in names if (folder / name).is_file()}
+
+
+def vectors_of(name: str, folder: Path, count: int) -> dict[str, Any]:
+    """What Python makes of many texts, and of many tokens, with the tokenizer of a folder."""
+    tokenizer = Tokenizer.open(folder)
+    chance = random.Random(name)
+    texts = list(strings(len(name), count))
+    encoded = [(text, *(tokenizer.encode(text, special=special) for special in (False, True))) for text in texts]
+    runs = [tokens for _, _, tokens in encoded]
+    runs += [[chance.randrange(tokenizer.size + 3) for _ in range(chance.randint(0, 30))] for _ in range(count)]
+    hostile = [token for spelling in ("<0xE6>", "<0x97>", "<0xA5>", "<0xEF>", "<0xBB>", "<0xBF>", "æ", "Ĺ", "▁", "</s>")
+               if (token := tokenizer.token_id(spelling)) is not None]  # fmt: skip
+    runs += [[chance.choice(hostile) for _ in range(6)] for _ in range(count) if hostile]
+    return {
+        "name": name,
+        "texts": texts_of(folder),
+        "special": sorted(tokenizer.special_tokens),
+        "named": tokenizer.named,
+        "size": tokenizer.size,
+        "spellings": [tokenizer.token_text(token) for token in range(tokenizer.size + 2)],
+        "ids": [(text, tokenizer.token_id(text)) for text in [*tokenizer_kinds.SPECIAL, "<new>", "the", "nowhere"]],
+        "encoded": encoded,
+        "decoded": [(run, tokenizer.decode(run), tokenizer.decode(run, special=True)) for run in runs],
+    }
+
+
+def test_tokens_and_texts_are_those_of_python(tmp_path: Path, node: str, node_modules: Path) -> None:
+    kinds = [vectors_of("demo", DEMO, 300)]
+    for build in KINDS:
+        folder = tmp_path / build.__name__
+        folder.mkdir()
+        build().save(str(folder / "tokenizer.json"))
+        config = CONFIGS.get(build.__name__)
+        if config is not None:
+            (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        kinds.append(vectors_of(build.__name__, folder, 250))
+    run_node(node, node_modules, "tokenizer.test.mjs", {"kinds": kinds, **faults(tmp_path)}, tmp_path)
+
+
+def faults(folder: Path) -> dict[str, Any]:
+    """Folders that Python refuses, and those that only a browser does."""
+    good = tokenizer_kinds.gpt2().to_str()
+    damaged: list[dict[str, Any]] = [{"name": "nothing", "texts": {}}]
+    for content in ("", "{", "[]", '{"version": "1.0"}', good.replace('"NFC"', '"Ω"').replace('"ByteLevel"', '"Nope"')):
+        damaged.append({"name": content[:20], "texts": {"tokenizer.json": content}})
+    configs = (
+        "",
+        "[]",
+        '{"eos_token": {"id": 3}}',
+        '{"added_tokens_decoder": {"x": {}}}',
+        '{"extra_special_tokens": 3}',
+    )
+    for content in configs:
+        damaged.append({"name": content, "texts": {"tokenizer.json": good, "tokenizer_config.json": content}})
+    for place, fault in enumerate(damaged):
+        inside = folder / f"damaged{place}"
+        inside.mkdir()
+        for name, content in fault["texts"].items():
+            (inside / name).write_text(content, encoding="utf-8")
+        with pytest.raises(PackageError):
+            Tokenizer.open(inside)
+    refused: list[dict[str, Any]] = []
+    for name, (change, words) in GAPS.items():
+        engine = tokenizer_kinds.llama2()
+        change(engine)
+        refused.append({"name": name, "texts": {"tokenizer.json": engine.to_str()}, "words": words})
+    return {"damaged": damaged, "refused": refused}
+
+
+# --- chat templates and defaults
+
+# Prompts that a browser does not make: the template, the conversation, and what the error says.
+PROMPT_GAPS = {("jamba", "documents"): "No filter named 'wordwrap'"}
+
+LIST = {"chat_template": [{"name": "default", "template": "list"}, {"name": "tool_use", "template": "list tools"}]}
+PLACES: list[dict[str, str]] = [
+    {"tokenizer_config.json": json.dumps({"chat_template": "config"})},
+    {"tokenizer_config.json": json.dumps(LIST)},
+    {"tokenizer_config.json": json.dumps(LIST), "chat_template.jinja": "file\n"},
+    {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "more"},
+    {"chat_template.json": json.dumps({"chat_template": "processor"})},
+    {
+        "tokenizer_config.json": json.dumps(
+            {"chat_template": "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}", "eos_token": {"content": "</s>"}}
+        ),
+        "special_tokens_map.json": json.dumps({"bos_token": "<s>"}),
+    },
+]
+USER = [{"role": "user", "content": "Hi"}]
+
+# generation_config.json, and what a PackageError says of it.
+DEFAULTS: list[tuple[str | None, str]] = [
+    (None, ""),
+    ("{}", ""),
+    ('{"do_sample": false, "temperature": 0.7}', ""),
+    ('{"repetition_penalty": 1.1, "max_new_tokens": 2048, "max_length": 20}', ""),
+    ('{"do_sample": true, "top_k": null, "top_p": null}', ""),
+    ('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9}', ""),
+    ('{"do_sample": null, "max_new_tokens": null}', ""),
+    ("", "."),
+    ("[]", "no JSON object"),
+    ("null", "no JSON object"),
+    ('{"do_sample": true,}', "."),
+    ('{"max_new_tokens": 0}', "max_new_tokens is 0"),
+    ('{"max_new_tokens": 2.5}', "max_new_tokens is 2.5"),
+    ('{"max_new_tokens": true}', "max_new_tokens is true"),
+    ('{"do_sample": true, "temperature": -1}', "temperature is -1"),
+]
+
+
+def test_prompts_and_defaults_are_those_of_python(tmp_path: Path, node: str, node_modules: Path) -> None:
+    vectors = {
+        "goldens": [golden(name) for name in EXPECTED.names()],
+        "expressions": [expression(source) for source in template_cases.EXPRESSIONS],
+        "attacks": template_cases.ATTACKS,
+        "gaps": template_cases.GAPS,
+        "places": [place(tmp_path / f"place{at}", texts) for at, texts in enumerate(PLACES)],
+        "defaults": [defaults(tmp_path / f"defaults{at}", *case) for at, case in enumerate(DEFAULTS)],
+    }
+    failures = [entry for entry in vectors["expressions"] if entry["expected"] is None]
+    assert len(failures) < len(vectors["expressions"]) / 2, "most expressions should be ones that Jinja takes"
+    run_node(node, node_modules, "chat.test.mjs", vectors, tmp_path)
+
+
+def golden(name: str) -> dict[str, Any]:
+    """What transformers made of every conversation with one template."""
+    expected = EXPECTED.read(f"expected/{name}")
+    conversations = EXPECTED.conversations()
+    return {
+        "name": name,
+        "source": (Path(EXPECTED.FOLDER) / f"{name}.jinja").read_text(encoding="utf-8"),
+        "tokens": expected["tokens"],
+        "prompts": [
+            {"title": title, "given": conversations[title], "expected": made, "gap": PROMPT_GAPS.get((name, title))}
+            for title, made in expected["prompts"].items()
+        ],
+    }
+
+
+def expression(source: str) -> dict[str, Any]:
+    """What Jinja makes of an expression, None for an error."""
+    try:
+        expected = SandboxedTemplate(source, clock=lambda: EXPECTED.CLOCK).render(template_cases.VARIABLES)
+    except TemplateError:
+        expected = None
+    return {"source": source, "variables": template_cases.VARIABLES, "expected": expected}
+
+
+def place(folder: Path, texts: dict[str, str]) -> dict[str, Any]:
+    """The prompts that a folder's template makes without and with tools."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    template = ChatTemplate.open(folder)
+    return {"texts": texts, "plain": template.render(USER), "tools": template.render(USER, tools=[])}
+
+
+def defaults(folder: Path, text: str | None, words: str) -> dict[str, Any]:
+    """The defaults of a folder with this generation_config.json, None where it is refused."""
+    folder.mkdir()
+    if text is not None:
+        (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    if words:
+        with pytest.raises(PackageError):
+            read_defaults(folder)
+        return {"text": text, "expected": None, "words": words}
+    read = read_defaults(folder)
+    names = ["temperature", "repetition_penalty"]
+    if text is None:
+        names = ["temperature"]
+    elif read.sampling.temperature > 0:
+        names += ["top_k", "top_p", "min_p", "typical_p"]
+    sampling = {name: getattr(read.sampling, name) for name in names}
+    return {"text": text, "expected": {"sampling": sampling, "max_tokens": read.max_tokens}, "words": ""}
