@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from embedllm.errors import ContextFull, DeviceUnavailable
+from embedllm.backends.options import USUAL, Knobs, OpenVINOOptions
+from embedllm.package.package import Graph, Package
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
@@ -39,77 +40,6 @@ class Device:
 
 class Interrupted(Exception):
     """A feed was stopped from outside; the session stands where it stood before that feed."""
-
-
-def cannot_run(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
-    """The error of a device that does not suit a model."""
-    return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
-
-
-def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit: int, remedy: str) -> None:
-    """What every session asks of a feed: raises ValueError for no token or a wrong one, ContextFull past the limit.
-
-    remedy: what to do about a full context besides a shorter prompt.
-    """
-    if not tokens:
-        raise ValueError("feed needs at least one token")
-    if min(tokens) < 0 or max(tokens) >= vocabulary:
-        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-        raise ValueError(f"token id {wrong} is outside the vocabulary of {vocabulary}.")
-    check_room(position, len(tokens), limit=limit, remedy=remedy)
-
-
-def check_room(position: int, count: int, *, limit: int, remedy: str) -> None:
-    """Raises ContextFull when that many more tokens do not fit."""
-    if position + count > limit:
-        raise ContextFull(
-            f"{position} tokens are held and {count} more were given; {limit} can be held. "
-            f"Shorten the prompt, or {remedy}.",
-            tokens=position + count,
-            limit=limit,
-        )
-
-
-def check_rewind(position: int, held: int) -> None:
-    """Raises ValueError for a position that was not reached."""
-    if not 0 <= position <= held:
-        raise ValueError(f"cannot rewind to {position}; the session holds {held} tokens.")
-
-
-def check_span(start: int, stop: int, held: int) -> None:
-    """Raises ValueError for tokens that are not held."""
-    if not 0 <= start <= stop <= held:
-        raise ValueError(f"there are no tokens {start} to {stop}; the session holds {held}.")
-
-
-def check_state(state: KeyValues, shapes: Sequence[tuple[int, int]], *, dtype: str = "") -> int:
-    """How many tokens a state has. ValueError when it is not of this model.
-
-    shapes: by layer, kv heads and head size. dtype: of a quantized KV, by NumPy's name; empty: floats of any size.
-    """
-    kinds = {array.dtype.name if array.dtype.kind != "f" else "" for pair in state for array in pair}
-    if kinds and kinds != {dtype}:
-        named = {"": "floats"}
-        raise ValueError(
-            f"this state holds {' and '.join(sorted(named.get(kind, kind) for kind in kinds))}, and this "
-            f"session {named.get(dtype, dtype)}. Load both models with the same kv, or feed the tokens again."
-        )
-    counts = {array.shape[1] for pair in state for array in pair if array.ndim == 3}
-    found = [{(array.shape[0], array.shape[-1]) for array in pair} for pair in state]
-    if len(counts) != 1 or found != [{shape} for shape in shapes]:
-        raise ValueError("this state is of another model: its layers, heads or sizes differ.")
-    return counts.pop()
-
-
-def check_change(adapter: Adapter | None, position: int, *, can: bool) -> None:
-    """What every session asks of another adapter: raises ValueError when it holds tokens, or was not opened for any.
-
-    can: whether it was.
-    """
-    if adapter is not None and not can:
-        raise ValueError("this engine was opened without adapters; load the model with adapters={} to choose some.")
-    if position:
-        raise ValueError(f"the session holds {position} tokens of another adapter; rewind it to 0 before.")
 
 
 LARGER_EXPORT = "export with a larger --context"  # the remedy where the package is the limit
@@ -280,3 +210,49 @@ class Engine(Protocol):
 def best_parallel(engine: Engine) -> int:
     """How many sessions of an engine are best fed at once."""
     return engine.parallel if isinstance(engine, FeedsTogether) else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What one sequence of `context` tokens needs on a device, in bytes, and what is free there."""
+
+    model: str
+    device: str
+    context: int
+    weights_bytes: int  # as the runtime keeps them, with what it needs itself, and adapters
+    kv_bytes: int
+    scratch_bytes: int  # of a prompt that is being read
+    free_bytes: int | None  # of a device's own memory: all of it; None: not told
+    largest_context: int | None  # tokens, at most the package's; 0: not even LEAST; None: what is free is not told
+    is_measured: bool  # by the formula of this device; else a plain estimate: the weights file and the KV
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.scratch_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """None: what is free is not told."""
+        return None if self.free_bytes is None else self.needed_bytes <= self.free_bytes
+
+    def __str__(self) -> str:
+        parts = (self.weights_bytes, self.kv_bytes, self.scratch_bytes)
+        weights, kv, scratch = (f"{part / 2**20:,.0f} MiB" for part in parts)
+        return (
+            f"about {self.needed_bytes / 2**20:,.0f} MiB for {self.context:,} tokens "
+            f"(weights {weights}, KV {kv}, scratch {scratch})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What an engine is opened with."""
+
+    package: Package
+    device: Device
+    graph: Graph | None  # of the driver's dialects, when it has any
+    knobs: Knobs = USUAL
+    exact: bool = False
+    openvino: OpenVINOOptions | None = None
+    kv: str | None = None  # of its driver's `kv`
+    adapts: bool = False  # its sessions shall take adapters

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.backends.devices.drivers import Choices
+    from embedllm.backends.base import Choices
     from embedllm.package.package import Package
     from embedllm.types import F32
 
@@ -155,7 +155,7 @@ def open_openvino(choices: Choices) -> EncoderEngine:
     """On a device of OpenVINO."""
     from embedllm.backends.openvino.engine import compile_folder, properties
     from embedllm.backends.openvino.runtime import as_device_error, target_of
-    from embedllm.backends.openvino_options import OpenVINOOptions
+    from embedllm.backends.options import OpenVINOOptions
 
     assert choices.graph is not None  # it has a dialect
     target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them until the machine gives up
 
@@ -32,3 +33,40 @@ class Knobs:
 
 
 USUAL = Knobs()
+
+
+_PRECISIONS = ("f32", "f16", "bf16")
+_KV_TYPES = ("f32", "f16", "bf16", "u8")  # not u4: rewinding it corrupts memory (OpenVINO 2026.4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVINOOptions:
+    """Choices for the devices "openvino", "openvino-gpu" and "npu". None leaves it to the plugin.
+
+    What each costs in exactness is measured in docs/numerics.md; load(exact=True) goes before the first three.
+    """
+
+    precision: str | None = None  # of activations: "f32", "f16", "bf16". A CPU with AMX takes bf16 by itself
+    rounding_group: int | None = (
+        None  # values that share a scale when f32 activations are rounded to int8; 0: not rounded
+    )
+    kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8"
+    cache: str | Path | None = None  # folder for compiled models; None: in the user's cache folder
+    prompt: int = (
+        1024  # NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps
+    )
+    reply: int = 512  # NPU: tokens that it holds beyond those
+
+    def __post_init__(self) -> None:
+        for name, known in (("precision", _PRECISIONS), ("kv", _KV_TYPES)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
+        for name, value, least in (("prompt", self.prompt, 1), ("reply", self.reply, 1)):
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} is {value!r}; expected a number of tokens, at least {least}.")
+        if not isinstance(self.cache, str | Path | None) or self.cache == "":
+            raise ValueError(f"cache is {self.cache!r}; expected the path of a folder.")
+        group = self.rounding_group
+        if group is not None and (type(group) is not int or group < 0):
+            raise ValueError(f"rounding_group is {group!r}; expected 0 (no rounding) or a number of values.")

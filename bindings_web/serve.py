@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from embedllm.backends.browser.javascript import call, whole_numbers
+from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceUnavailable, EmbedError
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.chunk import Chunk
 from embedllm.web.constraint import MakeMatcher, WebConstraint
 from embedllm.web.loading import aload
 

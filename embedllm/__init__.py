@@ -12,8 +12,10 @@ Importing this loads the standard library only; a runtime is loaded with the fir
 from __future__ import annotations
 
 from embedllm.agent import ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm._version import __version__
 from embedllm.backends.base import Device
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
+from embedllm.cancel import Cancel
 from embedllm.conversation.conversation import Conversation
 from embedllm.embeddings import Ranked
 from embedllm.errors import (
@@ -28,17 +30,18 @@ from embedllm.errors import (
     TemplateError,
     UnsupportedModel,
 )
+from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion
-from embedllm.generation.generation import Cancel, Chunk, Statistics
 from embedllm.loading.load import adevices, aload, devices, load
 from embedllm.loading.tuning_results import Tuning
 from embedllm.model import Model
-from embedllm.sampling.sampler import Picked, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Picked
 from embedllm.text.chat_template import Message, Tool
 from embedllm.tools.calls import ToolCall
 from embedllm.tuning.tune import forget_tuning, tune
 
-__version__ = "0.1.0"
+
 
 __all__ = [
     "Busy",

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from embedllm.adapters.adapter import Adapters, present
 from embedllm.backends.base import Device, Engine
+from embedllm.cancel import Cancel
 from embedllm.embeddings import Encoding, Ranked
 from embedllm.embeddings import present as encoding_of
 from embedllm.generation.admission import Places
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.batch import begun_once, run_batch
 from embedllm.generation.beam_runner import BEAMLESS
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.defaults import Defaults
-from embedllm.generation.generation import Cancel, Chunk
 from embedllm.generation.options import PromptOptions, WhenFull
 from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import beside
@@ -26,15 +27,15 @@ from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.fingerprint import model_kind
 from embedllm.kv_cache.prefix_cache import Prefixes
 from embedllm.package.package import Package
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import Grammars
 from embedllm.text.chat_template import ChatTemplate, Message, Tool
 from embedllm.text.prompt import ForTemplate, Prompt, check_messages
-from embedllm.text.tokenizer import ModelCodec
+from embedllm.text.protocols import ModelCodec
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Fit
     from embedllm.conversation.conversation import Conversation
-    from embedllm.loading.memory_estimate import Fit
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 

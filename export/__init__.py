@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from embedllm.export.pipeline import Progress, convert
-    from embedllm.export.writing.plan import Recipe
+    from embedllm.export.recipe import Recipe
 
 __all__ = ["Progress", "Recipe", "convert"]
 

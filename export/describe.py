@@ -12,8 +12,7 @@ from embedllm.export.checkpoints.sentence_transformers import read_sentence_fold
 from embedllm.export.gguf.source import GgufSource
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.optimum.convert import offer
-from embedllm.export.recipe import asked_of
-from embedllm.export.writing.plan import Recipe
+from embedllm.export.recipe import Recipe, asked_of
 from embedllm.package.architecture import Decoder
 
 

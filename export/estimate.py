@@ -7,8 +7,9 @@ import dataclasses
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.describe import describe_checkpoint
 from embedllm.export.graphs import flavours
+from embedllm.export.recipe import Recipe
 from embedllm.export.writing.metadata import facts_of, special_tokens, texts_of
-from embedllm.export.writing.plan import Recipe, plan
+from embedllm.export.writing.plan import plan
 from embedllm.hub.location import Location
 from embedllm.package.architecture_json import to_json
 from embedllm.package.package import WEIGHTS, Package

@@ -19,12 +19,12 @@ from embedllm.export.onnx import encoder as onnx_encoder
 from embedllm.export.openvino import decoder as openvino_graph
 from embedllm.export.openvino import encoder as openvino_encoder
 from embedllm.export.quantization.kv_scales import kv_scales
-from embedllm.export.rounding.quantize import Packing, packings
 from embedllm.files.progress import write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder
 from embedllm.package.graph_flavors import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
 from embedllm.package.package import MANIFEST, Graph, Package, open_package
+from embedllm.package.packing import Packing, packings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,13 +22,13 @@ from embedllm.export.quantization.imatrix import read_importance
 from embedllm.export.quantization.importance import ENOUGH
 from embedllm.export.quantization.mixed_precision import budget, mixed
 from embedllm.export.quantization.rotated_source import RotatedSource
-from embedllm.export.recipe import METHODS, check_method, check_model
+from embedllm.export.recipe import METHODS, Recipe, check_method, check_model
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
 from embedllm.export.writing.genai_config import genai_config
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.passthrough import carried, check_carried
-from embedllm.export.writing.plan import Plan, Recipe, plan
+from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
 from embedllm.package.architecture import Decoder
 
 if TYPE_CHECKING:
-    from embedllm.export.writing.plan import Recipe
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +98,39 @@ def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:
         asked.append(f"the method '{recipe.method}'")
     asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
     return asked[0] if asked else ""
+
+
+_BITS = 4  # unless a recipe says otherwise
+_REST = 16  # of what a source holds as floats beside matrices that are carried over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What the user of an export can choose."""
+
+    # of the layers' matrices: 4, 8, 16 or 32. None: 4; but what the source holds quantized is stored as it is
+    bits: int | None = None
+    group: int = 32  # values that share a scale
+    symmetric: bool = True
+    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; and on a text "weighted": so, for
+    # the inputs of each column; "awq": these made alike first; "gptq": what a rounding loses is made up for by what is
+    # rounded later; "awq+gptq": both (methods.py)
+    method: str = "search"
+    head_bits: int | None = None  # None: as `bits`
+    embedding_bits: int | None = None  # None: as the head, or as the source; a tied table always is the head
+    context: int | None = None  # tokens; None: as the model
+    exact: bool = False  # float activations in every product: slower, see docs/numerics.md
+    rotate: bool = False  # each head's values, which o turns back (rotation.py): docs/numerics.md#rotation
+    # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
+    size: int | None = None  # bytes of the weights file, at most
+    mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights
+
+    @property
+    def body_bits(self) -> int:
+        """Of the layers' matrices where they are rounded."""
+        return _BITS if self.bits is None else self.bits
+
+    @property
+    def of_floats(self) -> Recipe:
+        """The same for a source that holds nothing quantized."""
+        return replace(self, bits=self.body_bits)

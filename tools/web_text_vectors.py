@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from embedllm.generation.generation import Cancel, Chunk, Generation, Statistics
+from embedllm.cancel import Cancel
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.generation import Generation
 from embedllm.generation.loop import run
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
-from embedllm.text.tokenizer import StopStrings, TextCodec, TextStream
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
+from embedllm.text.protocols import TextCodec
+from embedllm.text.stream import StopStrings, TextStream
 from tests.support.fakes import END, VOCABULARY, Bytes
 
 if TYPE_CHECKING:

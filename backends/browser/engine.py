@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted, check_rewind, check_tokens
+from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
 from embedllm.backends.browser.javascript import (
     JsValue,
     call,
@@ -20,6 +20,7 @@ from embedllm.backends.browser.javascript import (
     whole_numbers,
 )
 from embedllm.backends.browser.logits import JsRow, listed_row
+from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.sessions.topk_logits import ListedRow
 from embedllm.package.package import Package
 

@@ -7,30 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from embedllm.backends.base import Device, Engine
+from embedllm.backends.base import Choices, Device, Engine
 from embedllm.backends.devices.selection import family_of
-from embedllm.backends.openvino_options import OpenVINOOptions
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.errors import DeviceError
 from embedllm.package.graph_flavors import GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
 from embedllm.package.package import Graph, Package
 
 _log = logging.getLogger("embedllm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """What an engine is opened with."""
-
-    package: Package
-    device: Device
-    graph: Graph | None  # of the driver's dialects, when it has any
-    knobs: Knobs = USUAL
-    exact: bool = False
-    openvino: OpenVINOOptions | None = None
-    kv: str | None = None  # of its driver's `kv`
-    adapts: bool = False  # its sessions shall take adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from embedllm.backends.base import Device, Engine, cannot_run
+from embedllm.backends.base import Choices, Device, Engine
+from embedllm.backends.checks import cannot_run
 from embedllm.backends.devices.discovery import SOURCES, Source, plug_in_devices
-from embedllm.backends.devices.drivers import Choices, driver_of, known_driver
+from embedllm.backends.devices.drivers import driver_of, known_driver
 from embedllm.backends.devices.selection import Refusal, resolve
 from embedllm.backends.devices.support import model_lack, traced_lack
-from embedllm.backends.openvino_options import OpenVINOOptions
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import USUAL, Knobs, OpenVINOOptions
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.architecture import Decoder
 from embedllm.package.graph_flavors import CALIBRATED, DIALECTS, FLOAT32, OPENVINO

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from embedllm.backends.base import (
-    Device,
-    Engine,
-    Forgets,
-    Interruptible,
-    MovesState,
-    Session,
-    TakesAdapters,
-    check_rewind,
-)
+from embedllm.backends.base import Device, Engine, Forgets, Interruptible, MovesState, Session, TakesAdapters
+from embedllm.backends.checks import check_rewind
 from embedllm.types import Logits
 
 if TYPE_CHECKING:

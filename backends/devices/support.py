@@ -75,7 +75,7 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
 
 def _odd_zero_points(package: Package) -> tuple[str, int] | None:
     """A matrix of 4 bits whose rows have an odd number of zero points, and that number."""
-    from embedllm.export.rounding.quantize import packings
+    from embedllm.package.packing import packings
 
     decoder = package.decoder
     inner = (linear for layer in decoder.layers for linear in linears(layer))

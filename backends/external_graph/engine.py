@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    LARGER_MODEL,
-    Interrupted,
-    cannot_run,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Interrupted
+from embedllm.backends.checks import cannot_run, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.external_graph.inputs import Inputs
 from embedllm.backends.external_graph.kv import AppendedKv, CopiedKv
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import Interrupted, check_rewind, check_tokens
+from embedllm.backends.base import Interrupted
+from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.ort.runtime import first_line
 from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import Row

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.directml_session import Buffers, DirectMLSession
 from embedllm.backends.gpu.io_binding_engine import HEAVY
 from embedllm.backends.gpu.session import device_errors

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.buffers import Buffers
 from embedllm.backends.gpu.device_logits import BEST, HEADS, LARGEST_VOCABULARY, device_row, sizes
 from embedllm.backends.gpu.session import DeviceSession, device_errors

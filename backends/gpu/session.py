@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Device,
-    Interrupted,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.errors import DeviceError, EmbedError
 from embedllm.package.package import Package

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.session import device_errors
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession

@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    LARGER_MODEL,
-    Device,
-    Interrupted,
-    check_change,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Device, Interrupted
+from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.openvino.logits_slice import cut, cut_before_head
 from embedllm.backends.openvino.lora import add_adapters, set_adapter
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, fingerprint, ov, reason
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system.cpu_threads import compute_threads

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, check_rewind, check_tokens
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.openvino.engine import EXACT, compile_folder
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, ov, reason
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package.package import Graph, Package
 from embedllm.sampling.numpy_logits import Row

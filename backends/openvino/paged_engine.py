@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Device,
-    Interrupted,
-    check_change,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention

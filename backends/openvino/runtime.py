@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from embedllm.backends.base import Device
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError
 from embedllm.files.no_telemetry import untracked
 

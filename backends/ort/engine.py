@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, cannot_run
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import cannot_run
 from embedllm.backends.options import USUAL, Knobs
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort.session import OrtSession, StepsTogether

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Interrupted,
-    check_change,
-    check_rewind,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, Interrupted
+from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.lora import factors
 from embedllm.backends.ort.recurrent_state import States
 from embedllm.backends.ort.runtime import first_line, ort

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import known_driver

@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import (
-    LARGER_EXPORT,
-    Device,
-    check_change,
-    check_room,
-    check_span,
-    check_state,
-    check_tokens,
-)
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import check_change, check_room, check_span, check_state, check_tokens
 from embedllm.backends.reference.layers import Layers
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import PackageError
-from embedllm.export.rounding.quantize import Packed, dequantize, packings
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Linear
 from embedllm.package.package import Package
+from embedllm.package.packing import Packed, dequantize, packings
 from embedllm.package.tensors import parameters
 from embedllm.sampling.numpy_logits import Row
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import check_rewind
+from embedllm.backends.checks import check_rewind
 from embedllm.backends.reference.math import (
     activated,
     alike,

@@ -10,15 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from embedllm.backends.base import (
-    Engine,
-    FeedsAll,
-    Interruptible,
-    Session,
-    TakesAdapters,
-    check_rewind,
-    check_tokens,
-)
+from embedllm.backends.base import Engine, FeedsAll, Interruptible, Session, TakesAdapters
+from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 from embedllm.adapters.adapter import Adapter
 from embedllm.adapters.peft_config import CONFIG, PeftConfig, read_config
 from embedllm.errors import PackageError
-from embedllm.export.quantization.rotated_source import turned_factors
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.hadamard import turned_factors
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import embedllm
 from embedllm.backends.devices.selection import names_in
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
-from embedllm.export.rounding.quantize import packings
 from embedllm.files.safetensors_header import read_header
-from embedllm.kv_cache.prefix_options import PREFIX_CACHE
+from embedllm.kv_cache.prefix_cache import PREFIX_CACHE
 from embedllm.loading.memory_estimate import KEEPING, ON_HOST
 from embedllm.package.architecture import Decoder, Moe
 from embedllm.package.external_graph import Traced
 from embedllm.package.package import Package
+from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes, linears, norms
 
 _GREEDY = embedllm.Sampling(temperature=0)

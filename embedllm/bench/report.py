@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.bench.numbers import latencies, ratio, spread
 from embedllm.bench.rounds import Findings, Plan, Sample, can_run
 from embedllm.bench.workload import CONCURRENT, REPLY, SEED, SHARED, STRUCTURED, Case

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.cli.commands.bench import bench
 from embedllm.cli.commands.chat import chat
 from embedllm.cli.commands.devices import devices

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 import click
 
 import embedllm
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.cli.progress import fetching
 from embedllm.cli.structured_options import format_options, response_format
 from embedllm.generation.options import ReplyOptions, Speculate
 from embedllm.sampling.option_table import SAMPLING_OPTIONS, Option
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import grammar_source
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
+from embedllm.cancel import Cancel
 from embedllm.cli.options import note
+from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.generation import Cancel, Chunk, Statistics
 
 # what would move the cursor, change the clipboard and so on, as its picture: "␛"; lines and tabs stay as they are
 _PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\n\t"} | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)

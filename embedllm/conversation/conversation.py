@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
 
+from embedllm.cancel import Cancel
 from embedllm.conversation.context_policy import ALL, Asked, Seen, shifted, without_oldest
 from embedllm.generation.async_stream import AsyncStream
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.generation import Cancel, Chunk
 from embedllm.generation.options import ReplyOptions, WhenFull
 from embedllm.generation.run_in_thread import beside
 from embedllm.generation.runner import Request
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence_pool import HeldSequence
 from embedllm.model import Model
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
 

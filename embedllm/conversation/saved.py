@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from embedllm.backends.base import Interrupted, MovesState
+from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, PackageError
-from embedllm.generation.generation import Cancel
 from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.fingerprint import kind_of
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state

@@ -14,7 +14,8 @@ from embedllm.loading.load import load
 from embedllm.loading.resolve import find_package
 from embedllm.model import Model
 from embedllm.package.package import Package, open_package
-from embedllm.text.tokenizer import ModelCodec, Tokenizer
+from embedllm.text.protocols import ModelCodec
+from embedllm.text.tokenizer import Tokenizer
 from embedllm.text.vocabulary import difference
 
 Source: TypeAlias = str | os.PathLike[str] | Model

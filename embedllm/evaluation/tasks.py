@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.evaluation.results import TaskScore, WrongReply
 from embedllm.files.jsonl import fault, read_objects
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.tools.calls import Parts
 
 if TYPE_CHECKING:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.backends.base import Interrupted, Interruptible
+from embedllm.cancel import Cancel
 from embedllm.generation.admission import Place
-from embedllm.generation.generation import Cancel, Chunk, Generation
+from embedllm.generation.chunk import Chunk
+from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Feed, Proposer, arun
 from embedllm.generation.run_in_thread import to_its_end
 from embedllm.kv_cache.sequence_pool import HeldSequence

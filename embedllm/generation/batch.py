@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from embedllm.generation.generation import Cancel
+from embedllm.cancel import Cancel
 
 if TYPE_CHECKING:
     from embedllm.generation.runner import Request

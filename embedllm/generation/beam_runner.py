@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Interrupted, MovesState
+from embedllm.cancel import Cancel
 from embedllm.generation.beam_search import Beam, BeamSearch
-from embedllm.generation.generation import Cancel, Statistics
+from embedllm.generation.chunk import Statistics
 from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
 from embedllm.kv_cache.transfer import exported
 from embedllm.types import Logits

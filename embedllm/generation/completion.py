@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embedllm.generation.generation import Chunk, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.sampling.sampler import Picked
 from embedllm.tools.calls import ToolCall, assistant_message
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import PackageError
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 _GENAI = "genai_config.json"  # onnxruntime-genai has the same names for them, in its section "search"
 _TOP_K = 50  # transformers samples from the best 50 when do_sample is set and nothing else is said

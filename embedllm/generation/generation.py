@@ -6,112 +6,16 @@ browser. Standard library only.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from embedllm.sampling.sampler import Picked, Sampler, top_logprobs
-from embedllm.text.tokenizer import StopStrings, TextStream
-from embedllm.tools.calls import ReplyReader, ToolCall
+from embedllm.generation.chunk import Chunk, Statistics, _parted
+from embedllm.sampling.sampler import Sampler, top_logprobs
+from embedllm.text.stream import StopStrings, TextStream
+from embedllm.tools.calls import ReplyReader
 from embedllm.types import Logits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """What a generation has cost so far. Times are seconds of a monotonic clock, without any pause between two chunks.
-
-    prefill_s: feeding the prompt and choosing the first token. decode_s: feeding and choosing each later one. Neither
-    has what a consumer does with a chunk, nor the template, the tokenizer and the making of a KV cache before the
-    first feed; with asyncio they have the time until the event loop came back to a feed that was done.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt's: held already from an earlier call, not computed again
-    tokens: int = 0  # generated, the stop token among them
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
-    accepted_tokens: int = 0  # of these: what the rule chose, too
-    dropped_tokens: int = 0  # of a conversation: what the model sees no more, to make room (when_full)
-    queued_s: float = 0.0  # before the prompt: waited until other replies had ended
-
-    @property
-    def acceptance(self) -> float:
-        """The share of the drafted tokens that was accepted; 0 when there was none."""
-        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
-
-    @property
-    def prefill_tokens_s(self) -> float:
-        """Prompt tokens computed per second."""
-        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tokens_s(self) -> float:
-        """Tokens generated per second after the first one, which the prefill gave."""
-        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """One step of a stream."""
-
-    text: str  # what is certain now; may be empty while a character or a possible stop string is incomplete
-    token: int | None  # None when the stream ends without one: cancelled
-    logprob: float | None  # natural log of the token's probability in the model's own distribution
-    top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
-    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
-    stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
-    statistics: Statistics
-    reasoning: str = ""  # what the model thinks, apart from the answer
-    tool_calls: tuple[ToolCall, ...] = ()  # that are whole with this step
-
-
-class Cancel:
-    """A switch that ends generations from any thread, in the middle of a prompt too. It cannot be switched back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may cancel in the thread that has it
-        self._cancelled = False
-        self._interrupts: list[Callable[[bool], None]] = []
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def cancel(self) -> None:
-        """End every generation that was given this switch; it gives its text so far and "cancelled"."""
-        with self._lock:
-            self._cancelled = True
-            for interrupt in self._interrupts:
-                interrupt(True)
-
-    @contextmanager
-    def watching(self, interrupt: Callable[[bool], None]) -> Iterator[None]:
-        """Within the block, cancel() calls interrupt(True); at its end comes interrupt(False)."""
-        with self._lock:
-            self._interrupts.append(interrupt)
-            if self._cancelled:
-                interrupt(True)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._interrupts.remove(interrupt)
-                interrupt(False)
-
-    @contextmanager
-    def passed_on(self) -> Iterator[Cancel]:
-        """Within the block, this one switches another, too, which can be switched by itself."""
-        other = Cancel()
-
-        def pass_on(stop: bool) -> None:
-            if stop:
-                other.cancel()
-
-        with self.watching(pass_on):
-            yield other
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,11 +110,3 @@ class Generation:
         """What was held back; a stop string may still be found in it."""
         held = self.stops.push(self.text.flush())
         return held + self.stops.flush()
-
-
-def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
-    """The chunk with its text as what it is."""
-    parts = reader.push(chunk.text, chunk.finish_reason)
-    if parts.text == chunk.text and not parts.reasoning and not parts.tool_calls:
-        return chunk
-    return replace(chunk, text=parts.text, reasoning=parts.reasoning, tool_calls=parts.tool_calls)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from embedllm.backends.base import Interrupted
-from embedllm.generation.generation import Cancel, Chunk, Generation
+from embedllm.cancel import Cancel
+from embedllm.generation.chunk import Chunk
+from embedllm.generation.generation import Generation
 from embedllm.types import Logits
 
 

@@ -14,11 +14,11 @@ from embedllm.generation.runner import Request
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled
 from embedllm.sampling.constraint import Constraint
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.text.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
-from embedllm.text.tokenizer import ModelCodec
+from embedllm.text.protocols import ModelCodec
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.formats import ToolFormat, format_of
 from embedllm.tools.reply_parser import reply_marks, reply_reader

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from embedllm.generation.generation import Cancel
+from embedllm.cancel import Cancel
 
 if TYPE_CHECKING:
     from asyncio import Future

@@ -10,12 +10,14 @@ from typing import Literal, get_args
 
 from embedllm.adapters.adapter import Adapter, Adapters
 from embedllm.backends.base import Engine, FeedsAll, Interrupted, Prioritized, best_parallel
+from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull
 from embedllm.generation.admission import Place, Places
 from embedllm.generation.async_stream import AsyncStream, Feeder, Running
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
-from embedllm.generation.generation import Cancel, Chunk, Generation, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.generation import Generation
 from embedllm.generation.loop import run
 from embedllm.generation.options import Speculate
 from embedllm.generation.speculation.cost_model import Experience
@@ -24,8 +26,10 @@ from embedllm.kv_cache.context_shift import Shift
 from embedllm.kv_cache.prefix_cache import Prefixes
 from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
 from embedllm.sampling.constraint import Constraint
-from embedllm.sampling.sampler import Sampler, Sampling
-from embedllm.text.tokenizer import StopStrings, TextCodec, TextStream
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
+from embedllm.text.protocols import TextCodec
+from embedllm.text.stream import StopStrings, TextStream
 from embedllm.tools.calls import ReplyReader
 
 _MEASURED = frozenset({"cpu", "openvino"})  # devices where speculation was seen to pay (docs/performance.md)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.backends.base import Device, Engine, Session
 from embedllm.errors import EmbedError
 

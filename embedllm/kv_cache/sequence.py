@@ -18,7 +18,7 @@ from embedllm.backends.base import (
     Session,
     TakesAdapters,
 )
-from embedllm.generation.generation import Cancel
+from embedllm.cancel import Cancel
 from embedllm.kv_cache.block_cache import common
 from embedllm.kv_cache.prefix_cache import Source, joined_states
 from embedllm.types import Logits

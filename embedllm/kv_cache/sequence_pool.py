@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
 from embedllm.kv_cache.background_writer import Background
 from embedllm.kv_cache.block_cache import common
-from embedllm.kv_cache.collecting import is_collecting, watch_collecting
 from embedllm.kv_cache.prefix_cache import Prefixes, Source
 from embedllm.kv_cache.sequence import HeldSequence, ignore
 
@@ -196,3 +196,21 @@ class Sequences:
                 held = max((other.shares(sequence.tokens, sequence.adapter) for other in others), default=0)
                 self.prefixes.keep(sequence, max(position, held))
             sequence.forget_from(position)
+
+
+_local = threading.local()
+
+
+def watch_collecting() -> None:
+    """To be called before is_collecting()."""
+    if _note not in gc.callbacks:
+        gc.callbacks.append(_note)
+
+
+def is_collecting() -> bool:
+    """Whether the caller is the end of something that is being collected."""
+    return getattr(_local, "is_collecting", False)
+
+
+def _note(phase: str, info: dict[str, int]) -> None:
+    _local.is_collecting = phase == "start"

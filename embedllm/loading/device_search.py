@@ -6,17 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.backends.base import Device, Engine, cannot_run
+from embedllm.backends.base import Device, Engine
+from embedllm.backends.checks import cannot_run
 from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import Fit
     from embedllm.backends.devices.selection import Search
-    from embedllm.backends.openvino_options import OpenVINOOptions
-    from embedllm.backends.options import Knobs
+    from embedllm.backends.options import Knobs, OpenVINOOptions
     from embedllm.backends.probe.runner import Probes
-    from embedllm.loading.memory_estimate import Fit
 
 _HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 (docs/numerics.md)
 _log = logging.getLogger("embedllm")

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.adapters.adapter import Adapters
 from embedllm.backends.base import Device
-from embedllm.backends.openvino_options import OpenVINOOptions
-from embedllm.backends.options import Knobs
+from embedllm.backends.options import Knobs, OpenVINOOptions
+from embedllm.generation.admission import check_places, places
 from embedllm.generation.defaults import read_defaults
-from embedllm.generation.place_count import check_places, places
 from embedllm.kv_cache.fingerprint import model_kind
-from embedllm.kv_cache.prefix_cache import Prefixes
-from embedllm.kv_cache.prefix_options import CACHE_DIR_BYTES, PREFIX_CACHE, cache_folder
+from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE, Prefixes, cache_folder
 from embedllm.loading.device_search import open_first
+from embedllm.loading.draft import check_draft
 from embedllm.loading.resolve import find_package
 from embedllm.model import Model
 from embedllm.package.package import open_package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.tokenizer import Tokenizer
-from embedllm.text.vocabulary import check_draft
 
 if TYPE_CHECKING:
     from asyncio import Future

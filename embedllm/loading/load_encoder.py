@@ -12,8 +12,7 @@ from embedllm.model import Model
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from embedllm.backends.openvino_options import OpenVINOOptions
-    from embedllm.backends.options import Knobs
+    from embedllm.backends.options import Knobs, OpenVINOOptions
     from embedllm.package.package import Package
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from embedllm.backends.base import Device
+from embedllm.backends.base import Device, Fit
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
@@ -42,38 +42,6 @@ KEEPING = {
     ("openvino", False): Keeping(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
 }
 ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """What one sequence of `context` tokens needs on a device, in bytes, and what is free there."""
-
-    model: str
-    device: str
-    context: int
-    weights_bytes: int  # as the runtime keeps them, with what it needs itself, and adapters
-    kv_bytes: int
-    scratch_bytes: int  # of a prompt that is being read
-    free_bytes: int | None  # of a device's own memory: all of it; None: not told
-    largest_context: int | None  # tokens, at most the package's; 0: not even LEAST; None: what is free is not told
-    is_measured: bool  # by the formula of this device; else a plain estimate: the weights file and the KV
-
-    @property
-    def needed_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.scratch_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """None: what is free is not told."""
-        return None if self.free_bytes is None else self.needed_bytes <= self.free_bytes
-
-    def __str__(self) -> str:
-        parts = (self.weights_bytes, self.kv_bytes, self.scratch_bytes)
-        weights, kv, scratch = (f"{part / 2**20:,.0f} MiB" for part in parts)
-        return (
-            f"about {self.needed_bytes / 2**20:,.0f} MiB for {self.context:,} tokens "
-            f"(weights {weights}, KV {kv}, scratch {scratch})"
-        )
 
 
 def fit(

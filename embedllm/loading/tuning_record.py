@@ -115,7 +115,7 @@ def forget(package: Package) -> int:
 
 def _key(package: Package) -> dict[str, str]:
     """All that a measurement depends on, but for what the file is named by."""
-    from embedllm import __version__
+    from embedllm._version import __version__
     from embedllm.backends.system.cpu_threads import compute_threads, usable
     from embedllm.backends.system.hardware import drivers
     from embedllm.backends.system.ort_builds import builds, versions_of

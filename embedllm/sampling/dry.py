@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.sampling.sampler import Sampling
+    from embedllm.sampling.options import Sampling
 
 _MOST = 60.0  # log of base ** (n - allowed_length): a logit less e^60 is a probability of 0, and still a float32
 

@@ -17,7 +17,7 @@ from embedllm.sampling.truncation import Shortlist, above_probability, listed
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.sampling.sampler import Sampling
+    from embedllm.sampling.options import Sampling
 
 _ESTIMATED = 100  # version 1: of so many best tokens, how fast probability falls with rank
 

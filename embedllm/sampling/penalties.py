@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.sampling.sampler import Sampling
+    from embedllm.sampling.options import Sampling
 
 
 class Penalties:

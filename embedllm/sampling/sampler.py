@@ -23,101 +23,20 @@ Log probabilities are those of the model: the log softmax of the logits as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from embedllm.sampling import sampling_checks
 from embedllm.sampling.bans import Forbidden
 from embedllm.sampling.constraint import Constraint
-from embedllm.sampling.custom_processors import Processor, Processors
+from embedllm.sampling.custom_processors import Processors
 from embedllm.sampling.dry import Dry
 from embedllm.sampling.mirostat import Mirostat
+from embedllm.sampling.options import _IS_ON, Sampling
 from embedllm.sampling.penalties import Penalties
-from embedllm.sampling.token_choice import LEAST_TEMPERATURE, choose
+from embedllm.sampling.token_choice import choose
 from embedllm.types import Logits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How to choose tokens. By default every option is off: tokens are drawn as the model distributes them.
-
-    Raises ValueError for a value out of its range.
-    """
-
-    temperature: float = 1.0  # divides the logits; 0 (or below 1e-5) = greedy: always the best token
-    dynamic_temperature: float = 0.0  # how far the temperature goes up and down with the entropy; 0 = off
-    dynamic_exponent: float = 1.0  # of the entropy's share of its maximum: above 1 it stays low for longer
-    top_k: int = 0  # only the k best tokens; 0 = off, 1 = greedy
-    top_p: float = 1.0  # only the fewest best tokens that hold this probability; 1 = off
-    min_p: float = 0.0  # only tokens at least this share as probable as the best; 0 = off
-    typical_p: float = 1.0  # only the fewest tokens of most ordinary surprise that hold this probability; 1 = off
-    top_n_sigma: float = 0.0  # only logits within so many standard deviations of the best; 0 = off
-    xtc_probability: float = 0.0  # how often all but the last of the tokens above the threshold are left out; 0 = off
-    xtc_threshold: float = 0.1  # the probability from which on a token is a top choice
-    mirostat: int = 0  # 1 or 2: that version holds the surprise of the text, in place of every truncation; 0 = off
-    mirostat_tau: float = 5.0  # the surprise to hold, bits a token
-    mirostat_eta: float = 0.1  # how much of a step's error goes into the next
-    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of prompt and reply; 1 = off
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens that are in the reply; 0 = off
-    frequency_penalty: float = 0.0  # subtracted once for every time that the token is in the reply; 0 = off
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # added; kept as pairs in the order of ids
-    dry_multiplier: float = 0.0  # subtracted from what would prolong a repetition, times the next; 0 = off
-    dry_base: float = 1.75  # to the power of how much longer it is than allowed
-    dry_allowed_length: int = 2  # tokens that may repeat without a penalty
-    dry_range: int = 0  # how many of the last tokens are searched for it; 0 = all of prompt and reply
-    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")  # no repetition reaches across a token that has one of these
-    no_repeat_ngram: int = 0  # no run of so many tokens comes twice in prompt and reply; 0 = off
-    bad_words: Sequence[str | Sequence[int]] = ()  # texts, or token ids in a row, that must not come
-    processors: Sequence[Processor] = ()  # functions that change the logits, in turn
-    order: Sequence[str] = sampling_checks.ORDER  # of the steps; those that are off may be left out
-    seed: int | None = None  # same seed, same logits: same tokens; None = different ones each time
-    # what is on of "temperature" and the truncations, in order; kept, since every step asks
-    draw_steps: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
-
-    def __post_init__(self) -> None:
-        sampling_checks.check_ranges({name: getattr(self, name) for name in sampling_checks.NUMBERS})
-        # tuples, because a dict or a list would make the options unhashable and let them change
-        object.__setattr__(self, "logit_bias", sampling_checks.biases(self.logit_bias))
-        object.__setattr__(self, "bad_words", sampling_checks.words(self.bad_words))
-        object.__setattr__(self, "dry_breakers", sampling_checks.texts("dry_breakers", self.dry_breakers))
-        object.__setattr__(self, "processors", sampling_checks.functions(self.processors))
-        on = [step for step, is_on in _IS_ON.items() if is_on(self)]
-        object.__setattr__(self, "order", sampling_checks.steps(self.order, on=on))
-        drawn = tuple(step for step in self.order if step in on and step not in sampling_checks.CHANGES)
-        object.__setattr__(self, "draw_steps", drawn)
-        if self.mirostat and self.truncates:
-            raise ValueError("mirostat takes the place of the truncations; leave top_k, top_p and the like out")
-
-    @property
-    def truncates(self) -> bool:
-        """Whether some tokens are left out of the draw."""
-        return any(step != "temperature" for step in self.draw_steps)
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether no chance is involved."""
-        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
-
-
-_IS_ON: dict[str, Callable[[Sampling], bool]] = {
-    "penalties": lambda options: (
-        options.repetition_penalty != 1
-        or options.presence_penalty != 0
-        or options.frequency_penalty != 0
-        or bool(options.logit_bias)
-    ),
-    "dry": lambda options: options.dry_multiplier > 0,
-    "processors": lambda options: bool(options.processors),
-    "temperature": lambda options: options.temperature != 1 or options.dynamic_temperature > 0,
-    "top_k": lambda options: options.top_k > 0,
-    "top_n_sigma": lambda options: options.top_n_sigma > 0,
-    "typical_p": lambda options: options.typical_p < 1,
-    "top_p": lambda options: options.top_p < 1,
-    "min_p": lambda options: options.min_p > 0,
-    "xtc": lambda options: options.xtc_probability > 0,
-}
 
 
 @dataclass(frozen=True, slots=True)

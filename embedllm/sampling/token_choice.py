@@ -15,7 +15,7 @@ from embedllm.sampling.truncation import Shortlist, above_share, listed, nucleus
 from embedllm.types import Candidates, Logits
 
 if TYPE_CHECKING:
-    from embedllm.sampling.sampler import Sampling
+    from embedllm.sampling.options import Sampling
 
 # vLLM's limit; below it the differences of two float32 logits over the temperature mean nothing.
 LEAST_TEMPERATURE = 1e-5

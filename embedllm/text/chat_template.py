@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.errors import PackageError, TemplateError
+from embedllm.files.json_object import read_json_object
 from embedllm.text.function_schema import tool_schema
-from embedllm.text.tokenizer_config import JSON, read_json_object, read_tokenizer_config
+from embedllm.text.tokenizer_config import read_tokenizer_config
+from embedllm.types import JSON
 
 if TYPE_CHECKING:
     from embedllm.text.jinja_sandbox import SandboxedTemplate

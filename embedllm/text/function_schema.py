@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 
-from embedllm.text.tokenizer_config import JSON
+from embedllm.types import JSON
 
 _SCALARS = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _PLAIN = {**_SCALARS, list: "array", tuple: "array", dict: "object"}

@@ -23,7 +23,7 @@ from jinja2.runtime import Macro, Undefined
 from jinja2.utils import Namespace
 
 from embedllm.errors import TemplateError
-from embedllm.text.tokenizer_config import JSON
+from embedllm.types import JSON
 
 _FILE = "<template>"  # what Jinja calls a template that was made from text, in tracebacks
 

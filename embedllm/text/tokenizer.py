@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.text.token_bytes import token_bytes
@@ -18,50 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_REPLACEMENT = "\ufffd"
-_WINDOW = 12  # tokens decoded at most for each new one, outside of a run of byte tokens
-_CONTEXT = 4  # tokens kept when the window is cut: the last character lies in them, it has at most four bytes
-
-
-class TextCodec(Protocol):
-    """What the engine asks of a tokenizer; `Tokenizer` is one, in a browser another object can be."""
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        """Tokens that stand for no text, such as the marks of a turn."""
-        ...
-
-    def encode(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text.
-
-        special: with the BOS or EOS that the tokenizer itself puts around a text. A prompt made by a chat template
-        holds its own, so there it is False.
-        """
-        ...
-
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; special tokens are left out unless `special`, unknown ones always."""
-        ...
-
-    def token_text(self, token: int) -> str | None:
-        """The vocabulary's own spelling of a token ("Ġhello", "▁hello", "<0x0A>"), None when it is unknown."""
-        ...
-
-
-class ModelCodec(TextCodec, Protocol):
-    """What a Model asks of its tokenizer besides.
-
-    named: the special tokens that have a role, by its name: {"eos_token": "</s>", ...}.
-    """
-
-    @property
-    def named(self) -> Mapping[str, str]: ...
-
-    def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
-        ...
 
 
 class Tokenizer:
@@ -194,101 +151,3 @@ def _add_tokens(engine: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
 
 def _flags(entry: tokenizers.AddedToken) -> AddedToken:
     return AddedToken(**{field.name: getattr(entry, field.name) for field in dataclasses.fields(AddedToken)})
-
-
-class TextStream:
-    """Text out of tokens that come one by one, each piece given once it can no longer change.
-
-    The pieces, with what `flush` gives, are together exactly decode(all tokens), for any tokens. Held back are: a
-    character of which some bytes are still to come, and a whole run of byte tokens ("<0xE6>"), since one wrong byte
-    would turn all of the run into replacement characters.
-    """
-
-    def __init__(self, tokenizer: TextCodec, *, special: bool = False, kept: frozenset[int] = frozenset()) -> None:
-        """special: with all special tokens. kept: with these."""
-        self._tokenizer = tokenizer
-        self._dropped = frozenset() if special else tokenizer.special_tokens - kept
-        self._special = special or bool(kept)
-        self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
-        self._given = 0  # characters of the window's text that were given out
-
-    def push(self, token: int) -> str:
-        """Take one token; the text that is certain now, often empty."""
-        spelling = self._tokenizer.token_text(token)
-        if spelling is None or token in self._dropped:
-            return ""  # it leaves no trace in decode() either: the text around it joins
-        self._window.append(token)
-        if _BYTE_TOKEN.fullmatch(spelling):
-            return ""
-        text = self._decode()
-        # A last replacement character may be the start of a character; what comes before it is certain.
-        certain = len(text) - text.endswith(_REPLACEMENT)
-        piece = text[self._given : certain]
-        self._given = certain
-        if len(self._window) > _WINDOW:
-            self._window = self._window[-_CONTEXT:]
-            self._given = len(self._decode()) - (len(text) - certain)
-        return piece
-
-    def flush(self) -> str:
-        """The rest of the text; the next token begins another one."""
-        rest = self._decode()[self._given :]
-        self._window = []
-        self._given = 0
-        return rest
-
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, special=self._special)
-
-
-class StopStrings:
-    """Finds the first of some strings in a text that comes in pieces, however it is split.
-
-    The match that begins first wins, the shorter of two that begin together. Held back is the longest end of the
-    text that could still become a match.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        if isinstance(strings, str) or not all(isinstance(string, str) and string for string in strings):
-            raise ValueError(f"stop strings are a list of texts that are not empty, found {strings!r}.")
-        self._strings = tuple(strings)
-        self._held = ""
-        self.matched: str | None = None  # the stop string that was found
-
-    def push(self, piece: str) -> str:
-        """Take the next piece of text; what is certain to lie before any match. After a match: always empty."""
-        if self.matched is not None:
-            return ""
-        text = self._held + piece
-        start = self._open_start(text)
-        found = self._first(text)
-        if found is not None and found[0] <= start:
-            start, self.matched = found
-            self._held = ""
-        else:
-            self._held = text[start:]
-        return text[:start]
-
-    def flush(self) -> str:
-        """The text is at its end: what was held back, as far as a match."""
-        text, self._held = self._held, ""
-        found = self._first(text)
-        if found is None:
-            return text
-        self.matched = found[1]
-        return text[: found[0]]
-
-    def _first(self, text: str) -> tuple[int, str] | None:
-        """Where the first match begins, and which string it is."""
-        found = min(
-            ((text.find(string), len(string), string) for string in self._strings if string in text), default=None
-        )
-        return None if found is None else (found[0], found[2])
-
-    def _open_start(self, text: str) -> int:
-        """Where the longest end of the text begins that is the beginning of a stop string; its length if none is."""
-        longest = max((len(string) for string in self._strings), default=0)
-        for start in range(max(0, len(text) - longest + 1), len(text)):
-            if any(string.startswith(text[start:]) for string in self._strings):
-                return start
-        return len(text)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from embedllm.errors import PackageError
-
-JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
+from embedllm.files.json_object import as_object, read_json_object
+from embedllm.types import JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +64,8 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
         ) from error
 
 
-def read_json_object(path: Path) -> dict[str, JSON]:
-    """The object in a JSON file, empty when there is no such file.
-
-    Raises PackageError when the file is there and holds something else.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        return _object(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise PackageError(f"'{path}' is damaged: expected a JSON object ({error}). Fetch the file again.") from error
-
-
 def _added_tokens(decoder: JSON) -> tuple[AddedToken, ...]:
-    entries = sorted(_object(decoder).items(), key=lambda item: int(item[0]))
+    entries = sorted(as_object(decoder).items(), key=lambda item: int(item[0]))
     return tuple(_added_token(value, special=False) for _, value in entries)
 
 
@@ -88,7 +73,7 @@ def _added_token(value: JSON, *, special: bool = True) -> AddedToken:
     """special: whether the place it stands in makes it special, whatever its own flag says."""
     if isinstance(value, str):
         return AddedToken(content=value, special=special, normalized=not special)
-    entry = _object(value)
+    entry = as_object(value)
     content = entry["content"]
     if not isinstance(content, str):
         raise TypeError(f"a token's 'content' is a {type(content).__name__}, expected text")
@@ -105,17 +90,11 @@ def _added_token(value: JSON, *, special: bool = True) -> AddedToken:
 
 def _chat_template(value: JSON) -> str | dict[str, str] | None:
     if isinstance(value, list):
-        entries = [_object(entry) for entry in value]
+        entries = [as_object(entry) for entry in value]
         return {str(entry["name"]): str(entry["template"]) for entry in entries}
     if value is None or isinstance(value, str):
         return value
     raise TypeError(f"'chat_template' is a {type(value).__name__}, expected text or a list")
-
-
-def _object(value: JSON) -> dict[str, JSON]:
-    if not isinstance(value, dict):
-        raise TypeError(f"found a {type(value).__name__} in the place of an object")
-    return value
 
 
 def _list(value: JSON) -> list[JSON]:

@@ -9,21 +9,12 @@ import filecmp
 from typing import TYPE_CHECKING
 
 from embedllm.package.package import Package
-from embedllm.text.tokenizer import ModelCodec
+from embedllm.text.protocols import ModelCodec
 
 if TYPE_CHECKING:
-    from embedllm.model import Model
+    pass
 
 _FILE = "tokenizer.json"
-
-
-def check_draft(package: Package, tokenizer: ModelCodec, draft: Model) -> None:
-    """Raises ValueError when a token id means something else to the draft model."""
-    if differs := difference(package, tokenizer, draft.package, draft.tokenizer):
-        raise ValueError(
-            f"'{draft.name}' cannot draft for '{package.name}': its vocabulary has {differs}. Take a model of the same "
-            "family, with the same tokenizer."
-        )
 
 
 def difference(package: Package, tokenizer: ModelCodec, other: Package, others: ModelCodec) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embedllm.files.jsonl import fault, read_objects
 
 if TYPE_CHECKING:
-    from embedllm.text.tokenizer import TextCodec
+    from embedllm.text.protocols import TextCodec
 
 _BLOCK = 1 << 20  # bytes of a plain text that are made into tokens at once, and the rest of the line
 _DOCUMENT = '{"text": "..."}'

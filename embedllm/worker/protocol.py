@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.errors import (
@@ -17,6 +17,8 @@ from embedllm.errors import (
 )
 
 if TYPE_CHECKING:
+    from embedllm.generation.chunk import Chunk
+    from embedllm.generation.completion import Completion
     from embedllm.text.chat_template import JSON
 
 Id: TypeAlias = "int | str"
@@ -194,3 +196,35 @@ def kind_of(value: object) -> str:
     """A JSON value's kind, in words."""
     names = {dict: "an object", list: "an array", str: "a text", bool: "true or false", type(None): "missing or null"}
     return names.get(type(value), "a number")
+
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "tokens", "drafted_tokens", "accepted_tokens")
+_SECONDS = ("prefill_s", "decode_s")
+
+
+def piece(chunk: Chunk) -> dict[str, object] | None:
+    """What a step brought; None when that is nothing yet."""
+    if not (chunk.text or chunk.reasoning or chunk.tool_calls):
+        return None
+    said: dict[str, object] = {"text": chunk.text}
+    if chunk.reasoning:
+        said["reasoning"] = chunk.reasoning
+    if chunk.tool_calls:
+        said["tool_calls"] = [asdict(call) for call in chunk.tool_calls]
+    return said
+
+
+def whole(reply: Completion | None, device: str | None) -> dict[str, object]:
+    """The result. reply: None when it was cancelled before its turn came."""
+    costs = reply and reply.statistics
+    return {
+        "text": reply.text if reply else "",
+        "reasoning": reply.reasoning if reply else "",
+        "tool_calls": [asdict(call) for call in reply.tool_calls] if reply else [],
+        "message": reply.message if reply else None,
+        "finish_reason": reply.finish_reason if reply else "cancelled",
+        "stopped_by": reply and reply.stopped_by,
+        **{name: getattr(costs, name) if costs else 0 for name in _COUNTS},
+        **{name: getattr(costs, name) if costs else 0.0 for name in _SECONDS},
+        "device": device,
+    }

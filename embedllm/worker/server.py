@@ -14,8 +14,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from embedllm.cancel import Cancel
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import collect
-from embedllm.generation.generation import Cancel, Chunk
 from embedllm.inspection.device_report import machine
 from embedllm.loading import load as opening
 from embedllm.loading import resolve
@@ -35,8 +36,9 @@ from embedllm.worker.protocol import (
     error_message,
     lines,
     parse,
+    piece,
+    whole,
 )
-from embedllm.worker.reply import piece, whole
 from embedllm.worker.threads import Job, Lane, Output
 
 if TYPE_CHECKING:

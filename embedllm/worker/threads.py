@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from embedllm.generation.generation import Cancel
+from embedllm.cancel import Cancel
 from embedllm.worker.protocol import BUSY, INVALID_REQUEST, Id, RpcError, encode
 
 _UNWRITTEN = 1024  # messages that wait for the host to read before whoever sends the next one waits too

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from embedllm.export.rounding.quantize import Packed, Packing
+    from embedllm.package.packing import Packed, Packing
     from embedllm.types import F32
 
 _KEPT = 8  # tensors: two matrices with scales, zero points and the order of their columns

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize, pack_bits
+from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

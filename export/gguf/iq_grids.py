@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf.dequantize import FORMS, Form
-from embedllm.export.rounding.quantize import Packing
+from embedllm.package.packing import Packing
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.dequantize import Floats, Parts

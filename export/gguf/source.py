@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,16 +15,14 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.gguf.config import config_of, guessing_layers
 from embedllm.export.gguf.encoders import sentences_of, task_of
-from embedllm.export.gguf.gguf_place import Place
-from embedllm.export.gguf.gguf_restated import restated
 from embedllm.export.gguf.metadata_files import write_texts
 from embedllm.export.gguf.reader import GgufModel, Placed, read_model
 from embedllm.export.gguf.rope import ROTATIONS
-from embedllm.export.gguf.tensor_names import places
+from embedllm.export.gguf.tensor_names import Place, places
 from embedllm.export.gguf.types import READ, TYPES, floats, packed, packing_of
-from embedllm.export.rounding.quantize import Packed, Packing
-from embedllm.export.writing.passthrough import ordered
 from embedllm.hub.location import Location
+from embedllm.package.architecture import Linear, Norm, Origin
+from embedllm.package.packing import Packed, Packing, ordered
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
@@ -199,3 +198,32 @@ def _size(place: Place, tensor: Placed) -> tuple[int, int | None]:
     if len(shape) == 1 or place.tensor.endswith(".bias"):  # those of all experts are one tensor
         return math.prod(shape), None
     return math.prod(shape[:-1]), shape[-1]
+
+
+T = TypeVar("T")
+
+
+def restated(node: T) -> T:
+    """The same description, where no norm adds to its weights, and no matrix is a part of another or turned over."""
+    if isinstance(node, Norm):
+        return dataclasses.replace(node, plus=0.0)
+    if isinstance(node, Linear):
+        return _alone(node)
+    if isinstance(node, tuple):
+        return tuple(restated(each) for each in node)  # type: ignore[return-value]  # of the same types
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        changes = {f.name: restated(getattr(node, f.name)) for f in dataclasses.fields(node)}
+        return dataclasses.replace(node, **changes)
+    return node
+
+
+def _alone(linear: Linear) -> Linear:
+    """One that is among others gets a name of its own; the order of its rows within a head stays."""
+    if linear.origin is None:
+        return linear
+    whole = dataclasses.replace(linear.origin, rows=linear.rows, start=0, block=0, stride=0, transposed=False)
+    return dataclasses.replace(
+        linear,
+        source=linear.source if linear.origin.rows == linear.rows else linear.name,
+        origin=None if whole == Origin(rows=linear.rows) else whole,
+    )

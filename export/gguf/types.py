@@ -14,8 +14,8 @@ import numpy as np
 
 from embedllm.export.gguf.dequantize import block_floats, packed_rows
 from embedllm.export.gguf.iq_grids import ALL_FORMS
-from embedllm.export.rounding.quantize import Packed, Packing
 from embedllm.files.float_types import to_float32
+from embedllm.package.packing import Packed, Packing
 
 if TYPE_CHECKING:
     from embedllm.types import F32, U8

@@ -26,9 +26,9 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs
 from embedllm.package.graph_flavors import Dialect
+from embedllm.package.packing import Packing
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import scale_name
 from embedllm.package.wasm_floats import float_spans

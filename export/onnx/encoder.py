@@ -17,9 +17,9 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Attention, Decoder, Encoder, Layer, Linear, Norm
 from embedllm.package.graph_flavors import Dialect
+from embedllm.package.packing import Packing
 
 _HIDDEN_SCORE = -30000.0  # what a hidden key's score is lowered by: the sum of two stays finite in float16
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")

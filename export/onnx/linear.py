@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Linear
 from embedllm.package.graph_flavors import Dialect
+from embedllm.package.packing import Packing
 from embedllm.package.tensors import packed_alike
 
 

@@ -21,8 +21,8 @@ from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.masks import masks
 from embedllm.export.openvino.mlp import mixture, mlp
 from embedllm.export.openvino.recurrent import Recurrent
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Mlp, Norm, TokenInput, TokenInputs
+from embedllm.package.packing import Packing
 from embedllm.package.tensors import scale_name
 
 FILE = "openvino_model.xml"

@@ -13,8 +13,8 @@ from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mixture, mlp
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Attention, Decoder, Encoder, Layer, Mlp, Norm
+from embedllm.package.packing import Packing
 
 _HIDDEN_SCORE = -30000.0  # as export/onnx/encoder.py has it
 

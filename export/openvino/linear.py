@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Linear
+from embedllm.package.packing import Packing
 from embedllm.package.tensors import packed_alike
 
 

@@ -21,11 +21,10 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.optimum.graph_rewrite import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
-from embedllm.export.recipe import METHODS
-from embedllm.export.rounding.quantize import Packing
+from embedllm.export.recipe import METHODS, Recipe
 from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
-from embedllm.export.writing.plan import Recipe, blocks
+from embedllm.export.writing.plan import blocks
 from embedllm.export.writing.stream import Write, filled, rounded, write_matrices
 from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location, locate
@@ -35,6 +34,7 @@ from embedllm.package.external_graph import Traced
 from embedllm.package.foreign.config_files import CONTEXTS
 from embedllm.package.graph_flavors import TRACED
 from embedllm.package.package import MANIFEST, WEIGHTS, Graph, open_package
+from embedllm.package.packing import Packing
 
 INSTALL = "pip install 'embedllm[optimum]'"
 _DISTRIBUTION = "optimum-onnx"

@@ -15,9 +15,9 @@ from embedllm.errors import ExportError
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.architecture import Linear, Origin
 from embedllm.package.graph_flavors import TRACED
+from embedllm.package.packing import Packing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,15 +16,16 @@ from embedllm.errors import ExportError
 from embedllm.export.quantization.float_forward import FloatPass, read_table
 from embedllm.export.quantization.importance import mean_square, weighing
 from embedllm.export.quantization.scaled_source import Fold, ScaledSource, folds, head_fold
-from embedllm.export.rounding.quantize import dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
+from embedllm.package.packing import dequantize
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.export.rounding.quantize import Packing
     from embedllm.package.architecture import Decoder, Linear
+    from embedllm.package.packing import Packing
     from embedllm.types import F32
 
 _POWERS = tuple(index / 20 for index in range(20))  # 0 first: nothing replaces it that is not better

@@ -16,8 +16,8 @@ from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.quantization.float_forward import FloatPass, read_table
 from embedllm.export.quantization.gptq import compensated, compensation
 from embedllm.export.quantization.importance import AS_INPUT
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize
 from embedllm.export.writing.stream import Piece, pack
+from embedllm.package.packing import Packed, Packing, dequantize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

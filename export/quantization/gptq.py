@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.rounding.quantize import Packed, Packing, inverse, packed_turned, scales
+from embedllm.export.rounding.quantize import inverse, packed_turned, scales
+from embedllm.package.packing import Packed, Packing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

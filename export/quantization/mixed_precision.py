@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.quantization.sensitivity import excerpt, losses
-from embedllm.export.writing.plan import Plan, Recipe, plan, run_bytes
+from embedllm.export.recipe import Recipe
+from embedllm.export.writing.plan import Plan, plan, run_bytes
 from embedllm.files.progress import Progress
 from embedllm.package.architecture import Linear
 from embedllm.package.tensors import parameters

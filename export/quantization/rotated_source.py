@@ -8,38 +8,17 @@ no graph has to know of; the others: docs/numerics.md#rotation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.errors import ExportError
+from embedllm.package.hadamard import block_of, turned
 
 if TYPE_CHECKING:
     from embedllm.export.checkpoints.tensor_mapping import Source
     from embedllm.package.architecture import Decoder
     from embedllm.types import F32
-
-
-def block_of(head_dim: int) -> int:
-    """How many of a head's values are turned together: the largest power of two that divides them."""
-    return head_dim & -head_dim
-
-
-def turned(values: F32, block: int) -> F32:
-    """values [..., n * block], every block times the Hadamard matrix; a second turn undoes the first."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found where it is stored
-        return (values.reshape(*values.shape[:-1], -1, block) @ _hadamard(block)).reshape(values.shape)
-
-
-@cache
-def _hadamard(size: int) -> F32:
-    """Sylvester's: symmetric and orthogonal. size: a power of two."""
-    signs = np.ones((1, 1), np.float32)
-    while len(signs) < size:
-        signs = np.block([[signs, signs], [signs, -signs]])
-    return signs / np.float32(size**0.5)
 
 
 class RotatedSource:
@@ -80,17 +59,3 @@ class RotatedSource:
         first, end = start // block * block, -(-stop // block) * block
         whole = turned(self._source.rows(name, first, end).T, block).T
         return np.ascontiguousarray(whole[start - first : stop - first])
-
-
-def turned_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
-    """An adapter's factors for the same model with turned values. factors: as adapters.Adapter has them."""
-    found = dict(factors)
-    for attention in decoder.attentions:
-        block = block_of(attention.head_dim)
-        if attention.v.name in found:
-            a, b = found[attention.v.name]
-            found[attention.v.name] = a, turned(b, block)
-        if attention.o.name in found:
-            a, b = found[attention.o.name]
-            found[attention.o.name] = np.ascontiguousarray(turned(a.T, block).T), b
-    return found

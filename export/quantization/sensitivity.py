@@ -15,7 +15,8 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.quantization.float_forward import FloatPass, read_table
-from embedllm.export.rounding.quantize import Packing, dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
+from embedllm.package.packing import Packing, dequantize
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import read_json
 from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.openvino.tokenizer import LINK
-from embedllm.export.rounding.quantize import Packing
-from embedllm.export.writing.plan import Recipe
+from embedllm.export.recipe import Recipe
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.external_graph import Traced
 from embedllm.package.package import FORMAT, Graph, sha256
+from embedllm.package.packing import Packing
 
 
 def facts_of(location: Location, recipe: Recipe, tokens: dict[str, object], name: str) -> dict[str, object]:

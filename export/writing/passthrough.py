@@ -11,15 +11,16 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, places, stretches
 from embedllm.export.recipe import asked_of
-from embedllm.export.rounding.quantize import NOT_FINITE, Packed, Packing
+from embedllm.export.rounding.quantize import NOT_FINITE
 from embedllm.export.writing.plan import matrix_runs
 from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.packing import Packed, Packing, ordered
 from embedllm.package.tensors import tables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.export.writing.plan import Recipe
+    from embedllm.export.recipe import Recipe
 
 
 @runtime_checkable
@@ -108,16 +109,3 @@ def read_packed(source: PackedSource, linear: Linear, start: int, stop: int) -> 
         if values is not None and not np.isfinite(values).all():
             raise ExportError(NOT_FINITE)
     return packed
-
-
-def ordered(parts: list[Packed], order: NDArray[np.intp]) -> Packed:
-    """Rows of several pieces one after the other, in an order of their own."""
-
-    def joined(kind: str) -> np.ndarray | None:
-        values = [getattr(part, kind) for part in parts]
-        return None if values[0] is None else np.concatenate(values)[order]
-
-    weight, scale = joined("weight"), joined("scale")
-    assert weight is not None, "every part has them"
-    assert scale is not None
-    return Packed(weight, scale, joined("zero"), joined("minimum"))

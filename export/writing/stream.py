@@ -18,11 +18,12 @@ from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, check_vector, read_matrix, read_vector
 from embedllm.export.layout import CONSTANTS, Layout, Writer
-from embedllm.export.rounding.quantize import NOT_FINITE, Packed, Packing, quantize
+from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
 from embedllm.export.writing.plan import Plan, with_orders
 from embedllm.package import rope
 from embedllm.package.architecture import Linear
+from embedllm.package.packing import Packed, Packing
 from embedllm.package.tensors import rope_name, small_matrices, vectors
 
 if TYPE_CHECKING:

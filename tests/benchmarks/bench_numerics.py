@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import embedllm
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.evaluation import ModelScore, evaluate
 from embedllm.export import Recipe, convert
 

@@ -22,8 +22,8 @@ from embedllm.backends.options import Knobs
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.export.rounding.quantize import Packing
 from embedllm.package.package import open_package
+from embedllm.package.packing import Packing
 from tests.support.described import described_package
 from tests.support.held import HeldRandomSource, OrderedRandomSource
 from tests.support.tiny import tiny_config

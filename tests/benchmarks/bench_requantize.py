@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.rounding.quantize import Packing, dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.files.float_types import to_float32
+from embedllm.package.packing import Packing, dequantize
 
 if TYPE_CHECKING:
     from embedllm.types import F32

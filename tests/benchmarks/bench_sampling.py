@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from embedllm.types import F32

@@ -26,7 +26,8 @@ from tokenizers import decoders, models, pre_tokenizers
 import embedllm
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 from embedllm.structured.llguidance import GrammarConstraint, TokenGrammars
 from embedllm.structured.response_format import ResponseFormat, grammar_source
 from embedllm.text.token_bytes import _BYTE_OF

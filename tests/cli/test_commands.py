@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 
 import embedllm
 from embedllm.cli.main import cli
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.generation import Chunk
 from embedllm.package.package import sha256
 from tests.support.tiny import tiny_checkpoint
 

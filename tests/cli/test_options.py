@@ -16,7 +16,7 @@ from embedllm import Sampling
 from embedllm.cli.main import cli
 from embedllm.cli.reply_output import show
 from embedllm.export import Recipe, convert
-from embedllm.generation.generation import Chunk, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.sampling.option_table import SAMPLING_OPTIONS, Option
 from embedllm.text.prompt import Prompt
 from tests.support.peft_folders import write_adapter

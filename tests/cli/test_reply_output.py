@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from embedllm.cancel import Cancel
 from embedllm.cli.reply_output import show, stopped_by_ctrl_c
-from embedllm.generation.generation import Cancel, Chunk, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
 
 DEADLINE = 120  # seconds, far beyond what a thread needs to wake up
 ESCAPES = "a\x1b[2Jb\x07\x9bc\td\r\ne"

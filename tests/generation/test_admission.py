@@ -16,15 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.backends.base import Interrupted
+from embedllm.backends.base import Fit, Interrupted
+from embedllm.cancel import Cancel
 from embedllm.errors import Busy
 from embedllm.generation import admission
-from embedllm.generation.admission import USUAL, Place, Places
-from embedllm.generation.generation import Cancel, Chunk
-from embedllm.generation.place_count import check_places, places
+from embedllm.generation.admission import USUAL, Place, Places, check_places, places
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
-from embedllm.loading.memory_estimate import Fit
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from tests.support.fakes import Bytes, FakeEngine, FakeSession
 
 WAIT_S = 120  # a test that waits this long has failed

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import embedllm
+from embedllm.cancel import Cancel
 from embedllm.errors import Busy, DeviceError
 from embedllm.generation.admission import Place
 from embedllm.generation.batch import run_batch
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]

@@ -12,13 +12,13 @@ import pytest
 
 import embedllm
 from embedllm.backends.base import MovesState
+from embedllm.cancel import Cancel
 from embedllm.export import Recipe, convert
 from embedllm.generation.beam_runner import BeamRunner
 from embedllm.generation.beam_search import BeamSearch
-from embedllm.generation.generation import Cancel
 from embedllm.kv_cache.sequence_pool import Sequences
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from tests.support.fakes import FakeEngine
 from tests.support.tiny import tiny_checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 
 from embedllm.errors import PackageError
 from embedllm.generation.defaults import Defaults, read_defaults
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 GREEDY = Sampling(temperature=0)
 

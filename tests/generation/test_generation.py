@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.cancel import Cancel
+from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.generation import Cancel, Chunk, Generation, Statistics
-from embedllm.sampling.sampler import Picked, Sampler, Sampling
-from embedllm.text.tokenizer import StopStrings, TextStream
+from embedllm.generation.generation import Generation
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Picked, Sampler
+from embedllm.text.stream import StopStrings, TextStream
 from tests.support.fakes import END, Bytes, FakeLogits, peaked
 
 GREEDY = Sampling(temperature=0)

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.backends.base import Interrupted
+from embedllm.cancel import Cancel
 from embedllm.generation import generation
-from embedllm.generation.generation import Cancel, Chunk, Generation, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Feed, Feeding, Step, arun, run
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.types import Logits
 from tests.generation.test_generation import GREEDY, rule, texts
 from tests.support.fakes import END, FakeLogits, peaked

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceError
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns
 
 WAIT_S = 120  # a test that waits this long has failed

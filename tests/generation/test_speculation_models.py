@@ -14,8 +14,9 @@ import pytest
 import embedllm
 from embedllm import Model, Sampling
 from embedllm.backends.base import FeedsAll
+from embedllm.cancel import Cancel
 from embedllm.generation.admission import Place
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
 from embedllm.kv_cache.sequence_pool import HeldSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from embedllm import Model, Sampling, load
 from embedllm.backends.base import MovesState
+from embedllm.cancel import Cancel
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request
 from embedllm.kv_cache.context_shift import Shift, check_movable
 from embedllm.kv_cache.sequence_pool import HeldSequence

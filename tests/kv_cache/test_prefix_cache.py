@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from embedllm import Model, Sampling, load
 from embedllm.backends.base import FeedsAll, MovesState
-from embedllm.generation.generation import Cancel, Chunk
+from embedllm.cancel import Cancel
+from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.disk_store import CacheFolder

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.base import Engine
+from embedllm.backends.base import Choices, Engine
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices import selection as select
-from embedllm.backends.devices.drivers import Choices, driver_of
+from embedllm.backends.devices.drivers import driver_of
 from embedllm.backends.probe import runner as probe_run
 from embedllm.backends.probe.probe import Outcome, failed
 from embedllm.errors import DeviceError, DeviceUnavailable

@@ -26,7 +26,7 @@ from embedllm.backends.base import Engine
 from embedllm.generation.admission import Places
 from embedllm.generation.defaults import Defaults
 from embedllm.package.package import Package
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.function_schema import tool_schema
 from tests.support.fakes import END, Bytes, FakeEngine

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from embedllm.sampling.bans import Forbidden, spelled
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 from tests.support.fakes import Bytes
 
 SIZE = 6

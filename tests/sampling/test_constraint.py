@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.generation.generation import Chunk, Generation, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.generation import Generation
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
-from embedllm.text.tokenizer import StopStrings, TextStream
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
+from embedllm.text.stream import StopStrings, TextStream
 from embedllm.types import Logits
 from tests.support.fakes import END, VOCABULARY, Bytes, FakeLogits, peaked
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from embedllm.types import Logits

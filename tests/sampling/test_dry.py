@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embedllm.sampling.dry import Dry
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 SIZE = 6
 BREAKER = 5  # whose text is a newline; those of the others are a, b, c, d, e

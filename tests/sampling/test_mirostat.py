@@ -10,7 +10,8 @@ import pytest
 
 from embedllm.sampling.mirostat import Mirostat
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
 

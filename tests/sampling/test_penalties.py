@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.options import Sampling
 from embedllm.sampling.penalties import Penalties
-from embedllm.sampling.sampler import Sampling
 
 
 def logits_after(sampling: Sampling, logits: list[float], prompt: list[int], reply: list[int]) -> list[float]:

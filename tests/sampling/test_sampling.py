@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.options import Sampling
 from embedllm.sampling.penalties import Penalties
-from embedllm.sampling.sampler import Sampler, Sampling, logprob, top_logprobs
+from embedllm.sampling.sampler import Sampler, logprob, top_logprobs
 from embedllm.sampling.token_choice import choose, truncated
 
 if TYPE_CHECKING:

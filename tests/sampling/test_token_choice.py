@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
-from embedllm.sampling.sampling_checks import ORDER
+from embedllm.sampling.options import ORDER, Sampling
+from embedllm.sampling.sampler import Sampler
 from embedllm.sampling.token_choice import Pool, temperature_of, truncated
 
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))

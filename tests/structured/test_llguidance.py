@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from embedllm.generation.generation import Chunk, Generation, Statistics
+from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.generation import Generation
 from embedllm.sampling.numpy_logits import Row
-from embedllm.sampling.sampler import Sampler, Sampling
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.sampler import Sampler
 from embedllm.structured.llguidance import TokenGrammars
 from embedllm.structured.response_format import ResponseFormat, grammar_source
-from embedllm.text.tokenizer import StopStrings, TextStream, Tokenizer
+from embedllm.text.stream import StopStrings, TextStream
+from embedllm.text.tokenizer import Tokenizer
 from tests.support.schemas import Schema, schemas
 from tests.support.tiny import write_tokenizer
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.rounding.quantize import Packed, Packing, pack_bits
 from embedllm.package.architecture import Decoder
+from embedllm.package.packing import Packed, Packing, pack_bits
 from tests.support.described import RandomSource
 
 if TYPE_CHECKING:

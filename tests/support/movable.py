@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import Device, check_span
+from embedllm.backends.base import Device
+from embedllm.backends.checks import check_span
 from tests.support.fakes import END, FakeLogits, peaked
 
 if TYPE_CHECKING:

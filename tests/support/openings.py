@@ -9,7 +9,7 @@ from embedllm.backends.devices.registry import devices
 from embedllm.backends.openvino.engine import OvEngine, properties
 from embedllm.backends.openvino.npu import NpuEngine
 from embedllm.backends.openvino.paged_engine import PagedEngine
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.package.package import Graph, Package, open_package
 

@@ -18,11 +18,11 @@ from embedllm.export.onnx import linear as onnx_products
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.openvino import linear as openvino_products
 from embedllm.export.openvino.ir import Ir
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize
 from embedllm.export.writing.plan import blocks
 from embedllm.package.architecture import Linear
 from embedllm.package.graph_flavors import FLOAT32, GPU_FLOAT32, Dialect
 from embedllm.package.package import WEIGHTS
+from embedllm.package.packing import Packed, Packing, dequantize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

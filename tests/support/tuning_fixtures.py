@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.backends.base import Engine
+from embedllm.backends.base import Choices, Engine
 from embedllm.backends.devices import drivers
-from embedllm.backends.devices.drivers import Choices, driver_of
+from embedllm.backends.devices.drivers import driver_of
 
 
 @pytest.fixture

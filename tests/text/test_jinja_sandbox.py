@@ -9,7 +9,7 @@ import pytest
 
 from embedllm.errors import TemplateError
 from embedllm.text.jinja_sandbox import SandboxedTemplate
-from embedllm.text.tokenizer_config import JSON
+from embedllm.types import JSON
 
 
 def render(source: str, *, clock: Callable[[], datetime] = datetime.now, **variables: JSON) -> str:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedllm.errors import PackageError
-from embedllm.text.tokenizer import StopStrings, TextStream, Tokenizer
+from embedllm.text.stream import StopStrings, TextStream
+from embedllm.text.tokenizer import Tokenizer
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

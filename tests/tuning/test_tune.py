@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import embedllm
-from embedllm.backends.base import Engine
+from embedllm.backends.base import Choices, Engine
 from embedllm.backends.devices import drivers, registry
-from embedllm.backends.devices.drivers import Choices, driver_of
+from embedllm.backends.devices.drivers import driver_of
 from embedllm.backends.options import USUAL
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceError, DeviceUnavailable

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.devices.drivers import Choices
+from embedllm.backends.base import Choices
 from embedllm.backends.options import USUAL, Knobs
 from embedllm.backends.system import hardware
 from embedllm.loading import tuning_record

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedllm.export import convert, open_source
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize
+from embedllm.package.packing import Packed, Packing, dequantize
 from tests.export.checkpoints.test_passthrough import HeldSource, some_packed
 from tests.support.held import PACKINGS, rounded
 from tests.support.tiny import tiny_checkpoint

@@ -13,14 +13,15 @@ from typing import get_args
 
 import click
 
+from embedllm.cancel import Cancel
 from embedllm.cli.messages_file import expanded, read_messages, write_messages
 from embedllm.cli.options import Settings, note, reply_options
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
 from embedllm.conversation.conversation import Conversation
 from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
-from embedllm.generation.generation import Cancel, Statistics
+from embedllm.generation.chunk import Statistics
 from embedllm.generation.options import WhenFull
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 _PROMPT, _MORE = "> ", ". "
 _BLOCK = '"""'

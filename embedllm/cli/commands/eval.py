@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from embedllm import __version__
+from embedllm._version import __version__
 from embedllm.cli.commands.inspect import new_console, new_table
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch, progress_bar

@@ -13,8 +13,7 @@ from embedllm.cli.commands.inspect import new_console, new_table, open_folder
 from embedllm.cli.options import common_options, note
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Device
-    from embedllm.loading.memory_estimate import Fit
+    from embedllm.backends.base import Device, Fit
     from embedllm.package.package import Package
 
 

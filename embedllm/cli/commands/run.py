@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from embedllm.cancel import Cancel
 from embedllm.cli.options import Settings, note, reply_options
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
 from embedllm.errors import TemplateError
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.generation import Cancel
 from embedllm.generation.options import PromptOptions
 from embedllm.model import Model
 from embedllm.sampling.sampler import Picked

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embedllm.errors import PackageError
-from embedllm.text.tokenizer_config import JSON, read_json_object
+from embedllm.files.json_object import read_json_object
+from embedllm.types import JSON
 
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import PackageError
+from embedllm.files.json_object import read_json_object
 from embedllm.package.manifest_fields import plain_name
-from embedllm.text.tokenizer_config import JSON, read_json_object
+from embedllm.types import JSON
 
 CONFIG = "genai_config.json"
 MAKER = "onnxruntime-genai"

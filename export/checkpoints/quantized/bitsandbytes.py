@@ -20,9 +20,10 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.quantized.packed_integers import Read
 from embedllm.export.checkpoints.quantized.scaled import ROUNDED, ScaledMatrix
-from embedllm.export.rounding.quantize import Packed, Packing, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.files.float_types import to_float32
 from embedllm.files.safetensors_header import Tensor
+from embedllm.package.packing import Packed, Packing
 
 if TYPE_CHECKING:
     from embedllm.types import F32

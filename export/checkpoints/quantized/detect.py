@@ -14,7 +14,7 @@ from embedllm.export.checkpoints.quantized.schemes import Scheme
 from embedllm.files.safetensors_header import Tensor
 
 if TYPE_CHECKING:
-    from embedllm.export.rounding.quantize import Packed, Packing
+    from embedllm.package.packing import Packed, Packing
     from embedllm.types import F32
 
 

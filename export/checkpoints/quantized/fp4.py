@@ -19,9 +19,9 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.quantized.packed_integers import Read
 from embedllm.export.checkpoints.quantized.schemes import Scheme
-from embedllm.export.rounding.quantize import Packed, Packing, pack_bits
 from embedllm.files.float_types import to_float32
 from embedllm.files.safetensors_header import Tensor
+from embedllm.package.packing import Packed, Packing, pack_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

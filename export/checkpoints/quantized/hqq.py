@@ -21,9 +21,10 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.quantized.packed_integers import Read
 from embedllm.export.checkpoints.quantized.scaled import ROUNDED
 from embedllm.export.checkpoints.quantized.schemes import GROUPS, WHOLE
-from embedllm.export.rounding.quantize import Packed, Packing, pack_bits, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor
+from embedllm.package.packing import Packed, Packing, pack_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.checkpoints.quantized.column_order import plain_groups, sorted_by_group
 from embedllm.export.checkpoints.quantized.schemes import GROUPS, WHOLE, Scheme
-from embedllm.export.rounding.quantize import Packed, Packing, pack_bits
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor
+from embedllm.package.packing import Packed, Packing, pack_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -249,3 +248,26 @@ def _apart(words: NDArray[np.uint32], bits: int, order: tuple[int, ...] = ()) ->
     for at, place in enumerate(order or range(each)):
         values[:, at::each] = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
     return values
+
+
+def plain_groups(columns: int, size: int) -> NDArray[np.intp]:
+    """The group of each column where those of a group lie together. size: of a group; -1: all are one."""
+    return np.arange(columns) // (size if size > 0 else columns)
+
+
+def sorted_by_group(groups: NDArray[np.int32], size: int, name: str) -> NDArray[np.int32] | None:
+    """The columns sorted by their groups, those of a group as they were; None where they lie so already.
+
+    groups: [columns], of each, none of which is too large. size: as plain_groups() has it. name: of the matrix.
+    Raises ExportError for groups of other sizes.
+    """
+    expected = np.bincount(plain_groups(len(groups), size))
+    found = np.bincount(groups, minlength=len(expected))
+    if (differ := np.flatnonzero(found != expected)).size:
+        first = differ[0]
+        raise ExportError(
+            f"group {first} of '{name}' has {found[first]} columns by its g_idx; expected {expected[first]}, by the "
+            f"group_size {size}. Give the bits that the weights are to be rounded to once more, such as --bits 4."
+        )
+    order = np.argsort(groups, kind="stable").astype(np.int32)
+    return order if (np.diff(order) < 0).any() else None

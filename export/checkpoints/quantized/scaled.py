@@ -17,9 +17,10 @@ import numpy as np
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.quantized.packed_integers import Read
 from embedllm.export.checkpoints.quantized.schemes import WHOLE, Scheme
-from embedllm.export.rounding.quantize import Packed, Packing, pack_bits, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.files.float_types import FLOATS, SMALL, to_float32
 from embedllm.files.safetensors_header import Tensor
+from embedllm.package.packing import Packed, Packing, pack_bits
 
 if TYPE_CHECKING:
     from embedllm.types import F32

@@ -30,7 +30,7 @@ from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.package.graph_flavors import DIALECTS
 from embedllm.package.package import open_package
-from embedllm.sampling.sampler import Sampling
+from embedllm.sampling.options import Sampling
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "devices.md").read_text(encoding="utf-8")
 ROWS = [*PROVIDERS, PLUGIN]

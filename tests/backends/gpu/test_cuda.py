@@ -21,9 +21,9 @@ from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe, convert
-from embedllm.export.rounding.quantize import packings
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import Package, open_package
+from embedllm.package.packing import packings
 from tests.support.decoder_cases import CASES, VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.encoder_folders import write_embedder, write_reranker

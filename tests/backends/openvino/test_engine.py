@@ -23,7 +23,7 @@ from embedllm.backends.openvino import engine as ov_backend
 from embedllm.backends.openvino import runtime as ov_runtime
 from embedllm.backends.openvino.engine import OvEngine, OvSession
 from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable

@@ -15,7 +15,7 @@ from embedllm.backends.openvino import npu
 from embedllm.backends.openvino import runtime as ov_runtime
 from embedllm.backends.openvino.npu import NpuEngine, NpuSession
 from embedllm.backends.openvino.runtime import cache_folder, version
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.package.package import open_package

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from tests.cli.test_commands import embed
 
 

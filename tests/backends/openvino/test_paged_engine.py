@@ -20,7 +20,7 @@ from embedllm.backends.openvino import block_table
 from embedllm.backends.openvino import paged_engine as ov_paged
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, Layout
 from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
-from embedllm.backends.openvino_options import OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions
 from embedllm.export import Recipe
 from tests.support.openings import ov_engine, paged_engine
 

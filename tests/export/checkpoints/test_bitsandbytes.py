@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.quantized.bitsandbytes import CodedMatrix
-from embedllm.export.rounding.quantize import Packing, dequantize
 from embedllm.files.safetensors_header import Tensor
 from embedllm.package.package import open_package
+from embedllm.package.packing import Packing, dequantize
 from tests.support.quantized_folders import NAME, check_refused, opened
 from tests.support.tiny import tiny_checkpoint
 

@@ -19,16 +19,20 @@ from embedllm.backends.devices.registry import devices, open_engine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert
-from embedllm.export.checkpoints.quantized.column_order import plain_groups, sorted_by_group
-from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix, find_packed
+from embedllm.export.checkpoints.quantized.packed_integers import (
+    PackedMatrix,
+    find_packed,
+    plain_groups,
+    sorted_by_group,
+)
 from embedllm.export.checkpoints.quantized.schemes import scheme_of
 from embedllm.export.graphs import write_flavour
 from embedllm.export.onnx.directml_rules import check_directml
-from embedllm.export.rounding.quantize import dequantize, packings
 from embedllm.export.writing.passthrough import carried
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.inspection.package_report import describe_package
 from embedllm.package.package import FORMAT, ORDERED_FORMAT, WEIGHTS, open_package
+from embedllm.package.packing import dequantize, packings
 from embedllm.package.tensors import linears
 from tests.export.checkpoints.test_packed_integers import Format, checkpoint, compressed, gptq, quantized
 from tests.export.checkpoints.test_passthrough import ATOL, TOKENS, engine, logits

@@ -14,9 +14,9 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.quantized.fp4 import Float4Matrix
-from embedllm.export.rounding.quantize import Packing, dequantize
 from embedllm.files.safetensors_header import Tensor
 from embedllm.package.package import open_package
+from embedllm.package.packing import Packing, dequantize
 from tests.export.checkpoints.test_scaled import small
 from tests.support.quantized_folders import NAME, Typed, opened, write_checkpoint
 from tests.support.tiny import tiny_checkpoint

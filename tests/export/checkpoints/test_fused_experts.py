@@ -16,9 +16,10 @@ from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.fused_experts import find_experts
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
-from embedllm.export.rounding.quantize import Packing, dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.hub.location import Location
 from embedllm.package.package import WEIGHTS
+from embedllm.package.packing import Packing, dequantize
 from tests.support.families import FAMILIES, Tensors, make_checkpoint
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.export import Recipe, convert
-from embedllm.export.rounding.quantize import dequantize
 from embedllm.package.package import open_package
+from embedllm.package.packing import dequantize
 from tests.support.quantized_folders import NAME, check_refused, opened
 from tests.support.tiny import tiny_checkpoint
 

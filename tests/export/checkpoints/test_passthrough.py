@@ -24,12 +24,12 @@ from embedllm.export import Recipe, convert, open_source
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.graphs import write_flavour
 from embedllm.export.onnx.directml_rules import check_directml
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize, pack_bits
 from embedllm.export.sharding import join, shard
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import locate
 from embedllm.inspection.package_report import describe_package
 from embedllm.package.package import CARRIED_FORMAT, FORMAT, open_package
+from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
 from tests.support.decoder_cases import CASES, plain
 from tests.support.described import RandomSource, described_package
 from tests.support.held import PACKINGS, rounded

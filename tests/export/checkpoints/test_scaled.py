@@ -15,10 +15,10 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.quantized.scaled import ScaledMatrix
-from embedllm.export.rounding.quantize import Packing, dequantize
 from embedllm.files.float_types import to_float32
 from embedllm.files.safetensors_header import Tensor
 from embedllm.package.package import open_package
+from embedllm.package.packing import Packing, dequantize
 from tests.support.quantized_folders import NAME, Typed, opened, write, write_checkpoint
 from tests.support.tiny import tiny_checkpoint
 

@@ -17,8 +17,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.export.gguf.gguf_restated import restated
-from embedllm.export.gguf.source import GgufSource
+from embedllm.export.gguf.source import GgufSource, restated
 from embedllm.package.architecture import Attention, Decoder
 from embedllm.package.package import open_package
 from tests.export.gguf.test_source import CASES, source_of, without_names

@@ -15,8 +15,7 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vector, read_matrix, read_vector
-from embedllm.export.gguf.gguf_restated import restated
-from embedllm.export.gguf.source import GgufSource
+from embedllm.export.gguf.source import GgufSource, restated
 from embedllm.hub.location import Location
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.package import open_package

@@ -26,11 +26,11 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.layout import CONSTANTS
 from embedllm.export.openvino import decoder as openvino_graph
 from embedllm.export.openvino.ir import Ir
-from embedllm.export.rounding.quantize import Packing
 from embedllm.export.verify import compare
 from embedllm.export.writing.plan import plan
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.package import WEIGHTS, open_package
+from embedllm.package.packing import Packing
 from tests.support.tiny import tiny_checkpoint, tiny_config
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.calibration import calibrated
 from embedllm.export.quantization.calibration_text import draw_text, read_text, sequences_for
-from embedllm.export.rounding.quantize import Packed
 from embedllm.export.writing.plan import plan
 from embedllm.hub.location import locate
 from embedllm.package.package import MANIFEST, open_package
+from embedllm.package.packing import Packed
 from embedllm.sampling.numpy_logits import Row
 from tests.support.calibration_texts import kl, logits, manifest, text
 from tests.support.tiny import tiny_checkpoint

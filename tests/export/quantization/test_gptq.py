@@ -9,7 +9,8 @@ import pytest
 
 from embedllm.errors import ExportError
 from embedllm.export.quantization.gptq import compensated, compensation
-from embedllm.export.rounding.quantize import Packing, dequantize, inverse, quantize, scales
+from embedllm.export.rounding.quantize import inverse, quantize, scales
+from embedllm.package.packing import Packing, dequantize
 from tests.export.quantization.test_quantize import named
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.importance import ENOUGH, excerpt, measured, weighing, weights
 from embedllm.export.recipe import METHODS
-from embedllm.export.rounding.quantize import Packing, dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.hub.location import locate
+from embedllm.package.packing import Packing, dequantize
 from tests.support.calibration_texts import kl, logits, manifest, text, with_outliers
 from tests.support.imatrix_files import imatrix, tensors_of
 from tests.support.tiny import tiny_checkpoint

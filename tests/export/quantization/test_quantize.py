@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.errors import ExportError
-from embedllm.export.rounding.quantize import Packed, Packing, dequantize, quantize
+from embedllm.export.rounding.quantize import quantize
+from embedllm.package.packing import Packed, Packing, dequantize
 
 if TYPE_CHECKING:
     from embedllm.types import F32

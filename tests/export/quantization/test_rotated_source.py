@@ -22,9 +22,10 @@ from embedllm.cli.main import cli
 from embedllm.errors import ExportError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
-from embedllm.export.quantization.rotated_source import RotatedSource, block_of, turned
+from embedllm.export.quantization.rotated_source import RotatedSource
 from embedllm.export.verify import compare
 from embedllm.hub.location import locate
+from embedllm.package.hadamard import block_of, turned
 from embedllm.package.package import MANIFEST, Package, open_package
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint

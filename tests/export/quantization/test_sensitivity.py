@@ -20,9 +20,9 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.mixed_precision import open_runs
 from embedllm.export.quantization.sensitivity import _LogSums, excerpt, losses
-from embedllm.export.rounding.quantize import Packing
 from embedllm.export.writing.plan import plan
 from embedllm.hub.location import locate
+from embedllm.package.packing import Packing
 from tests.export.quantization.test_calibration import MODELS
 from tests.support.calibration_texts import kl, logits
 from tests.support.tiny import tiny_checkpoint, tiny_config, tiny_tensors, write_bf16

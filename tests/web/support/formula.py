@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, check_rewind, check_tokens
+from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.sampling.numpy_logits import Row
 from tests.support.fakes import END, Bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedllm.text.tokenizer_config import JSON
+from embedllm.types import JSON
 
 VARIABLES: dict[str, JSON] = {
     "messages": [

@@ -1,0 +1,66 @@
+"""What a stream yields: pieces of text with their tokens, and the statistics of a reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from embedllm.sampling.sampler import Picked
+from embedllm.tools.calls import ReplyReader, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a generation has cost so far. Times are seconds of a monotonic clock, without any pause between two chunks.
+
+    prefill_s: feeding the prompt and choosing the first token. decode_s: feeding and choosing each later one. Neither
+    has what a consumer does with a chunk, nor the template, the tokenizer and the making of a KV cache before the
+    first feed; with asyncio they have the time until the event loop came back to a feed that was done.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's: held already from an earlier call, not computed again
+    tokens: int = 0  # generated, the stop token among them
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
+    accepted_tokens: int = 0  # of these: what the rule chose, too
+    dropped_tokens: int = 0  # of a conversation: what the model sees no more, to make room (when_full)
+    queued_s: float = 0.0  # before the prompt: waited until other replies had ended
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that was accepted; 0 when there was none."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+    @property
+    def prefill_tokens_s(self) -> float:
+        """Prompt tokens computed per second."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tokens_s(self) -> float:
+        """Tokens generated per second after the first one, which the prefill gave."""
+        return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One step of a stream."""
+
+    text: str  # what is certain now; may be empty while a character or a possible stop string is incomplete
+    token: int | None  # None when the stream ends without one: cancelled
+    logprob: float | None  # natural log of the token's probability in the model's own distribution
+    top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
+    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
+    stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
+    statistics: Statistics
+    reasoning: str = ""  # what the model thinks, apart from the answer
+    tool_calls: tuple[ToolCall, ...] = ()  # that are whole with this step
+
+
+def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
+    """The chunk with its text as what it is."""
+    parts = reader.push(chunk.text, chunk.finish_reason)
+    if parts.text == chunk.text and not parts.reasoning and not parts.tool_calls:
+        return chunk
+    return replace(chunk, text=parts.text, reasoning=parts.reasoning, tool_calls=parts.tool_calls)

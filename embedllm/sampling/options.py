@@ -1,0 +1,203 @@
+"""Sampling: the frozen options of how a token is drawn, and their checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from embedllm.sampling.custom_processors import Processor
+from embedllm.sampling.token_choice import LEAST_TEMPERATURE
+
+
+F = TypeVar("F")
+# The steps in the order of common use; those before "temperature" change logits, the rest choose among tokens.
+CHANGES = ("penalties", "dry", "processors")
+ORDER = (*CHANGES, "temperature", "top_k", "top_n_sigma", "typical_p", "top_p", "min_p", "xtc")
+# field, least, most, what to say
+RANGES = (
+    ("temperature", 0, 100, "0 (greedy) to 100"),
+    ("top_k", 0, math.inf, "0 (off) or more"),
+    ("top_p", 0, 1, "0 to 1 (off)"),
+    ("min_p", 0, 1, "0 (off) to 1"),
+    ("typical_p", 0, 1, "0 to 1 (off)"),
+    ("top_n_sigma", 0, 1000, "0 (off) to 1000"),
+    ("xtc_probability", 0, 1, "0 (off) to 1"),
+    ("xtc_threshold", 0, 0.5, "0 to 0.5; above it, no two tokens can be"),
+    ("repetition_penalty", 0.01, 100, "0.01 to 100, 1 = off"),
+    ("presence_penalty", -2, 2, "-2 to 2, 0 = off"),  # this and the next: OpenAI's ranges
+    ("frequency_penalty", -2, 2, "-2 to 2, 0 = off"),
+    ("dry_multiplier", 0, 100, "0 (off) to 100"),
+    ("dry_base", 1, 100, "1 to 100"),
+    ("dry_allowed_length", 1, math.inf, "1 or more"),
+    ("dry_range", 0, math.inf, "0 (all) or more"),
+    ("no_repeat_ngram", 0, math.inf, "0 (off) or more"),
+    ("dynamic_temperature", 0, 100, "0 (off) to 100"),
+    ("dynamic_exponent", 0.01, 100, "0.01 to 100"),
+    ("mirostat", 0, 2, "0 (off), 1 or 2"),
+    ("mirostat_tau", 0.01, 100, "0.01 to 100"),
+    ("mirostat_eta", 0, 1, "0 to 1"),
+)
+NUMBERS = (*(row[0] for row in RANGES), "seed")
+_WHOLE = {
+    "top_k": "0 = off",
+    "dry_allowed_length": "1 or more",
+    "dry_range": "0 = all",
+    "no_repeat_ngram": "0 = off",
+    "mirostat": "0 = off",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens. By default every option is off: tokens are drawn as the model distributes them.
+
+    Raises ValueError for a value out of its range.
+    """
+
+    temperature: float = 1.0  # divides the logits; 0 (or below 1e-5) = greedy: always the best token
+    dynamic_temperature: float = 0.0  # how far the temperature goes up and down with the entropy; 0 = off
+    dynamic_exponent: float = 1.0  # of the entropy's share of its maximum: above 1 it stays low for longer
+    top_k: int = 0  # only the k best tokens; 0 = off, 1 = greedy
+    top_p: float = 1.0  # only the fewest best tokens that hold this probability; 1 = off
+    min_p: float = 0.0  # only tokens at least this share as probable as the best; 0 = off
+    typical_p: float = 1.0  # only the fewest tokens of most ordinary surprise that hold this probability; 1 = off
+    top_n_sigma: float = 0.0  # only logits within so many standard deviations of the best; 0 = off
+    xtc_probability: float = 0.0  # how often all but the last of the tokens above the threshold are left out; 0 = off
+    xtc_threshold: float = 0.1  # the probability from which on a token is a top choice
+    mirostat: int = 0  # 1 or 2: that version holds the surprise of the text, in place of every truncation; 0 = off
+    mirostat_tau: float = 5.0  # the surprise to hold, bits a token
+    mirostat_eta: float = 0.1  # how much of a step's error goes into the next
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of prompt and reply; 1 = off
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that are in the reply; 0 = off
+    frequency_penalty: float = 0.0  # subtracted once for every time that the token is in the reply; 0 = off
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # added; kept as pairs in the order of ids
+    dry_multiplier: float = 0.0  # subtracted from what would prolong a repetition, times the next; 0 = off
+    dry_base: float = 1.75  # to the power of how much longer it is than allowed
+    dry_allowed_length: int = 2  # tokens that may repeat without a penalty
+    dry_range: int = 0  # how many of the last tokens are searched for it; 0 = all of prompt and reply
+    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")  # no repetition reaches across a token that has one of these
+    no_repeat_ngram: int = 0  # no run of so many tokens comes twice in prompt and reply; 0 = off
+    bad_words: Sequence[str | Sequence[int]] = ()  # texts, or token ids in a row, that must not come
+    processors: Sequence[Processor] = ()  # functions that change the logits, in turn
+    order: Sequence[str] = ORDER  # of the steps; those that are off may be left out
+    seed: int | None = None  # same seed, same logits: same tokens; None = different ones each time
+    # what is on of "temperature" and the truncations, in order; kept, since every step asks
+    draw_steps: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        _check_ranges({name: getattr(self, name) for name in NUMBERS})
+        # tuples, because a dict or a list would make the options unhashable and let them change
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        object.__setattr__(self, "dry_breakers", _texts("dry_breakers", self.dry_breakers))
+        object.__setattr__(self, "processors", _functions(self.processors))
+        on = [step for step, is_on in _IS_ON.items() if is_on(self)]
+        object.__setattr__(self, "order", _steps(self.order, on=on))
+        drawn = tuple(step for step in self.order if step in on and step not in CHANGES)
+        object.__setattr__(self, "draw_steps", drawn)
+        if self.mirostat and self.truncates:
+            raise ValueError("mirostat takes the place of the truncations; leave top_k, top_p and the like out")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are left out of the draw."""
+        return any(step != "temperature" for step in self.draw_steps)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no chance is involved."""
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
+
+
+def _check_ranges(options: Mapping[str, object]) -> None:
+    """Raises ValueError for a number out of its range."""
+    for name, least, most, expected in RANGES:
+        _check(name, options[name], least=least, most=most, expected=expected)
+    for name, meaning in _WHOLE.items():
+        if not isinstance(options[name], int):
+            raise ValueError(f"{name} is {options[name]!r}; expected a whole number, {meaning}")
+    seed = options["seed"]
+    if seed is not None and not isinstance(seed, int):
+        raise ValueError(f"seed is {seed!r}; expected a whole number or None")
+
+
+def _biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """A bias for each token, in the order of ids. Raises ValueError for one that cannot be added."""
+    found = dict(given)
+    for token, bias in found.items():
+        if not isinstance(token, int) or token < 0:
+            raise ValueError(f"logit_bias has the token {token!r}; expected token ids, 0 or more")
+        if bias != -math.inf:
+            expected = "-100 to 100, or -inf to forbid the token"
+            _check(f"logit_bias of token {token}", bias, least=-100, most=100, expected=expected)
+    return tuple(sorted(found.items()))
+
+
+def _words(given: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
+    """Texts and sequences of token ids, unchangeable. Raises ValueError for anything else, and for an empty one."""
+    found = () if isinstance(given, str) else tuple(word if isinstance(word, str) else tuple(word) for word in given)
+    for word in found:
+        is_text = isinstance(word, str) and bool(word.strip())
+        if not is_text and not (word and all(isinstance(token, int) and token >= 0 for token in word)):
+            raise ValueError(f"bad_words has {word!r}; expected texts or sequences of token ids that are not empty")
+    if isinstance(given, str):
+        raise ValueError(f"bad_words is {given!r}; expected a list of texts or of sequences of token ids")
+    return found
+
+
+def _texts(name: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Texts, unchangeable. Raises ValueError for anything else, and for an empty one."""
+    if isinstance(given, str) or not all(isinstance(text, str) and text for text in given):
+        raise ValueError(f"{name} is {given!r}; expected a list of texts that are not empty")
+    return tuple(given)
+
+
+def _functions(given: Sequence[F]) -> tuple[F, ...]:
+    """Functions, unchangeable. Raises ValueError for anything else."""
+    if callable(given) or not all(callable(each) for each in given):
+        raise ValueError(f"processors is {given!r}; expected a list of functions of logits and tokens")
+    return tuple(given)
+
+
+def _steps(order: Sequence[str], *, on: Sequence[str]) -> tuple[str, ...]:
+    """An order of steps, unchangeable.
+
+    Raises ValueError for an unknown or repeated step, one of `on` that is not there, and a change of the logits that
+    comes after what chooses among tokens.
+    """
+    known, found = ", ".join(ORDER), tuple(order)
+    if odd := [step for step in found if step not in ORDER or found.count(step) > 1]:
+        raise ValueError(f"order has {odd[0]!r} where that is no step, or twice; expected each of {known} once")
+    if lacking := [step for step in on if step not in found]:
+        raise ValueError(f"order lacks '{lacking[0]}', which is on; name it, or leave its options out")
+    late = [step for place, step in enumerate(found) if step in CHANGES and set(found[:place]) - set(CHANGES)]
+    if late:
+        raise ValueError(f"order has '{late[0]}' too late; expected {', '.join(CHANGES)} before all other steps")
+    return found
+
+
+def _check(name: str, value: object, *, least: float, most: float, expected: str) -> None:
+    # not a comparison turned round: a NaN is in no range
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}; expected {expected}")
+
+
+_IS_ON: dict[str, Callable[[Sampling], bool]] = {
+    "penalties": lambda options: (
+        options.repetition_penalty != 1
+        or options.presence_penalty != 0
+        or options.frequency_penalty != 0
+        or bool(options.logit_bias)
+    ),
+    "dry": lambda options: options.dry_multiplier > 0,
+    "processors": lambda options: bool(options.processors),
+    "temperature": lambda options: options.temperature != 1 or options.dynamic_temperature > 0,
+    "top_k": lambda options: options.top_k > 0,
+    "top_n_sigma": lambda options: options.top_n_sigma > 0,
+    "typical_p": lambda options: options.typical_p < 1,
+    "top_p": lambda options: options.top_p < 1,
+    "min_p": lambda options: options.min_p > 0,
+    "xtc": lambda options: options.xtc_probability > 0,
+}
