@@ -250,7 +250,7 @@ class Choices:
 
     package: Package
     device: Device
-    graph: Graph | None  # of the driver's dialects, when it has any
+    graph: Graph | None  # of the driver's variants, when it has any
     knobs: Knobs = USUAL
     exact: bool = False
     openvino: OpenVINOOptions | None = None

@@ -10,6 +10,7 @@ from embedllm.errors import ContextFull, DeviceUnavailable
 
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import KeyValues
 
 
 def cannot_run(device: Device, lack: str, remedy: str) -> DeviceUnavailable:

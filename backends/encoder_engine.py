@@ -132,7 +132,7 @@ def _on_ort(
     """lock: taken for every run."""
     from embedllm.backends.ort.runtime import first_line, ort
 
-    assert choices.graph is not None  # the drivers that open this have dialects
+    assert choices.graph is not None  # the drivers that open this have variants
     path = os.fspath(choices.package.folder / choices.graph.file)
     try:
         session = start(path)
@@ -157,7 +157,7 @@ def open_openvino(choices: Choices) -> EncoderEngine:
     from embedllm.backends.openvino.runtime import as_device_error, target_of
     from embedllm.backends.options import OpenVINOOptions
 
-    assert choices.graph is not None  # it has a dialect
+    assert choices.graph is not None  # it has a variant
     target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()
     chosen = properties(target, options, choices.knobs.threads, choices.exact)
     compiled = compile_folder(choices.package, choices.graph, target, chosen, cut_logits=False)

@@ -26,12 +26,12 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
             raise PackageError("adapters at run time are not for mixtures of experts. Merge one: export --lora.")
         parts = ("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)
         yield from ((f"layers.{index}.{part}", (linear,)) for part, linear in parts if linear is not None)
-        if layer.detour is not None:
-            yield f"layers.{index}.detour.down", (layer.detour.down,)
-            yield f"layers.{index}.detour.up", (layer.detour.up,)
-        if layer.token_input is not None:
-            yield f"layers.{index}.told.gate", (layer.token_input.gate,)
-            yield f"layers.{index}.told.up", (layer.token_input.up,)
+        if layer.laurel is not None:
+            yield f"layers.{index}.laurel.down", (layer.laurel.down,)
+            yield f"layers.{index}.laurel.up", (layer.laurel.up,)
+        if layer.per_layer_input is not None:
+            yield f"layers.{index}.told.gate", (layer.per_layer_input.gate,)
+            yield f"layers.{index}.told.up", (layer.per_layer_input.up,)
 
 
 def input_names(linear: Linear) -> tuple[str, str]:

@@ -11,8 +11,8 @@ Importing this loads the standard library only; a runtime is loaded with the fir
 
 from __future__ import annotations
 
+from embedllm._version import __version__ as __version__
 from embedllm.agent import ToolOutcome, ToolReply, arun_tools, run_tools
-from embedllm._version import __version__
 from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.cancel import Cancel
@@ -40,8 +40,6 @@ from embedllm.sampling.sampler import Picked
 from embedllm.text.chat_template import Message, Tool
 from embedllm.tools.calls import ToolCall
 from embedllm.tuning.tune import forget_tuning, tune
-
-
 
 __all__ = [
     "Busy",

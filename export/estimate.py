@@ -6,7 +6,7 @@ import dataclasses
 
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.describe import describe_checkpoint
-from embedllm.export.graphs import flavours
+from embedllm.export.graphs import variants
 from embedllm.export.recipe import Recipe
 from embedllm.export.writing.metadata import facts_of, special_tokens, texts_of
 from embedllm.export.writing.plan import plan
@@ -29,7 +29,7 @@ def expected_package(location: Location, recipe: Recipe) -> Package:
     manifest = {
         **facts_of(location, recipe, tokens, location.name),
         "context": decoder.context,
-        "graphs": [dataclasses.asdict(graph) for graph in flavours(decoder)],
+        "graphs": [dataclasses.asdict(graph) for graph in variants(decoder)],
         "quantization": {name: dataclasses.asdict(packing) for name, packing in decided.packing.items()},
         "architecture": to_json(decoder),
         "files": {WEIGHTS: {"bytes": decided.layout.size, "sha256": ""}},

@@ -22,7 +22,7 @@ from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.progress import write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_flavors import CALIBRATED, DIALECTS, FLOAT32, OPENVINO, Dialect
+from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS, GraphVariant
 from embedllm.package.package import MANIFEST, Graph, Package, open_package
 from embedllm.package.packing import Packing, packings
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_OPENVINO = Graph(file=openvino_graph.FILE, dialect=OPENVINO, activations="float32")
-_GRAPHS = (*(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in DIALECTS), _OPENVINO)
-_CALIBRATED = tuple(Graph(file=d.file, dialect=d.name, activations=d.activations) for d in CALIBRATED)
-NAMES = tuple(graph.dialect for graph in _GRAPHS)  # of an export
-ALL_NAMES = (*NAMES, *(graph.dialect for graph in _CALIBRATED))
+_OPENVINO = Graph(file=openvino_graph.FILE, variant=OPENVINO, activations="float32")
+_GRAPHS = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
+_CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
+NAMES = tuple(graph.variant for graph in _GRAPHS)  # of an export
+ALL_NAMES = (*NAMES, *(graph.variant for graph in _CALIBRATED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,52 +47,52 @@ class Model:
     exact: bool  # float activations in every product
 
 
-def flavours(decoder: Decoder) -> tuple[Graph, ...]:
+def variants(decoder: Decoder) -> tuple[Graph, ...]:
     """Those that a model can have, in the order of a manifest."""
-    return tuple(graph for graph in _GRAPHS if not _lack(graph.dialect, decoder))
+    return tuple(graph for graph in _GRAPHS if not _lack(graph.variant, decoder))
 
 
-def build(flavour: str, model: Model) -> bytes:
-    """The file of one flavour; the same bytes for the same model."""
-    if flavour == OPENVINO:
+def build(variant_name: str, model: Model) -> bytes:
+    """The file of one variant; the same bytes for the same model."""
+    if variant_name == OPENVINO:
         graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
         return graphs.build(model.decoder, model.layout, model.packing).encode()
-    return _onnx(next(dialect for dialect in DIALECTS if dialect.name == flavour), model)
+    return _onnx(next(variant for variant in VARIANTS if variant.name == variant_name), model)
 
 
 def _onnx(
-    dialect: Dialect, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
+    variant: GraphVariant, model: Model, scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
 ) -> bytes:
     if model.exact:
-        dialect = dataclasses.replace(dialect, accuracy_level=0)
+        variant = dataclasses.replace(variant, accuracy_level=0)
     if model.decoder.encoder is not None:
-        made = onnx_encoder.build(model.decoder, model.layout, model.packing, dialect)
+        made = onnx_encoder.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
-    graph = onnx_graph.build(model.decoder, model.layout, model.packing, dialect, scales)
+    graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales)
     return graph.SerializeToString(deterministic=True)
 
 
-def _calibrated(dialect: Dialect, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
+def _calibrated(variant: GraphVariant, model: Model, package: Package, tokens: Sequence[int]) -> bytes:
     """A graph with numbers that running the model gives."""
-    return _onnx(dialect, model, kv_scales(package, _onnx(FLOAT32, model), dialect.kv_bits, tokens))
+    return _onnx(variant, model, kv_scales(package, _onnx(FLOAT32, model), variant.kv_bits, tokens))
 
 
-def write_flavour(folder: Path, flavour: str, *, tokens: Sequence[int] = ()) -> Graph:
+def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()) -> Graph:
     """Adds a graph to a package folder, or writes it anew; gives its entry in the manifest.
 
     The old graph may be missing or damaged, and so may others. At any moment the manifest tells the truth: it forgets
     the old graph before that is replaced by another, and lists the new one when it is there.
-    tokens: of a text that is like what the model will read, for flavours with a quantized KV; others ignore them.
-    Raises PackageError for a folder that is no package, ExportError for a flavour that there is none of, or that this
+    tokens: of a text that is like what the model will read, for variants with a quantized KV; others ignore them.
+    Raises PackageError for a folder that is no package, ExportError for a variant that there is none of, or that this
     model cannot have.
     """
-    if flavour not in ALL_NAMES:
-        raise ExportError(f"there is no flavour '{flavour}'; expected one of: {', '.join(ALL_NAMES)}.")
+    if variant_name not in ALL_NAMES:
+        raise ExportError(f"there is no variant '{variant_name}'; expected one of: {', '.join(ALL_NAMES)}.")
     package = open_package(folder, whole=False)
-    if lack := _lack(flavour, package.decoder):
-        raise ExportError(f"'{package.name}' cannot have the flavour '{flavour}': {lack}.")
-    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.dialect == flavour)
-    data = _made(package, flavour, tokens)
+    if lack := _lack(variant_name, package.decoder):
+        raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {lack}.")
+    graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.variant == variant_name)
+    data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
     if before is None or dataclasses.asdict(before) != entry:
@@ -114,12 +114,12 @@ def _write_whole(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _lack(flavour: str, decoder: Decoder) -> str:
-    """Why a model cannot have a flavour; empty when it can."""
-    return next((dialect.lack(decoder) for dialect in (*DIALECTS, *CALIBRATED) if dialect.name == flavour), "")
+def _lack(variant_name: str, decoder: Decoder) -> str:
+    """Why a model cannot have a variant; empty when it can."""
+    return next((variant.lack(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), "")
 
 
-def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
+def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
     """The graph, from what is in the folder."""
     header = read_header(package.weights)
     placed = {name: Placed(Entry(name, t.dtype, t.shape), t.offset) for name, t in header.tensors.items()}
@@ -130,12 +130,12 @@ def _made(package: Package, flavour: str, tokens: Sequence[int]) -> bytes:
         packing=packings(package.manifest),
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
-    if flavour == OPENVINO:
+    if variant_name == OPENVINO:
         _check_constants(package, header, model)
     try:
-        if dialect := next((dialect for dialect in CALIBRATED if dialect.name == flavour), None):
-            return _calibrated(dialect, model, package, tokens)
-        return build(flavour, model)
+        if variant := next((variant for variant in CALIBRATED if variant.name == variant_name), None):
+            return _calibrated(variant, model, package, tokens)
+        return build(variant_name, model)
     except (KeyError, ValueError) as error:  # an entry that is not there, or not beside its neighbour
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
 
@@ -159,12 +159,12 @@ def _check_constants(package: Package, header: TensorFile, model: Model) -> None
 def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) -> dict[str, object]:
     """The manifest with a graph, or without it when there is no entry of its file."""
     manifest = dict(package.manifest)
-    graphs = {g.dialect: g for g in package.listed if g.dialect != graph.dialect}
+    graphs = {g.variant: g for g in package.listed if g.variant != graph.variant}
     files = {name: dataclasses.asdict(found) for name, found in package.files.items() if name != graph.file}
     if entry is not None:
-        graphs[graph.dialect], files[graph.file] = graph, entry
+        graphs[graph.variant], files[graph.file] = graph, entry
     places = {name: place for place, name in enumerate(ALL_NAMES)}
-    ordered = sorted(graphs.values(), key=lambda g: places.get(g.dialect, len(places)))
+    ordered = sorted(graphs.values(), key=lambda g: places.get(g.variant, len(places)))
     manifest["graphs"] = [dataclasses.asdict(g) for g in ordered]
     manifest["files"] = dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
     measured, before = manifest.get("verification"), package.files.get(graph.file)

@@ -12,7 +12,7 @@ from embedllm.errors import ExportError
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
-from embedllm.export.graphs import Model, build, flavours
+from embedllm.export.graphs import Model, build, variants
 from embedllm.export.open_source import open_source
 from embedllm.export.openvino.tokenizer import check_installed, link_weights, write_tokenizer
 from embedllm.export.optimum.convert import convert_traced
@@ -32,7 +32,7 @@ from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location
-from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
@@ -182,10 +182,10 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     hashes = {WEIGHTS: write_weights(fitted.source, decided, partial / WEIGHTS, on_bytes,
                                      pieces=fitted.pieces, weights=fitted.weights)}  # fmt: skip
     on_progress(Progress("weights", decided.layout.size, decided.layout.size))
-    graphs = flavours(decided.decoder)
+    graphs = variants(decided.decoder)
     model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=job.recipe.exact)
     for index, graph in enumerate(graphs):
-        (partial / graph.file).write_bytes(build(graph.dialect, model))
+        (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
     form: dict[str, object] = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
     packings = decided.packing.values()

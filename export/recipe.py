@@ -85,7 +85,7 @@ def check_method(name: str, bits: Collection[int], *, has_budget: bool, has_text
 
 
 def _is_apart(decoder: Decoder) -> bool:
-    return decoder.token_inputs is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)
+    return decoder.per_layer_embedding is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)
 
 
 def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
 from embedllm.files.progress import Progress, write_json
 from embedllm.files.safetensors_header import read_header
-from embedllm.package.graph_flavors import DIALECTS, DIRECTML, OPENVINO, WASM
+from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, Graph, Package, open_package
 from embedllm.package.tensors import linears, outer_matrices, parameters
 from embedllm.package.wasm_floats import FLOATS, float_spans
@@ -78,7 +78,7 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
 
 
 def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) -> dict[str, object]:
-    if graph.dialect == WASM.name and parameters(package.decoder) > _MOST_FLOATS:
+    if graph.variant == WASM.name and parameters(package.decoder) > _MOST_FLOATS:
         return {"not_run": f"it reads the weights as floats, {4 * parameters(package.decoder):,} bytes"}
     try:
         engine = _open(package, graph)
@@ -101,7 +101,7 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
 
 def _open(package: Package, graph: Graph) -> Engine | None:
     """The graph on this machine's CPU; None when its runtime is not installed."""
-    if graph.dialect == OPENVINO:
+    if graph.variant == OPENVINO:
         try:
             from embedllm.backends.openvino import engine as ov
             from embedllm.backends.openvino import runtime as ov_runtime
@@ -110,11 +110,11 @@ def _open(package: Package, graph: Graph) -> Engine | None:
         return ov.OvEngine(package, graph, ov_runtime.devices()[0], "CPU")
     from embedllm.backends.ort.engine import OrtEngine, devices
 
-    if graph.dialect == DIRECTML.name:
+    if graph.variant == DIRECTML.name:
         from embedllm.backends.gpu.directml import DirectMLEngine
 
         return DirectMLEngine(package, graph, devices()[0], provider="CPUExecutionProvider")
-    attachment = _given_floats(package) if graph.dialect == WASM.name else None
+    attachment = _given_floats(package) if graph.variant == WASM.name else None
     return OrtEngine(package, graph, devices()[0], attachment=attachment)
 
 
@@ -143,7 +143,7 @@ def _given_floats(package: Package) -> Attachment:
 def _needs_a_gpu(package: Package, graph: Graph) -> bool:
     """Whether the graph leaves the q and k norms of its model to the attention operator."""
     normed = any(attention.q_norm is not None for attention in package.decoder.attentions)
-    return normed and any(d.norm_in_attention for d in DIALECTS if d.name == graph.dialect)
+    return normed and any(d.norm_in_attention for d in VARIANTS if d.name == graph.variant)
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@
 
 CHECKPOINT is the folder of the trained model (config.json, model.safetensors, tokenizer, README.md, SOURCES.md).
 DOCUMENTS has {"text": ...} a line, CHATS {"messages": [...]}: what the quantizer is to do well on. After a change of a
-graph alone, `embedllm graph embedllm/demo --flavour NAME` needs none of them.
+graph alone, `embedllm graph embedllm/demo --variant NAME` needs none of them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from embedllm.backends.devices.selection import family_of
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.errors import DeviceError
-from embedllm.package.graph_flavors import GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
+from embedllm.package.graph_variants import GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
 from embedllm.package.package import Graph, Package
 
 _log = logging.getLogger("embedllm")
@@ -23,9 +23,9 @@ class Driver:
     """How a device runs a folder."""
 
     open: Callable[[Choices], Engine]
-    dialects: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
+    variants: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
     exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
-    kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `dialects`, by the type of a quantized KV
+    kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `variants`, by the type of a quantized KV
     provider: Provider | None = None  # of ONNX Runtime
     shares: bool = True  # its sessions give their KV away and take that of others
     zero_points: bool = True  # it runs weights that have some
@@ -33,7 +33,7 @@ class Driver:
     mixtures: bool = True  # of experts
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     adapts: bool = False  # its sessions take adapters
-    traced: tuple[str, ...] = ()  # dialects of graphs of other exporters that it runs
+    traced: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     # the same for a model that embeds or scores texts; None: it runs none
     open_encoder: Callable[[Choices], Engine] | None = None
@@ -46,18 +46,18 @@ class Driver:
         """Whether it is a GPU that ONNX Runtime drives."""
         return self.provider is not None and self.provider.hardware == "GPU"
 
-    def wanted(self, *, exact: bool, kv: str | None, dialects: Sequence[str]) -> list[str]:
-        """Of the graphs that do what is asked, best first; dialects: that may be used, all when there are none."""
-        found = self.kv.get(kv, ()) if kv else self.exact if exact else self.dialects
-        return [one for one in found if not dialects or one in dialects]
+    def wanted(self, *, exact: bool, kv: str | None, variants: Sequence[str]) -> list[str]:
+        """Of the graphs that do what is asked, best first; variants: that may be used, all when there are none."""
+        found = self.kv.get(kv, ()) if kv else self.exact if exact else self.variants
+        return [one for one in found if not variants or one in variants]
 
     def graphs(
-        self, package: Package, *, exact: bool = False, kv: str | None = None, dialects: Sequence[str] = ()
+        self, package: Package, *, exact: bool = False, kv: str | None = None, variants: Sequence[str] = ()
     ) -> list[Graph]:
         """Those of a folder."""
-        if kv is None and (found := [graph for graph in package.graphs if graph.dialect in self.traced]):
+        if kv is None and (found := [graph for graph in package.graphs if graph.variant in self.traced]):
             return found
-        allowed = self.wanted(exact=exact, kv=kv, dialects=dialects)
+        allowed = self.wanted(exact=exact, kv=kv, variants=variants)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
 
 
@@ -74,7 +74,7 @@ def known_driver(device: Device) -> Driver:
 
 
 def _graph(choices: Choices) -> Graph:
-    assert choices.graph is not None  # the driver has dialects
+    assert choices.graph is not None  # the driver has variants
     return choices.graph
 
 
@@ -132,7 +132,7 @@ def _open_directml(provider: Provider, choices: Choices) -> Engine:
 
 def _open_provider(provider: Provider, choices: Choices) -> Engine:
     """A provider of ONNX Runtime."""
-    if choices.graph is not None and choices.graph.dialect == TRACED.name:
+    if choices.graph is not None and choices.graph.variant == TRACED.name:
         return _open_traced(provider.engine, choices)
     return _ENGINES[provider.engine](provider, choices)
 
@@ -162,7 +162,7 @@ def _open_ov(choices: Choices) -> Engine:
     from embedllm.backends.openvino.runtime import target_of
 
     graph, target, options = _graph(choices), target_of(choices.device.name), _with_kv(choices)
-    if target == "CPU" and not choices.adapts and graph.dialect != STATEFUL:
+    if target == "CPU" and not choices.adapts and graph.variant != STATEFUL:
         chosen = properties(target, options or OpenVINOOptions(), choices.knobs.threads, choices.exact)
         try:
             return PagedEngine(choices.package, graph, choices.device, chosen, joins=not choices.exact)
@@ -232,7 +232,7 @@ _OV = (OPENVINO,)
 _DRIVERS = {
     provider.device: Driver(
         open=partial(_open_provider, provider),
-        dialects=provider.dialects,
+        variants=provider.variants,
         exact=provider.exact,
         kv=_QUANTIZED.get(provider.engine, {}),
         provider=provider,
@@ -249,7 +249,7 @@ _DRIVERS = {
 } | {
     "openvino": Driver(
         open=_open_ov,
-        dialects=_OV,
+        variants=_OV,
         exact=_OV,
         kv={"int8": _OV},
         adapts=True,
@@ -260,7 +260,7 @@ _DRIVERS = {
     ),
     "openvino-gpu": Driver(
         open=_open_ov,
-        dialects=_OV,
+        variants=_OV,
         exact=_OV,
         traced=(STATEFUL,),
         probed=True,
@@ -270,7 +270,7 @@ _DRIVERS = {
     # not probed: compiling takes minutes, and nobody gets it unasked
     "npu": Driver(
         open=_open_npu,
-        dialects=_OV,
+        variants=_OV,
         shares=False,
         zero_points=False,
         mixtures=False,
@@ -278,7 +278,7 @@ _DRIVERS = {
     ),
     "npu-on-cpu": Driver(
         open=_open_npu,
-        dialects=_OV,
+        variants=_OV,
         exact=_OV,
         shares=False,
         zero_points=False,

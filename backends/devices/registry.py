@@ -19,13 +19,13 @@ from embedllm.backends.devices.support import model_lack, traced_lack
 from embedllm.backends.options import USUAL, Knobs, OpenVINOOptions
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_flavors import CALIBRATED, DIALECTS, FLOAT32, OPENVINO
+from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
 _FREE = "openvino:"  # a target in OpenVINO's own words follows
 _PLUG_IN = "plugin:"  # a path follows
-_CALIBRATED = {dialect.name for dialect in CALIBRATED}
+_CALIBRATED = {variant.name for variant in CALIBRATED}
 _WITHOUT_ADAPTERS = "use the device 'cpu' or 'openvino', or merge the adapter: embedllm export --lora ADAPTER ..."
 _log = logging.getLogger("embedllm")
 
@@ -95,7 +95,7 @@ def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = F
 
 def facts(device: Device) -> dict[str, str]:
     """What the runtime tells of a device: driver, architecture, what it can compute in. For reports."""
-    if not device.available or known_driver(device).dialects != (OPENVINO,):
+    if not device.available or known_driver(device).variants != (OPENVINO,):
         return {}
     from embedllm.backends.openvino import runtime as ov_runtime
 
@@ -104,7 +104,7 @@ def facts(device: Device) -> dict[str, str]:
 
 def runs_graphs(device: Device) -> bool:
     """Whether a device runs the CPU's graph of the folder through ONNX Runtime, and so computes as that says."""
-    return any(FLOAT32.name in known_driver(half).dialects for half in _halves(device))
+    return any(FLOAT32.name in known_driver(half).variants for half in _halves(device))
 
 
 def is_probed(device: Device) -> bool:
@@ -112,20 +112,20 @@ def is_probed(device: Device) -> bool:
     return len(_halves(device)) == 1 and known_driver(device).probed
 
 
-def suited(package: Package, device: Device, dialects: Sequence[str] = ()) -> Package:
+def suited(package: Package, device: Device, variants: Sequence[str] = ()) -> Package:
     """A package with the graph that suits a device: of a folder made by others a GPU may take another one.
 
-    dialects: of our own graphs that a probe found right there; none: it was not probed.
+    variants: of our own graphs that a probe found right there; none: it was not probed.
     """
-    if package.foreign is None or len(_halves(device)) > 1:
+    if package.external is None or len(_halves(device)) > 1:
         return package
     driver = known_driver(device)
     if driver.provider is None or not driver.is_gpu:
         return package
-    from embedllm.package.foreign.gpu_graph_choice import on_gpu
+    from embedllm.package.external.gpu_graph_choice import on_gpu
 
-    right = dialects or driver.dialects
-    has_float16 = any(one.activations == "float16" for one in DIALECTS if one.name in right)
+    right = variants or driver.variants
+    has_float16 = any(one.activations == "float16" for one in VARIANTS if one.name in right)
     return on_gpu(package, driver.provider.device, has_float16=has_float16, memory=device.memory)
 
 
@@ -147,28 +147,28 @@ def open_engine(
     kv: str | None = None,
     adapts: bool = False,
     openvino: OpenVINOOptions | None = None,
-    dialects: Mapping[str, Sequence[str]] | None = None,
+    variants: Mapping[str, Sequence[str]] | None = None,
 ) -> Engine:
     """Loads the package on an available device.
 
     adapts: its sessions shall take adapters.
-    dialects: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
+    variants: by the device's name, or the names of a pair's devices, of the graphs that may be used, as a probe found
     them right; where there is none, whatever the device may run. One that it cannot run gives way to the next.
     Raises DeviceUnavailable when the folder has no graph for it, or the device cannot run that.
     """
     found = parts(package, device, exact=exact)
     if len(found) > 1:
         return _open_pair(
-            package, device, found, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+            package, device, found, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, variants=variants
         )
-    allowed = (dialects or {}).get(device.name, ())
-    if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, dialects=allowed):
+    allowed = (variants or {}).get(device.name, ())
+    if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed):
         raise cannot_run(device, *lack)
     driver = known_driver(device)
     opens = driver.open if package.encoder is None else driver.open_encoder
     assert opens is not None  # as _lack found
     refused: list[DeviceUnavailable] = []
-    for graph in driver.graphs(package, exact=exact, kv=kv, dialects=allowed) or [None]:
+    for graph in driver.graphs(package, exact=exact, kv=kv, variants=allowed) or [None]:
         try:
             return opens(
                 Choices(
@@ -183,7 +183,7 @@ def open_engine(
                 )
             )
         except DeviceUnavailable as error:
-            _log.info("the graph '%s' is not used: %s", graph.dialect if graph else "", error)
+            _log.info("the graph '%s' is not used: %s", graph.variant if graph else "", error)
             refused.append(error)
     if len(refused) == 1:
         raise refused[0]
@@ -206,7 +206,7 @@ def _open_pair(
     exact: bool,
     adapts: bool,
     openvino: OpenVINOOptions | None,
-    dialects: Mapping[str, Sequence[str]] | None,
+    variants: Mapping[str, Sequence[str]] | None,
 ) -> Engine:
     from embedllm.backends.devices.split_engine import SplitEngine
 
@@ -214,7 +214,7 @@ def _open_pair(
     try:
         for one in devices:
             engine = open_engine(
-                package, one, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, dialects=dialects
+                package, one, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, variants=variants
             )
             opened.append(engine)
     except BaseException:
@@ -272,7 +272,7 @@ def _lack(
     exact: bool,
     kv: str | None = None,
     adapts: bool = False,
-    dialects: Sequence[str] = (),
+    variants: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
     is_encoder = package.encoder is not None
@@ -297,18 +297,18 @@ def _lack(
         )
     if kv is not None and kv not in driver.kv:
         return f"its KV cannot be kept as {kv} with this library", "use the device 'cpu', or load without kv"
-    if driver.dialects and exact and not driver.exact:
+    if driver.variants and exact and not driver.exact:
         return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
     if lack := driver.lack(exact):
         return lack
-    if driver.dialects and not driver.graphs(package, exact=exact, kv=kv, dialects=dialects):
-        wanted = driver.wanted(exact=exact, kv=kv, dialects=dialects)
-        named = " or ".join(f"'{dialect}'" for dialect in wanted or driver.dialects)
-        if impossible := [lack for one in DIALECTS if one.name in wanted and (lack := one.lack(package.decoder))]:
+    if driver.variants and not driver.graphs(package, exact=exact, kv=kv, variants=variants):
+        wanted = driver.wanted(exact=exact, kv=kv, variants=variants)
+        named = " or ".join(f"'{variant}'" for variant in wanted or driver.variants)
+        if impossible := [lack for one in VARIANTS if one.name in wanted and (lack := one.lack(package.decoder))]:
             return f"there is no {named} graph of '{package.name}': {impossible[0]}", "use another device"
         if damaged := next((one for one in wanted if one in package.damaged), None):
-            return package.damaged[damaged], f"embedllm graph {package.folder} --flavour {damaged}"
-        has = ", ".join(f"'{graph.dialect}'" for graph in package.graphs) or "none"
-        remedy = f"embedllm graph {package.folder} --flavour {wanted[0]}" if wanted else "export the model again"
+            return package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}"
+        has = ", ".join(f"'{graph.variant}'" for graph in package.graphs) or "none"
+        remedy = f"embedllm graph {package.folder} --variant {wanted[0]}" if wanted else "export the model again"
         return f"'{package.name}' has no {named} graph (it has {has})", remedy
     return model_lack(package, driver, kv=kv)

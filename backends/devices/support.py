@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embedllm.backends.devices.drivers import Driver
 from embedllm.package.external_graph import Traced
-from embedllm.package.graph_flavors import OPENVINO
+from embedllm.package.graph_variants import OPENVINO
 from embedllm.package.package import Package
 from embedllm.package.tensors import linears, outer_matrices, tables
 
@@ -12,15 +12,15 @@ from embedllm.package.tensors import linears, outer_matrices, tables
 def traced_lack(package: Package, driver: Driver, *, exact: bool, kv: str | None) -> tuple[str, str] | None:
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
     if not isinstance(package.architecture, Traced):
-        if driver.traced and not driver.dialects:
+        if driver.traced and not driver.variants:
             return "it runs folders of onnxruntime-genai that no other device runs", "use the device 'cpu'"
         return None
-    runs = any(graph.dialect in driver.traced for graph in package.graphs)
-    if not runs or (driver.is_gpu and package.foreign is None):
-        maker = "optimum" if package.foreign is None else package.foreign.maker
-        remedy = f"use the device '{'cpu' if package.foreign is None else package.foreign.surest}'"
+    runs = any(graph.variant in driver.traced for graph in package.graphs)
+    if not runs or (driver.is_gpu and package.external is None):
+        maker = "optimum" if package.external is None else package.external.maker
+        remedy = f"use the device '{'cpu' if package.external is None else package.external.surest}'"
         return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
-    faults = {} if package.foreign is None else package.foreign.faults
+    faults = {} if package.external is None else package.external.faults
     if driver.provider is not None and driver.provider.device in faults:
         others = "'cuda' or 'webgpu'" if driver.provider.device == "cpu" else "'cpu'"
         remedy = f"use the device {others}, or another graph of the folder by its path"

@@ -46,9 +46,9 @@ class TracedEngine:
         self.chunk = place.chunk
         self.package = package
         self.traced = package.traced
-        self.names = Names() if package.foreign is None else package.foreign.names
+        self.names = Names() if package.external is None else package.external.names
         self.context = package.context
-        self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
+        self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         path = package.folder / graph.file
         try:
             with place.lock:
@@ -59,7 +59,7 @@ class TracedEngine:
             lack = f"ONNX Runtime gave {', '.join(left)} of '{graph.file}' to the CPU"
             raise cannot_run(place.device, lack, "use the device 'cpu', or another graph of the folder by its path")
         self.inputs = Inputs(self._session, self.names)
-        if package.foreign is not None:
+        if package.external is not None:
             self.traced = self._tried(path)
 
     def _tried(self, path: Path) -> Traced:

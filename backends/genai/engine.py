@@ -51,15 +51,15 @@ class GenaiEngine:
 
     def __init__(self, package: Package, graph: Graph, device: Device, knobs: Knobs) -> None:
         """Raises DeviceError for a folder that it does not load, or that gives other logits for the same prompt."""
-        assert package.foreign is not None  # no other folder has such a graph
+        assert package.external is not None  # no other folder has such a graph
         self.device = device
-        self._window = package.foreign.window
+        self._window = package.external.window
         # what fills a window up is counted, too
         self.context = package.context - (self._window.size - 1 if self._window else 0)
         self.largest = package.context
         self.remedy = LARGER_MODEL
         self.vocabulary = package.traced.vocabulary
-        self.output = package.foreign.names.logits
+        self.output = package.external.names.logits
         self.gives_all = True  # logits of every token of a piece, until it is found otherwise
         self.filler = self._window.filler if self._window else None
         path = package.folder / graph.file
@@ -71,11 +71,11 @@ class GenaiEngine:
         except Exception as error:
             raise DeviceError(
                 f"{device.backend} cannot load '{path}': {first_line(error).rstrip('.')}. Correct that file, or "
-                "install the build with the providers that it names (docs/guide-foreign-folders.md#several-graphs)."
+                "install the build with the providers that it names (docs/guide-external-folders.md#several-graphs)."
             ) from error
         # a generator takes the memory of all the tokens that it has room for at once; with windows that is all
         self.is_shared = options["past_present_share_buffer"] and self._window is None
-        self._try(MOST_DIFFERENCE[package.foreign.names.rounds], str(path))
+        self._try(MOST_DIFFERENCE[package.external.names.rounds], str(path))
         _log.info("'%s' takes tokens behind others %s", path, "in pieces" if self.appends else "one by one")
 
     def open(self, capacity: int = 0) -> GenaiSession:

@@ -21,7 +21,7 @@ from embedllm.backends.gpu.io_binding_engine import HEAVY
 from embedllm.backends.gpu.session import device_errors
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
-from embedllm.package.graph_flavors import DIRECTML
+from embedllm.package.graph_variants import DIRECTML
 from embedllm.package.package import Graph, Package
 
 PROVIDER = "DmlExecutionProvider"

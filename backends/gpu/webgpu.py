@@ -26,7 +26,7 @@ from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError
-from embedllm.package.graph_flavors import GPU_FLOAT32, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package.package import Graph, Package
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
@@ -79,7 +79,7 @@ class WebGpuEngine:
         if _is_packed(package.folder / graph.file):
             lack = f"'{graph.file}' is of an older version: its attention takes q, k and v in one tensor"
             rows = (WEBGPU_FLOAT16.name, GPU_FLOAT32.name)
-            remedy = "; ".join(f"embedllm graph {package.folder} --flavour {name}" for name in rows)
+            remedy = "; ".join(f"embedllm graph {package.folder} --variant {name}" for name in rows)
             raise cannot_run(device, lack, remedy)
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
         try:

@@ -94,7 +94,7 @@ class OvEngine:
         self.device = device
         self.package = package
         self.context = package.context
-        self.remedy = LARGER_EXPORT if package.foreign is None else LARGER_MODEL
+        self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
         # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/backends/openvino/test_engine.py)
         self.lock = threading.Lock()
@@ -104,7 +104,7 @@ class OvEngine:
             package, graph, target, chosen, cut_logits=True, adapts=adapts
         )
         self._takes = {name for given in self._compiled.inputs for name in given.names}
-        if package.foreign is not None and difference(self, package.traced) > _MOST_DIFFERENCE:
+        if package.external is not None and difference(self, package.traced) > _MOST_DIFFERENCE:
             raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
 
     @property

@@ -19,7 +19,7 @@ from embedllm.backends.base import Device, Engine
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import known_driver
 from embedllm.backends.devices.selection import resolve
-from embedllm.package.graph_flavors import DIRECTML, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import DIRECTML, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package.package import Package, open_package
 
 FOLDER = Path(__file__).parent / "model"
@@ -43,7 +43,7 @@ class Outcome:
     """How a probe went."""
 
     ok: bool
-    dialect: str = ""  # of the graph that ran and was right; "" for a device that reads the weights itself
+    variant: str = ""  # of the graph that ran and was right; "" for a device that reads the weights itself
     max_difference: float = 0.0  # of that graph's logits from the known ones
     seconds: float = 0.0
     reason: str = ""  # why not; or, when it is fine, why a better graph is not used
@@ -72,17 +72,17 @@ def run(device: Device) -> Outcome:
     package = open_package(FOLDER)
     troubles: list[str] = []
     computed = True
-    for dialect in known_driver(device).dialects or ("",):
-        difference, trouble = _tried(package, device, dialect)
+    for variant in known_driver(device).variants or ("",):
+        difference, trouble = _tried(package, device, variant)
         if difference is not None and not trouble:
             return Outcome(
                 ok=True,
-                dialect=dialect,
+                variant=variant,
                 max_difference=difference,
                 seconds=round(time.monotonic() - start, 3),
-                reason=f"{'; '.join(troubles)}; '{dialect}' is used" if troubles else "",
+                reason=f"{'; '.join(troubles)}; '{variant}' is used" if troubles else "",
             )
-        troubles.append(f"'{dialect}': {trouble}" if dialect else trouble)
+        troubles.append(f"'{variant}': {trouble}" if variant else trouble)
         computed = computed and difference is not None
     return failed(f"failed: {'; '.join(troubles)}", seconds=time.monotonic() - start, is_wrong=computed)
 
@@ -102,9 +102,9 @@ def answers(engine: Engine) -> list[list[float]]:
     return rows
 
 
-def tolerance(dialect: str) -> float:
+def tolerance(variant: str) -> float:
     """The largest difference of a logit that is no fault, for the type and the rounding of a graph."""
-    return _TOLERANCES.get(dialect, _ROUNDED)
+    return _TOLERANCES.get(variant, _ROUNDED)
 
 
 # Of logits up to 3.2. Measured (docs/devices.md#probes): 0.041 and 0.036 where activations are rounded to 8 or 16 bits,
@@ -114,16 +114,16 @@ _ROUNDED = 0.15
 _TOLERANCES = {GPU_FLOAT32.name: 0.02, FLOAT16.name: 0.06, WEBGPU_FLOAT16.name: 0.06, DIRECTML.name: 0.06}
 
 
-def _tried(package: Package, device: Device, dialect: str) -> tuple[float | None, str]:
+def _tried(package: Package, device: Device, variant: str) -> tuple[float | None, str]:
     """The largest difference on one graph, None when it did not run, and what is wrong; "" when all is well."""
     try:
-        engine = registry.open_engine(package, device, dialects={device.name: (dialect,)} if dialect else None)
+        engine = registry.open_engine(package, device, variants={device.name: (variant,)} if variant else None)
         with closing(engine):
             found = answers(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the device cannot be used, and this says why
         return None, str(error) or type(error).__name__
     difference = largest_difference(found, known_answers())
-    most = tolerance(dialect)
+    most = tolerance(variant)
     # not `>`: what is not a number is wrong
     wrong = "" if difference <= most else f"probe mismatch max|d|={difference:.3g}, expected at most {most:.3g}"
     return difference, wrong

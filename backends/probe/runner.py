@@ -78,12 +78,12 @@ def remembered(device: Device) -> Outcome | None:
     return probe_memory.recall(device, limit_s=limit()) if _can_probe(device) else None
 
 
-def dialects(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
+def variants(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
     """The graphs that may be used after a probe: the one that was right, and those after it; () for no restriction."""
-    if outcome is None or not outcome.dialect:
+    if outcome is None or not outcome.variant:
         return ()
-    preferred = known_driver(device).dialects
-    return preferred[preferred.index(outcome.dialect) :]
+    preferred = known_driver(device).variants
+    return preferred[preferred.index(outcome.variant) :]
 
 
 def can_start_python() -> bool:

@@ -36,7 +36,7 @@ class EncoderLayers(Layers):
             x = x + weights.tensor(f"{decoder.positions.name}.weight")[: len(x)]
         x = self._norm(x, decoder.embedding_norm)
         for index, layer in enumerate(decoder.layers):
-            x = self._behind(index, layer, x) if self._encoder.sums_normed else self._layer(index, layer, x)
+            x = self._behind(index, layer, x) if self._encoder.post_norm else self._layer(index, layer, x)
         return self._norm(x, decoder.norm)
 
     def finished(self, hidden: F32, lengths: NDArray[np.int64]) -> F32:
@@ -57,7 +57,7 @@ class EncoderLayers(Layers):
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         q, k = (self._rotated(x, attention.rope) for x in (q, k))
-        if attention.norm_turned:
+        if attention.norm_after_rope:
             q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
         shared = attention.heads // attention.kv_heads
         k, v = k.repeat(shared, axis=0), v.repeat(shared, axis=0)

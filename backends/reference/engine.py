@@ -156,8 +156,8 @@ class ReferenceSession(Layers):
         engine, decoder = self._engine, self._engine.decoder
         check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT)
         x = self._embedded(engine.rows(decoder.embedding, tokens), self.position)  # [T, hidden]
-        if decoder.token_inputs is not None:
-            table = decoder.token_inputs.table
+        if decoder.per_layer_embedding is not None:
+            table = decoder.per_layer_embedding.table
             self._tell(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
         x = self._begun(x)
         for index, layer in enumerate(decoder.layers):

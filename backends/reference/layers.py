@@ -16,25 +16,25 @@ from embedllm.backends.reference.math import (
     beyond,
     capped,
     expert_weights,
-    growth,
     of_length_one,
     sigmoid,
     softmax,
+    temperature,
     xielu,
 )
 from embedllm.package.architecture import (
+    AltUp,
     Attention,
     DeltaNet,
-    Guess,
-    Latent,
     Layer,
     Linear,
     Mixer,
     Mlp,
     Moe,
+    MultiHeadLatent,
     Norm,
+    PerLayerInput,
     ShortConv,
-    TokenInput,
 )
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import (
@@ -76,7 +76,7 @@ class Layers:
         self.capacity = 0  # it takes memory with each token
         self._weights = weights
         self._adapter: Adapter | None = None
-        self._told: F32 = np.empty((0, 0, 0), np.float32)  # of Decoder.token_inputs, [T, layers, size]
+        self._told: F32 = np.empty((0, 0, 0), np.float32)  # of Decoder.per_layer_embedding, [T, layers, size]
         shapes = [(a.kv_heads, 0, a.head_dim) for a in weights.decoder.kv_attentions]
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
@@ -104,7 +104,7 @@ class Layers:
 
     def _tell(self, x: F32, rows: F32) -> None:
         """Keeps what the layers are told of tokens. x: what the first layer is given; rows: of the table."""
-        inputs = self._weights.decoder.token_inputs
+        inputs = self._weights.decoder.per_layer_embedding
         assert inputs is not None
         projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
         looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
@@ -113,39 +113,39 @@ class Layers:
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
         """The stream [T, hidden] behind a layer, or the streams [T, n, hidden]."""
-        if layer.guess is not None:
-            return self._guessed(index, layer, layer.guess, x)
+        if layer.altup is not None:
+            return self._guessed(index, layer, layer.altup, x)
         x = self._computed(index, layer, x)
-        if layer.token_input is not None:
-            x = x + self._told_of(index, layer.token_input, x)
+        if layer.per_layer_input is not None:
+            x = x + self._told_of(index, layer.per_layer_input, x)
         return x * self._weights.tensor(scale_name(index)) if layer.scale else x
 
-    def _guessed(self, index: int, layer: Layer, guess: Guess, x: F32) -> F32:
-        mixed = self._linear(self._stream_weights(guess, x[:, 0]), guess.predict).reshape(len(x), x.shape[1], -1)
+    def _guessed(self, index: int, layer: Layer, altup: AltUp, x: F32) -> F32:
+        mixed = self._linear(self._stream_weights(altup, x[:, 0]), altup.predict).reshape(len(x), x.shape[1], -1)
         change: F32 = mixed @ x
         x = x + change
         made = self._computed(index, layer, x[:, 0])
-        share = self._linear(self._stream_weights(guess, made), guess.correct) + np.float32(1)
+        share = self._linear(self._stream_weights(altup, made), altup.correct) + np.float32(1)
         missed: F32 = (made - x[:, 0])[:, None]
         change = share[..., None] * missed
         x = x + change
-        assert layer.token_input is not None
-        told = self._told_of(index, layer.token_input, x[:, 0] * self._weights.tensor(guess_scale_name(index)))
+        assert layer.per_layer_input is not None
+        told = self._told_of(index, layer.per_layer_input, x[:, 0] * self._weights.tensor(guess_scale_name(index)))
         return np.concatenate([x[:, :1], x[:, 1:] + told[:, None]], axis=1)
 
-    def _stream_weights(self, guess: Guess, first: F32) -> F32:
-        return np.tanh(self._linear(self._norm(first, guess.norm), guess.router) / np.float32(first.shape[-1]))
+    def _stream_weights(self, altup: AltUp, first: F32) -> F32:
+        return np.tanh(self._linear(self._norm(first, altup.norm), altup.router) / np.float32(first.shape[-1]))
 
     def _begun(self, x: F32) -> F32:
         """The streams [T, n, hidden] that begin with one; that one where there are no others."""
-        streams = self._weights.decoder.streams
+        streams = self._weights.decoder.altup_streams
         if streams is None:
             return x
         return np.stack([x, *(alike(self._linear(x, matrix), x) for matrix in streams.begin)], axis=1)
 
     def _ended(self, x: F32) -> F32:
         """One stream of all."""
-        streams = self._weights.decoder.streams
+        streams = self._weights.decoder.altup_streams
         if streams is None:
             return x
         others = [alike(self._linear(x[:, at], matrix), x[:, 0]) for at, matrix in enumerate(streams.end, 1)]
@@ -158,8 +158,8 @@ class Layers:
         mixer = layer.attention
         attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
         before, x = x, self._added(layer, x, attended)
-        if layer.detour is not None:
-            way = self._norm(self._linear(self._linear(normed, layer.detour.down), layer.detour.up), layer.detour.norm)
+        if layer.laurel is not None:
+            way = self._norm(self._linear(self._linear(normed, layer.laurel.down), layer.laurel.up), layer.laurel.norm)
             x = (x + normed + way) / np.float32(np.sqrt(2))
         if layer.parallel:
             read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
@@ -169,7 +169,7 @@ class Layers:
         made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
         return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
 
-    def _told_of(self, index: int, part: TokenInput, x: F32) -> F32:
+    def _told_of(self, index: int, part: PerLayerInput, x: F32) -> F32:
         """What a layer makes of what it is told of the tokens whose stream is x."""
         gated = activated(self._linear(x, part.gate), part.activation) * self._told[:, index]
         return self._norm(self._linear(gated, part.up), part.norm)
@@ -185,9 +185,9 @@ class Layers:
         return x + scaled
 
     def _attention(self, index: int, attention: Attention, x: F32) -> F32:
-        if attention.latent is not None:
-            return self._latent_attention(index, attention, attention.latent, x)
-        q_norm, k_norm = (None, None) if attention.norm_turned else (attention.q_norm, attention.k_norm)
+        if attention.mla is not None:
+            return self._latent_attention(index, attention, attention.mla, x)
+        q_norm, k_norm = (None, None) if attention.norm_after_rope else (attention.q_norm, attention.k_norm)
         q = self._heads(x, attention.q, attention.heads, q_norm)  # [H, T, D]
         k = v = np.empty((attention.kv_heads, 0, attention.head_dim), np.float32)  # of layers that make none
         if attention.kv_from is None:
@@ -198,30 +198,30 @@ class Layers:
             found = found * sigmoid(self._linear(x, attention.gate))
         return self._linear(found, attention.o)
 
-    def _latent_attention(self, index: int, attention: Attention, latent: Latent, x: F32) -> F32:
+    def _latent_attention(self, index: int, attention: Attention, mla: MultiHeadLatent, x: F32) -> F32:
         """Products are made in the order in which matrices are stored."""
-        parts = attention.q if latent.q is None else latent.q, latent.kv, latent.k
+        parts = attention.q if mla.q is None else mla.q, mla.kv, mla.k
         made, small, shared = (self._linear(x, part) for part in parts)
-        if latent.q is not None:
-            made = self._linear(self._norm(made, latent.q_norm), attention.q)
+        if mla.q is not None:
+            made = self._linear(self._norm(made, mla.q_norm), attention.q)
         q = made.reshape(len(x), attention.heads, -1).transpose(1, 0, 2)
-        small = self._norm(small, latent.kv_norm)
+        small = self._norm(small, mla.kv_norm)
         k, v = (self._heads(small, part, attention.heads, None) for part in (attention.k, attention.v))
         k = np.concatenate([np.broadcast_to(shared, (attention.heads, *shared.shape)), k], axis=-1)
-        v = np.pad(v, ((0, 0), (0, 0), (0, attention.head_dim - latent.value_dim)))
+        v = np.pad(v, ((0, 0), (0, 0), (0, attention.head_dim - mla.value_dim)))
         found = self._attended(index, attention, q, k, v).reshape(len(x), attention.heads, -1)
-        return self._linear(found[..., : latent.value_dim].reshape(len(x), -1), attention.o)
+        return self._linear(found[..., : mla.value_dim].reshape(len(x), -1), attention.o)
 
     def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
         """What the queries [H, T, D] find, [T, H * D]; keys and values [kv heads, T, D] are remembered."""
         number = self._weights.decoder.kv_number(index)
         past_key, past_value = self._kv[number]
         q, k = (self._rotated(x, attention.rope) for x in (q, k))
-        if attention.norm_turned:
+        if attention.norm_after_rope:
             q, k = self._norm(q, attention.q_norm), self._norm(k, attention.k_norm)
-        if attention.growth is not None:
+        if attention.temperature is not None:
             at = np.arange(self.position, self.position + q.shape[1])[:, None]
-            q = q * growth(attention.growth, at)
+            q = q * temperature(attention.temperature, at)
         key = np.concatenate([past_key, k], axis=1)  # [kv heads, P + T, D]
         value = np.concatenate([past_value, v], axis=1)
         self._kv[number] = key, value
@@ -297,7 +297,7 @@ class Layers:
             return x
         here = slice(self.position, self.position + x.shape[1])
         cos, sin = (self._weights.tensor(rope_name(rope, part))[here] for part in ("cos", "sin"))
-        rotated = self._weights.decoder.ropes[rope].rotated
+        rotated = self._weights.decoder.ropes[rope].rotary_dim
         first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
@@ -312,7 +312,7 @@ class Layers:
         if mlp.gate is not None:
             up = self._linear(x, mlp.up)
             up = np.clip(up, np.float32(-mlp.limit), np.float32(mlp.limit)) if mlp.limit else up
-            active = active * (up + np.float32(mlp.up_plus) if mlp.up_plus else up)
+            active = active * (up + np.float32(mlp.up_offset) if mlp.up_offset else up)
         return self._linear(active, mlp.down)
 
     def _moe(self, index: int, moe: Moe, x: F32) -> F32:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.package.architecture import Moe, QueryGrowth
+    from embedllm.package.architecture import AttentionTemperature, Moe
     from embedllm.types import F32
 
 _ERF: Callable[[F32], NDArray[np.object_]] = np.frompyfunc(math.erf, 1, 1)
@@ -58,9 +58,9 @@ def activated(x: F32, activation: str, slope: float = 1.0) -> F32:
     return positive if activation == "relu" else positive * positive
 
 
-def growth(grows: QueryGrowth, positions: NDArray[np.int64]) -> F32:
+def temperature(grows: AttentionTemperature, positions: NDArray[np.int64]) -> F32:
     """What queries at these positions are multiplied by."""
-    later = np.log1p(positions // grows.trained)
+    later = np.log1p(positions // grows.original_context)
     return (1 + grows.beta * later).astype(np.float32)
 
 
@@ -95,11 +95,11 @@ def expert_weights(moe: Moe, routed: F32, correction: F32 | None) -> F32:
     choosing = scores if correction is None else scores + correction
     if moe.groups > 1:
         choosing = _of_best_groups(moe, choosing, by_two=correction is not None)
-    best = np.argsort(-choosing, axis=-1, kind="stable")[:, : moe.used]
+    best = np.argsort(-choosing, axis=-1, kind="stable")[:, : moe.top_k]
     chosen = np.take_along_axis(scores, best, axis=-1)
     if moe.scores == "softmax_of_best":
         chosen = softmax(chosen)
-    if moe.normalised:
+    if moe.norm_topk:
         chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + np.float32(1e-20))
     weights = np.zeros_like(scores)
     np.put_along_axis(weights, best, chosen * np.float32(moe.scale), axis=-1)
@@ -110,7 +110,7 @@ def _of_best_groups(moe: Moe, choosing: F32, *, by_two: bool) -> F32:
     """The scores of the experts of the best groups, and -inf for the others."""
     split = choosing.reshape(len(choosing), moe.groups, -1)
     counted = np.sort(split, axis=-1)[..., -(2 if by_two else 1) :].sum(axis=-1)  # [T, groups]
-    best = np.argsort(-counted, axis=-1, kind="stable")[:, : moe.used_groups]
+    best = np.argsort(-counted, axis=-1, kind="stable")[:, : moe.top_k_groups]
     taken = np.zeros(counted.shape, bool)
     np.put_along_axis(taken, best, True, axis=-1)
     return np.where(taken[..., None], split, -np.inf).reshape(choosing.shape).astype(np.float32)

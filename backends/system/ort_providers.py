@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from embedllm.package.graph_flavors import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import DIRECTML, FLOAT16, FLOAT32, GPU_FLOAT32, WEBGPU_FLOAT16
 
 _EVERYWHERE = frozenset({"linux", "win32", "darwin"})
 # without which a provider would be there for show; engines of their own ask for more
@@ -26,7 +26,7 @@ class Provider:
     name: str  # and in ONNX Runtime
     engine: str = "host"  # "cpu", "host" with KV in the host's memory, or the module of this package that has its own
     module: str = ""  # the Python package whose plug-in library brings it; empty: it is part of a build of ONNX Runtime
-    dialects: tuple[str, ...]  # of the graphs that it may run, best first
+    variants: tuple[str, ...]  # of the graphs that it may run, best first
     exact: tuple[str, ...] = ()  # those of them that compute in float32 throughout
     hardware: str  # "CPU", "GPU" or "NPU"
     platforms: frozenset[str] = _EVERYWHERE  # as sys.platform says them
@@ -45,7 +45,7 @@ PROVIDERS = (
         device="cpu",
         name="CPUExecutionProvider",
         engine="cpu",
-        dialects=(FLOAT32.name,),
+        variants=(FLOAT32.name,),
         exact=(FLOAT32.name,),
         hardware="CPU",
         install="pip install onnxruntime",
@@ -56,7 +56,7 @@ PROVIDERS = (
         device="cuda",
         name="CUDAExecutionProvider",
         engine="cuda",
-        dialects=(FLOAT16.name,),
+        variants=(FLOAT16.name,),
         hardware="GPU",
         platforms=frozenset({"linux", "win32"}),
         install=_SWAP + 'pip install "onnxruntime-gpu[cuda,cudnn]"',
@@ -67,7 +67,7 @@ PROVIDERS = (
         name="WebGpuExecutionProvider",
         engine="webgpu",
         module="onnxruntime_ep_webgpu",
-        dialects=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),  # which, the probe finds out: not every GPU has float16
+        variants=(WEBGPU_FLOAT16.name, GPU_FLOAT32.name),  # which, the probe finds out: not every GPU has float16
         exact=(GPU_FLOAT32.name,),
         hardware="GPU",
         install="pip install onnxruntime-ep-webgpu",
@@ -77,7 +77,7 @@ PROVIDERS = (
         device="directml",
         name="DmlExecutionProvider",
         engine="directml",
-        dialects=(DIRECTML.name,),
+        variants=(DIRECTML.name,),
         hardware="GPU",
         platforms=frozenset({"win32"}),
         install=_SWAP + "pip install onnxruntime-directml",
@@ -87,7 +87,7 @@ PROVIDERS = (
         device="openvino-ep",
         name="OpenVINOExecutionProvider",
         module="onnxruntime_ep_openvino",
-        dialects=(FLOAT32.name,),  # the float16 graph: QuickGelu of float16 is not converted (1.8.1)
+        variants=(FLOAT32.name,),  # the float16 graph: QuickGelu of float16 is not converted (1.8.1)
         hardware="CPU",
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-ep-openvino",
@@ -98,9 +98,9 @@ PROVIDERS = (
         device="qnn",
         name="QNNExecutionProvider",
         module="onnxruntime_qnn",
-        # its NPU takes static shapes and QDQ nodes, for which there is no dialect: what it is offered runs on the CPU,
+        # its NPU takes static shapes and QDQ nodes, for which there is no variant: what it is offered runs on the CPU,
         # and it is refused for that
-        dialects=(FLOAT32.name,),
+        variants=(FLOAT32.name,),
         hardware="NPU",
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-qnn",
@@ -109,7 +109,7 @@ PROVIDERS = (
     Provider(
         device="coreml",
         name="CoreMLExecutionProvider",
-        dialects=(FLOAT32.name,),
+        variants=(FLOAT32.name,),
         hardware="GPU",
         platforms=frozenset({"darwin"}),
         install="pip install onnxruntime",
@@ -120,7 +120,7 @@ PROVIDERS = (
         device="tensorrt-rtx",
         name="NvTensorRTRTXExecutionProvider",
         module="onnxruntime_ep_nv_tensorrt_rtx",
-        dialects=(FLOAT16.name,),
+        variants=(FLOAT16.name,),
         hardware="GPU",
         platforms=frozenset({"linux", "win32"}),
         install="pip install onnxruntime-ep-nv-tensorrt-rtx",
@@ -129,7 +129,7 @@ PROVIDERS = (
     Provider(
         device="migraphx",
         name="MIGraphXExecutionProvider",
-        dialects=(FLOAT16.name,),
+        variants=(FLOAT16.name,),
         hardware="GPU",
         platforms=frozenset({"linux"}),
         install=_SWAP + "pip install onnxruntime-migraphx",
@@ -142,7 +142,7 @@ PLUGIN = Provider(
     device="plugin",
     name="",  # the library says it
     module="a library",
-    dialects=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
+    variants=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
     hardware="GPU",
     install="give the path of its library: plugin:/path/to/library",
     takes_defaults=False,  # nobody knows

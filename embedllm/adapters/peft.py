@@ -75,7 +75,7 @@ def check_adaptable(package: Package) -> None:
             f"'{package.folder}' has a mixture of experts, and adapters at run time are not for such. Merge the "
             "adapter when exporting (--lora)."
         )
-    if package.decoder.is_latent:
+    if package.decoder.uses_mla:
         raise PackageError(
             f"'{package.folder}' makes keys and values of small vectors, and adapters at run time are not for such. "
             "Merge the adapter when exporting (--lora)."

@@ -120,7 +120,7 @@ def step_bytes(package: Package) -> int:
             gates = (moe.router,) if moe.shared_gate is None else (moe.router, moe.shared_gate)
             shares |= dict.fromkeys((gate.name for gate in gates), 1.0)
             of_experts = (one.name for expert in moe.experts for one in (expert.gate, expert.up, expert.down) if one)
-            shares |= dict.fromkeys(of_experts, moe.used / len(moe.experts))
+            shares |= dict.fromkeys(of_experts, moe.top_k / len(moe.experts))
     tensors = read_header(package.weights).tensors
     return round(sum(tensor.length * shares.get(name.rpartition(".")[0], 0.0) for name, tensor in tensors.items()))
 

@@ -20,7 +20,7 @@ _FILE_TYPES = {"2": (4, 32), "3": (4, 32), "7": (8, 32)}  # bits and group of Q4
 def folder_facts(folder: Path, *, kv_bits: int) -> Facts:
     """Of a folder of ours, or of one that onnxruntime-genai's or optimum's tools wrote."""
     if not (folder / MANIFEST).exists():
-        return _foreign(folder)
+        return _external(folder)
     package = open_package(folder, whole=False)
     kv = kv_bytes(package.decoder, 1, 1) * kv_bits / 8
     return package_facts(package, context=package.context, kv_bytes_per_token=kv)
@@ -66,7 +66,7 @@ def transformers_facts(folder: Path, config: Any, itemsize: int) -> Facts:  # no
     )
 
 
-def _foreign(folder: Path) -> Facts:
+def _external(folder: Path) -> Facts:
     """A folder without our manifest: its largest file is its weights, and its config tells the rest."""
     sizes = [file.stat().st_size for file in folder.iterdir() if file.is_file()]
     try:

@@ -157,7 +157,7 @@ def _model_score(one: Opened, record: Record | None, base: Record | None, tasks:
 
 
 def _bits(package: Package) -> float | None:
-    if package.foreign is not None:  # whose graph tells the bytes of packed weights, not their number
+    if package.external is not None:  # whose graph tells the bytes of packed weights, not their number
         return None
     return 8 * package.stored.bytes / parameters(package.architecture)
 

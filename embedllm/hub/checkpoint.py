@@ -31,7 +31,7 @@ def export_source(
         return source
     repository = open_repository(name.repository, revision=revision)
     choice = choose(name, repository.sizes)
-    if choice.kind in ("package", "foreign"):
+    if choice.kind in ("package", "external"):
         raise HubError(f"'{name}' is exported already; load('{name}') and --model {name} take it as it is.")
     if choice.kind == "gguf":
         found: Path | Location = repository.fetch(choice.files, on_progress) / choice.files[0]

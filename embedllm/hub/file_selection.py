@@ -14,7 +14,7 @@ from embedllm.errors import HubError
 from embedllm.hub.name import HubName
 from embedllm.package.package import MANIFEST
 
-Kind = Literal["package", "checkpoint", "gguf", "foreign"]
+Kind = Literal["package", "checkpoint", "gguf", "external"]
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # what else is stored as GGUF: encoders of images, importance matrices
 GENAI, _OPENVINO = "genai_config.json", "openvino_model.xml"  # by which folders of others are known
@@ -122,7 +122,7 @@ def _folders(marker: str, meant: Iterable[str], files: Iterable[str]) -> list[Ch
     for folder in sorted(_folders_with(marker, meant)):
         graph = {folder + _OPENVINO, folder + _OPENVINO_WEIGHTS} if marker == _OPENVINO else set()
         needed = {*_inside(folder, files, *_TEXTS), *(graph & {*files})}
-        found.append(Choice("foreign", folder, tuple(sorted(needed))))
+        found.append(Choice("external", folder, tuple(sorted(needed))))
     return found
 
 
@@ -133,7 +133,7 @@ def _graphs(meant: Iterable[str], files: Iterable[str]) -> list[Choice]:
         if graph.endswith(".onnx"):
             folder = _folder_of(graph)
             place = folder.removesuffix(_GRAPHS)
-            found.append(Choice("foreign", place, (*_inside(place, files, *_TEXTS), graph), graph))
+            found.append(Choice("external", place, (*_inside(place, files, *_TEXTS), graph), graph))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.safetensors_header import Tensor, TensorFile
-from embedllm.package.graph_flavors import DIRECTML, KV_SCALES, OPENVINO, WASM
+from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, WASM
 from embedllm.package.package import WEIGHTS, Graph, Package
 from embedllm.package.wasm_floats import FLOATS, float_spans
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from onnx import ModelProto, TensorProto
 
-_RULES = {DIRECTML.name: "DirectML's kernels"}  # by dialect: what its operators are held to
+_RULES = {DIRECTML.name: "DirectML's kernels"}  # by variant: what its operators are held to
 _LARGEST_CONSTANT = 1024  # bytes; what is larger inside a graph is a weight, and those lie in the weights file
 
 
@@ -28,7 +28,7 @@ class GraphReport:
     """One graph of a folder."""
 
     file: str
-    dialect: str
+    variant: str
     activations: str  # "float32" or "float16"
     bytes: int
     weights: int | None  # tensors out of the weights file; None when onnx is not installed to look
@@ -52,19 +52,19 @@ def report_graphs(package: Package, header: TensorFile) -> tuple[GraphReport, ..
 
 
 def _report(package: Package, graph: Graph, header: TensorFile) -> GraphReport:
-    if fault := package.damaged.get(graph.dialect):
+    if fault := package.damaged.get(graph.variant):
         found = None, None, (fault,)
     else:
-        found = (_look_at_ir if graph.dialect == OPENVINO else _look_at_onnx)(package, graph, header)
+        found = (_look_at_ir if graph.variant == OPENVINO else _look_at_onnx)(package, graph, header)
     weights, unused, problems = found or (None, None, ())
     return GraphReport(
         file=graph.file,
-        dialect=graph.dialect,
+        variant=graph.variant,
         activations=graph.activations,
         bytes=package.files[graph.file].bytes,
         weights=weights,
         unused_bytes=unused,
-        held_to=_RULES.get(graph.dialect, "") if weights is not None else "",
+        held_to=_RULES.get(graph.variant, "") if weights is not None else "",
         problems=problems,
     )
 
@@ -83,9 +83,9 @@ def _look_at_onnx(package: Package, graph: Graph, header: TensorFile) -> _Findin
         model = onnx.load(package.folder / graph.file, load_external_data=False)
     except DecodeError as error:
         return None, None, (f"cannot be read as ONNX: {error}",)
-    floats = _floats(package, header) if graph.dialect == WASM.name else {}
+    floats = _floats(package, header) if graph.variant == WASM.name else {}
     spans, problems = check_model(model, header, package.files[WEIGHTS].bytes, floats)
-    if graph.dialect == DIRECTML.name:
+    if graph.variant == DIRECTML.name:
         from embedllm.export.onnx.directml_rules import check_directml
 
         problems += check_directml(model)

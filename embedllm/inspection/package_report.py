@@ -20,8 +20,8 @@ from embedllm.package.tensors import kv_bytes, mlps, parameters
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
 _MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
-_FIELDS = {**_MATRICES, "positions": "embedding", "token_inputs": "embedding", "token_input": "mlp", "streams": "mlp",
-           "guess": "mlp", "detour": "attention"}  # fmt: skip
+_FIELDS = {**_MATRICES, "positions": "embedding", "per_layer_embedding": "embedding", "per_layer_input": "mlp", "streams": "mlp",
+           "guess": "mlp", "laurel": "attention"}  # fmt: skip
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
 _OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}  # of entries, by their names
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
@@ -241,7 +241,7 @@ def _architecture(decoder: Decoder) -> Architecture:
         hidden=decoder.hidden,
         mlp=tuple(sorted({mlp.down.columns for layer in decoder.layers for mlp in mlps(layer.mlp)})),
         experts=max((len(moe.experts) for moe in mixtures), default=0),
-        experts_used=max((moe.used for moe in mixtures), default=0),
+        experts_used=max((moe.top_k for moe in mixtures), default=0),
         vocabulary=decoder.vocabulary,
         tied=decoder.tied,
         attention=tuple(
@@ -255,7 +255,7 @@ def _architecture(decoder: Decoder) -> Architecture:
 
 
 def _rope(rope: Rope) -> dict[str, object]:
-    described: dict[str, object] = {"base": rope.base, "rotated": rope.rotated, "scaling": None}
+    described: dict[str, object] = {"base": rope.base, "rotated": rope.rotary_dim, "scaling": None}
     if rope.scaling is not None:
         kind = type(rope.scaling).__name__.removesuffix("Scaling").lower()
         described["scaling"] = {"kind": kind, **dataclasses.asdict(rope.scaling)}

@@ -51,7 +51,7 @@ class Shift:
 def check_movable(session: Session, device: str, decoder: Decoder) -> None:
     """Raises ValueError when a session's KV cannot be moved to other positions."""
     other = "Take when_full='drop-oldest', which computes again what stays."
-    if decoder.positions is not None or any(attention.norm_turned for attention in decoder.attentions):
+    if decoder.positions is not None or any(attention.norm_after_rope for attention in decoder.attentions):
         raise ValueError(
             f"when_full='shift' moves KV to other positions, and a '{decoder.model_type}' model mixes these into its "
             f"keys for good (learned positions, or norms behind the rotation). {other}"

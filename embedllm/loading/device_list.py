@@ -18,7 +18,7 @@ class Listed:
     """A device, and what is known of it."""
 
     device: Device
-    runs: tuple[str, ...]  # dialects of the graphs that it may run, best first; empty for one that reads the weights
+    runs: tuple[str, ...]  # variants of the graphs that it may run, best first; empty for one that reads the weights
     is_probed: bool  # it is used only when a tiny model was right on it
     probe: Outcome | None  # how that went; None: not yet, or there is nothing to probe
     tested: str  # what this library was run on, for that device
@@ -52,7 +52,7 @@ class Listed:
         graphs = " or ".join(self.runs) or "the weights"
         if self.probe is None:
             return f"{graphs}; not probed yet, --probe does it now" if self.is_probed else graphs
-        right = f"{self.probe.dialect}, probed: right to {self.probe.max_difference:.2g} in {self.probe.seconds:.1f} s"
+        right = f"{self.probe.variant}, probed: right to {self.probe.max_difference:.2g} in {self.probe.seconds:.1f} s"
         return f"{right}; {self.probe.reason}" if self.probe.reason else right
 
 
@@ -73,7 +73,7 @@ def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Li
             outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
         yield Listed(
             device=device,
-            runs=driver.dialects or driver.traced if driver else (),
+            runs=driver.variants or driver.traced if driver else (),
             is_probed=is_probed,
             probe=outcome,
             tested=driver.tested if driver else "",

@@ -49,7 +49,7 @@ def open_first(
         if (bad := probed.refusal_of(device)) is not None:
             search.refuse(device, *bad)
             continue
-        package = registry.suited(given, device, probed.dialects.get(device.name, ()))
+        package = registry.suited(given, device, probed.variants.get(device.name, ()))
         if exact and registry.runs_graphs(device):
             check_exact(package)
         if (
@@ -72,7 +72,7 @@ def open_first(
                 kv=kv,
                 adapts=adapters is not None,
                 openvino=openvino,
-                dialects=probed.dialects,
+                variants=probed.variants,
             )
             return engine, memory, package
         except DeviceError as error:
@@ -91,7 +91,7 @@ class Probed:
     """What the probes of one load found."""
 
     def __init__(self, package: Package, *, exact: bool) -> None:
-        self.dialects: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
+        self.variants: dict[str, Sequence[str]] = {}  # by the device's name: of the graphs that may be used there
         self.notes: list[str] = []  # on the last device: why a better graph is not used
         self._package = package
         self._exact = exact
@@ -112,7 +112,7 @@ class Probed:
             if outcome is not None and not outcome.ok:
                 whose = "" if part.name == device.name else f"'{part.name}': "
                 return whose + outcome.reason, outcome.remedy
-            self.dialects[part.name] = probe_run.dialects(part, outcome)
+            self.variants[part.name] = probe_run.variants(part, outcome)
             self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
         return None
 

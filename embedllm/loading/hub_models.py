@@ -45,8 +45,8 @@ def fetch_model(
     choice = choose(name, repository.sizes)
     if choice.kind == "package":
         return _fetch_package(repository, choice.folder, on_progress)
-    if choice.kind == "foreign":
-        return _fetch_foreign(repository, choice, on_progress)
+    if choice.kind == "external":
+        return _fetch_external(repository, choice, on_progress)
     if choice.kind == "checkpoint":
         folder = exported or _export_checkpoint(repository, on_progress or (lambda _: None))
     else:
@@ -77,10 +77,10 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
     return place
 
 
-def _fetch_foreign(repository: Repository, choice: Choice, on_progress: OnProgress | None) -> Path:
+def _fetch_external(repository: Repository, choice: Choice, on_progress: OnProgress | None) -> Path:
     """A folder of others, or a graph where it has several, with the files that its graphs name."""
-    from embedllm.package.foreign.genai_config import read_config
-    from embedllm.package.foreign.genai_pipeline import COMPILED
+    from embedllm.package.external.genai_config import read_config
+    from embedllm.package.external.genai_pipeline import COMPILED
     from embedllm.package.onnx_reader import read_outline
 
     needed, graphs = list(choice.files), [choice.graph] if choice.graph else []

@@ -60,7 +60,7 @@ def load(
     """Opens a package folder on a device.
 
     path: a folder written by `embedllm export`, or by another exporter, or a graph in one
-    (docs/guide-foreign-folders.md); "demo", the model that ships with this library; a GGUF file, which is exported into
+    (docs/guide-external-folders.md); "demo", the model that ships with this library; a GGUF file, which is exported into
     the user's cache the first time (docs/guide-gguf.md); or a model of the Hugging Face hub, as text: "org/name", or
     "org/name:int4" for one of several there (docs/guide-hub.md).
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
@@ -70,7 +70,7 @@ def load(
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
     kv: "int8" keeps what was read in a quarter of the memory, "int4" in an eighth, and approximately; None as floats.
-    The CPU's take a graph that an export does not have: embedllm graph FOLDER --flavour int8-kv (docs/numerics.md).
+    The CPU's take a graph that an export does not have: embedllm graph FOLDER --variant int8-kv (docs/numerics.md).
     adapters: LoRA adapters as PEFT saves them, folders or safetensors files by the names that calls choose them by
     (docs/guide-python.md#adapters); {} for a model that is given some later. On `cpu`, `openvino` and `reference`.
     openvino: choices for OpenVINO's devices, the NPU among them.
@@ -122,8 +122,8 @@ def load(
                             on_progress=on_progress)  # fmt: skip
     package = open_package(found_at, whole=False)
     wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
-    if wish == select.AUTO and package.foreign is not None:
-        wish = package.foreign.devices
+    if wish == select.AUTO and package.external is not None:
+        wish = package.external.devices
     if openvino is not None and not isinstance(openvino, OpenVINOOptions):
         raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
     check_kv(kv, exact=exact, openvino=openvino)
@@ -138,7 +138,7 @@ def load(
     is_usual = adapters is None and openvino is None
     measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
     found_here = registry.Found(package, exact=exact, kv=kv, adapts=adapts)
-    first = measured.fastest or (package.foreign.prefers if package.foreign is not None else "")
+    first = measured.fastest or (package.external.prefers if package.external is not None else "")
     search = select.Search(found_here.named, wish, fastest=first)
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights

@@ -175,7 +175,7 @@ def _scratch(decoder: Decoder, keeping: Keeping, tokens: int) -> int:
 def _widest(layer: Layer) -> int:
     """Values of a token inside an mlp; of a mixture, in all the mlps that it goes through."""
     mlp = layer.mlp
-    used = 1 if isinstance(mlp, Mlp) else mlp.used + (mlp.shared is not None)
+    used = 1 if isinstance(mlp, Mlp) else mlp.top_k + (mlp.shared is not None)
     return used * max(2 * each.up.rows for each in mlps(mlp))
 
 

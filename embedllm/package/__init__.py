@@ -1,1 +1,1 @@
-"""The folder on disk: its manifest, the architecture described as data, packed tensors, graph flavors."""
+"""The folder on disk: its manifest, the architecture described as data, packed tensors, graph variants."""

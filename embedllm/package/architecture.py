@@ -25,7 +25,7 @@ class DynamicScaling:
     """
 
     factor: float
-    trained: int  # tokens
+    original_context: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Llama3Scaling:
     factor: float
     low_frequency_factor: float
     high_frequency_factor: float
-    trained: int  # tokens
+    original_context: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class YarnScaling:
     """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies; cos and sin scaled."""
 
     factor: float
-    trained: int  # tokens
+    original_context: int  # tokens
     beta_fast: float
     beta_slow: float
     attention_factor: float  # multiplies cos and sin
@@ -59,7 +59,7 @@ class LongRopeScaling:
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    trained: int  # tokens
+    original_context: int  # tokens
     context: int  # tokens that the export holds; for more than the trained ones the long factors are taken
     attention_factor: float  # multiplies cos and sin
 
@@ -80,7 +80,7 @@ class Rope:
     """Rotary position embedding."""
 
     base: float  # theta
-    rotated: int  # leading head dimensions that turn; the rest pass through
+    rotary_dim: int  # leading head dimensions that turn; the rest pass through
     scaling: RopeScaling | None = None
 
 
@@ -128,15 +128,15 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryGrowth:
+class AttentionTemperature:
     """Turned queries times 1 + beta * log(1 + floor(position / trained)), as Llama 4 has it."""
 
     beta: float
-    trained: int  # tokens
+    original_context: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class MultiHeadLatent:
     """What keys and values are made of, and queries where `q` is: small vectors of a token (DeepSeek-V2's attention).
 
     Attention.q reads q_norm(q(x)); Attention.k and v read kv_norm(kv(x)). A key is k(x), which all heads share and of
@@ -168,12 +168,12 @@ class Attention:
     v_norm: Norm | None = None  # over each head
     window: int | None = None  # newest tokens that a query sees, itself among them; None: all
     rope: int | None = 0  # which of the decoder's rotations turns q and k; None: they are not turned
-    norm_turned: bool = False  # q and k are normed after they are turned, not before
+    norm_after_rope: bool = False  # q and k are normed after they are turned, not before
     scale: float | None = None  # None: 1 / sqrt(head_dim)
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
-    latent: Latent | None = None
-    growth: QueryGrowth | None = None  # None: queries are what they are
+    mla: MultiHeadLatent | None = None
+    temperature: AttentionTemperature | None = None  # None: queries are what they are
     gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies what is found
 
 
@@ -232,7 +232,7 @@ class Mlp:
     activation: str = "silu"
     slope: float = 1.0  # of silu: x * sigmoid(slope * x)
     limit: float = 0.0  # gate is at most that, and up at most that far from 0, before anything else; 0: there is none
-    up_plus: float = 0.0  # what is added to up
+    up_offset: float = 0.0  # what is added to up
     alphas: str = ""  # of xielu: the source's tensors are alphas.alpha_p and alphas.alpha_n, a number each
     # of the gate's values, only what exceeds their mean by so many standard deviations goes on; 0: all of it
     cutoff: float = 0.0
@@ -244,21 +244,21 @@ class Moe:
 
     router: Linear  # [experts, hidden]
     experts: tuple[Mlp, ...]
-    used: int  # experts of a token: those with the highest scores
+    top_k: int  # experts of a token: those with the highest scores
     # what the router's products become: "softmax"; "softmax_of_best": over those of the chosen; "sigmoid"
     scores: str = "softmax"
-    normalised: bool = False  # the weights of the chosen are divided by their sum
+    norm_topk: bool = False  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
     correction: str = ""  # the tensor in the source, [experts]: added to the scores to choose by, not to the weights
     correction_is_row: bool = False  # the source has it as a matrix of one row, [1, experts]
-    groups: int = 1  # of experts that lie together; only the best `used_groups` by their two best scores take part
-    used_groups: int = 1
+    groups: int = 1  # of experts that lie together; only the best `top_k_groups` by their two best scores take part
+    top_k_groups: int = 1
     shared: Mlp | None = None  # for every token
     shared_gate: Linear | None = None  # [1, hidden]; the sigmoid of its product is the weight of the shared one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInputs:
+class PerLayerEmbedding:
     """What the layers are told of each token, `size` values a layer (Gemma 3n, 4: "per-layer embeddings").
 
     multiplier * (norm(projection(x)) + table_multiplier * row of the table), where x is what the first layer is given.
@@ -276,7 +276,7 @@ class TokenInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInput:
+class PerLayerInput:
     """How a layer reads what it is told: x += norm(up(activation(gate(x)) * told))."""
 
     gate: Linear  # [size, hidden]
@@ -286,7 +286,7 @@ class TokenInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class AltUpStreams:
     """Several streams in place of one, of which layers compute the first (AltUp, Baykal et al. 2023; Gemma 3n).
 
     `begin` makes the others of the first, and `end` what is added to the first in the end, which is divided by their
@@ -298,8 +298,8 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """What a layer that has a token_input does to all n streams: guesses them, and corrects them by the first.
+class AltUp:
+    """What a layer that has a per_layer_input does to all n streams: guesses them, and corrects them by the first.
 
     weights(first) = tanh(router(norm(first)) / hidden); x += predict(weights(x[0])) as [n, n] @ x;
     made = layer(x[0]); x += (correct(weights(made)) + 1) * (made - x[0])
@@ -309,11 +309,11 @@ class Guess:
     router: Linear  # [n, hidden]
     predict: Linear  # [n * n, n]
     correct: Linear  # [n, n]
-    scale: str  # the tensor in the source, [hidden]: the first times this is what `token_input` reads
+    scale: str  # the tensor in the source, [hidden]: the first times this is what `per_layer_input` reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detour:
+class Laurel:
     """A way beside attention: x = (x + normed + norm(up(down(normed)))) / sqrt(2) (LAuReL, Menghani et al. 2024)."""
 
     down: Linear
@@ -326,7 +326,7 @@ class Layer:
     """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); where a norm is None, nothing is normed.
 
     parallel: both read the same x, whose norm they share where there is no mlp_norm.
-    token_input: what follows the mlp; where there are several streams, what it makes is added to all but the first.
+    per_layer_input: what follows the mlp; where there are several streams, what it makes is added to all but the first.
     scale: the source's tensor, a number that all of x is multiplied by at the end.
     """
 
@@ -338,10 +338,10 @@ class Layer:
     mlp_post_norm: Norm | None = None
     parallel: bool = False
     residual_multiplier: float = 1.0  # of what is added
-    token_input: TokenInput | None = None
+    per_layer_input: PerLayerInput | None = None
     scale: str = ""
-    guess: Guess | None = None  # where there are several streams
-    detour: Detour | None = None
+    altup: AltUp | None = None  # where there are several streams
+    laurel: Laurel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +372,7 @@ class Encoder:
     scores: str = ""  # what a vector of one value becomes, a score: "sigmoid", "plain"; empty: vectors are given
     normalised: bool = False  # vectors have the length 1
     causal: bool = False  # a token sees those before it; else all, and of a window the same number to both sides
-    sums_normed: bool = False  # x = attention_norm(x + attention(x)); x = mlp_norm(x + mlp(x))
+    post_norm: bool = False  # x = attention_norm(x + attention(x)); x = mlp_norm(x + mlp(x))
     types: Linear | None = None  # rows that are added to the embedding, by the part of a pair that a token is of
     prompts: tuple[NamedPrompt, ...] = ()
     prompt: str = ""  # the name of the one that is used where none is asked for
@@ -391,8 +391,8 @@ class Decoder:
     rope: Rope  # rotated: 0 where nothing is turned
     local_rope: Rope | None = None  # the second rotation, of Attention.rope 1
     positions: Linear | None = None  # learned rows that are added to the embedding, one for each position
-    token_inputs: TokenInputs | None = None
-    streams: Streams | None = None
+    per_layer_embedding: PerLayerEmbedding | None = None
+    altup_streams: AltUpStreams | None = None
     embedding_multiplier: float = 1.0
     embedding_norm: Norm | None = None
     logits_multiplier: float = 1.0
@@ -412,9 +412,9 @@ class Decoder:
         return self.head.name == self.embedding.name
 
     @property
-    def is_latent(self) -> bool:
+    def uses_mla(self) -> bool:
         """Whether keys and values of a layer are made of small vectors."""
-        return any(attention.latent is not None for attention in self.attentions)
+        return any(attention.mla is not None for attention in self.attentions)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -429,7 +429,7 @@ class Decoder:
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """Every rotation, by the numbers that Attention.rope has."""
-        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotated)
+        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotary_dim)
 
     @property
     def kv_attentions(self) -> tuple[Attention, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """What there is to know besides the graph of the dialect "traced-float32" (docs/format.md#traced)."""
+    """What there is to know besides the graph of the variant "traced-float32" (docs/format.md#traced)."""
 
     model_type: str
     context: int  # most tokens that the export holds

@@ -19,8 +19,8 @@ from embedllm.package.shards import hosting_copy, read_parts
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder, Encoder
+    from embedllm.package.external.detect import ExternalFolder
     from embedllm.package.external_graph import Traced
-    from embedllm.package.foreign.detect import Foreign
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
@@ -38,7 +38,7 @@ class Graph:
     """One graph of a folder."""
 
     file: str
-    dialect: str
+    variant: str
     activations: str  # "float32" or "float16"; the KV has the same type
 
 
@@ -53,14 +53,14 @@ class FileEntry:
 class Package:
     """An opened folder. The manifest and the presence and size of every file were checked; see faults() for hashes.
 
-    damaged: why graphs cannot be used, by dialect; what every device needs is there.
+    damaged: why graphs cannot be used, by variant; what every device needs is there.
     parts: of files that lie in parts, by name; only read_package() gives such a folder.
-    foreign: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
+    external: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, object], foreign: Foreign | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, object], external: ExternalFolder | None = None) -> None:
         self.folder = folder
-        self.foreign = foreign
+        self.external = external
         self.manifest = manifest
         self.name = text_of(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
@@ -88,11 +88,11 @@ class Package:
 
         if isinstance(self.architecture, Decoder):
             return self.architecture
-        if self.foreign is not None:
+        if self.external is not None:
             raise PackageError(
-                f"of '{self.name}' nothing but its graph is known, as {self.foreign.maker} wrote it. It loads and "
+                f"of '{self.name}' nothing but its graph is known, as {self.external.maker} wrote it. It loads and "
                 "generates; for all else export its checkpoint: embedllm export SOURCE OUT "
-                "(docs/guide-foreign-folders.md)."
+                "(docs/guide-external-folders.md)."
             )
         raise PackageError(
             f"of '{self.name}' nothing but its graph is known, since it was exported by optimum "
@@ -124,14 +124,14 @@ class Package:
 
     @property
     def weights(self) -> Path:
-        return self.folder / (WEIGHTS if self.foreign is None else self.foreign.weights)
+        return self.folder / (WEIGHTS if self.external is None else self.external.weights)
 
     @property
     def stored(self) -> FileEntry:
         """The weights as they were written; of a folder made by others, its graph with them, and no hash of bytes."""
-        if self.foreign is None:
+        if self.external is None:
             return self.files[WEIGHTS]
-        from embedllm.package.foreign.detect import stored
+        from embedllm.package.external.detect import stored
 
         count, told = stored(self.files)
         return FileEntry(bytes=count, sha256=told)
@@ -139,11 +139,11 @@ class Package:
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """Those of the listed graphs that can be used."""
-        return tuple(graph for graph in self.listed if graph.dialect not in self.damaged)
+        return tuple(graph for graph in self.listed if graph.variant not in self.damaged)
 
-    def graph(self, dialect: str) -> Graph | None:
-        """The folder's graph of this dialect, if it carries one that can be used."""
-        return next((graph for graph in self.graphs if graph.dialect == dialect), None)
+    def graph(self, variant: str) -> Graph | None:
+        """The folder's graph of this variant, if it carries one that can be used."""
+        return next((graph for graph in self.graphs if graph.variant == variant), None)
 
     def fault(self, name: str) -> str:
         """What is wrong with a listed file, which is read unless its size tells; empty when it is as exported."""
@@ -171,8 +171,8 @@ class Package:
 
     def refusal(self, faults: Mapping[str, str]) -> PackageError:
         """What to raise for files that are not as exported: graphs can be written anew, the others cannot."""
-        dialects = {graph.file: graph.dialect for graph in self.listed if graph.file != WEIGHTS}
-        commands = [f"embedllm graph {self.folder} --flavour {dialects[name]}" for name in faults if name in dialects]
+        variants = {graph.file: graph.variant for graph in self.listed if graph.file != WEIGHTS}
+        commands = [f"embedllm graph {self.folder} --variant {variants[name]}" for name in faults if name in variants]
         remedy = f"Write anew with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
         return PackageError(f"{'; '.join(faults.values())}. {remedy}")
 
@@ -186,7 +186,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     when its manifest names files outside of it.
     """
     path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
-    if (found := _foreign(path)) is not None:
+    if (found := _external(path)) is not None:
         return found
     package = _listed(path)
     if package.parts:
@@ -194,7 +194,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     faults = _graph_faults(package)
     if whole and faults:
         raise package.refusal(faults)
-    package.damaged = {graph.dialect: faults[graph.file] for graph in package.listed if graph.file in faults}
+    package.damaged = {graph.variant: faults[graph.file] for graph in package.listed if graph.file in faults}
     _check_context(package)
     return package
 
@@ -210,15 +210,15 @@ def read_package(folder: Path) -> Package:
     return package
 
 
-def _foreign(path: Path) -> Package | None:
+def _external(path: Path) -> Package | None:
     """A folder of another exporter, or a graph in one; a manifest of ours goes before all else."""
     is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists raises for a name that is too long
     if not is_there or ((path if path.is_dir() else path.parent) / MANIFEST).is_file():
         return None
-    from embedllm.package.foreign.detect import manifest_of, read_foreign
+    from embedllm.package.external.detect import manifest_of, read_external
 
-    reading = read_foreign(path)
-    return None if reading is None else Package(reading.root, manifest_of(reading), reading.foreign)
+    reading = read_external(path)
+    return None if reading is None else Package(reading.root, manifest_of(reading), reading.external)
 
 
 def _listed(folder: Path) -> Package:
@@ -291,7 +291,7 @@ def _not_a_package(folder: Path) -> str:
             f"'{folder}' is a Hugging Face folder, not an exported one (no {MANIFEST}). "
             f"Export it first: embedllm export {folder} OUT"
         )
-    from embedllm.package.foreign.detect import LOOKED_FOR
+    from embedllm.package.external.detect import LOOKED_FOR
 
     there = sorted(path.name for path in folder.iterdir())
     listed = ", ".join([*there[:_SHOWN], *(["..."] if len(there) > _SHOWN else [])]) or "nothing"
@@ -338,5 +338,5 @@ def _file_entry(name: str, entry: object) -> FileEntry:
 def _graph(entry: object) -> Graph:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's 'graphs' holds a {type(entry).__name__}; expected objects.")
-    values = {key: text_of(entry, key, "in the manifest's 'graphs',") for key in ("file", "dialect", "activations")}
-    return Graph(file=plain_name(values["file"]), dialect=values["dialect"], activations=values["activations"])
+    values = {key: text_of(entry, key, "in the manifest's 'graphs',") for key in ("file", "variant", "activations")}
+    return Graph(file=plain_name(values["file"]), variant=values["variant"], activations=values["activations"])

@@ -47,13 +47,13 @@ def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -
 
     keys: [kv heads, T, D], turned; of the same type they come back, exact up to rounding. by: at most `start`.
     """
-    count, half = keys.shape[1], rope.rotated // 2
+    count, half = keys.shape[1], rope.rotary_dim // 2
     cos, sin = (table.astype(np.float64) for table in tables(rope, start + count, start))
     to_cos, to_sin = (table.astype(np.float64) for table in tables(rope, start + count - by, start - by))
     square = cos * cos + sin * sin  # of YaRN's factor, which the keys have once
     turn_cos = ((cos * to_cos + sin * to_sin) / square).astype(np.float32)  # [T, rotated / 2]
     turn_sin = ((sin * to_cos - cos * to_sin) / square).astype(np.float32)
-    first, second, rest = np.split(keys, [half, rope.rotated], axis=-1)
+    first, second, rest = np.split(keys, [half, rope.rotary_dim], axis=-1)
     turned = [first * turn_cos + second * turn_sin, second * turn_cos - first * turn_sin, rest]
     return np.concatenate(turned, axis=-1).astype(keys.dtype, copy=False)
 
@@ -67,11 +67,11 @@ def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:
 def _frequencies(rope: Rope) -> F32:
     scaling = rope.scaling
     if isinstance(scaling, LongRopeScaling):
-        factors = scaling.long if scaling.context > scaling.trained else scaling.short
-        return _plain(rope.base, rope.rotated, np.array(factors, np.float32))
+        factors = scaling.long if scaling.context > scaling.original_context else scaling.short
+        return _plain(rope.base, rope.rotary_dim, np.array(factors, np.float32))
     if isinstance(scaling, ProportionalScaling):
-        return _plain(rope.base, scaling.head_dim)[: rope.rotated // 2] / np.float32(scaling.factor)
-    frequencies = _plain(rope.base, rope.rotated)
+        return _plain(rope.base, scaling.head_dim)[: rope.rotary_dim // 2] / np.float32(scaling.factor)
+    frequencies = _plain(rope.base, rope.rotary_dim)
     if isinstance(scaling, LinearScaling):
         return frequencies / np.float32(scaling.factor)
     if isinstance(scaling, Llama3Scaling):
@@ -83,30 +83,32 @@ def _frequencies(rope: Rope) -> F32:
 
 def _dynamic_frequencies(rope: Rope, scaling: DynamicScaling, start: int, stop: int) -> F32:
     """[stop - start, rotated / 2]: for position p, of a sequence that has just reached p + 1 tokens."""
-    lengths = np.maximum(np.arange(start + 1, stop + 1, dtype=np.float64), scaling.trained)
-    stretch = scaling.factor * lengths / scaling.trained - (scaling.factor - 1)
-    bases = rope.base * stretch ** (rope.rotated / (rope.rotated - 2))
-    return _plain(bases.astype(np.float32)[:, None], rope.rotated)
+    lengths = np.maximum(np.arange(start + 1, stop + 1, dtype=np.float64), scaling.original_context)
+    stretch = scaling.factor * lengths / scaling.original_context - (scaling.factor - 1)
+    bases = rope.base * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return _plain(bases.astype(np.float32)[:, None], rope.rotary_dim)
 
 
 def _llama3(frequencies: F32, scaling: Llama3Scaling) -> F32:
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    blend = (scaling.trained / wavelengths - low) / (high - low)
+    blend = (scaling.original_context / wavelengths - low) / (high - low)
     blended = (1 - blend) * frequencies / scaling.factor + blend * frequencies
-    kept = np.where(wavelengths > scaling.trained / low, frequencies / scaling.factor, blended)
-    return np.where(wavelengths < scaling.trained / high, frequencies, kept).astype(np.float32)
+    kept = np.where(wavelengths > scaling.original_context / low, frequencies / scaling.factor, blended)
+    return np.where(wavelengths < scaling.original_context / high, frequencies, kept).astype(np.float32)
 
 
 def _yarn(frequencies: F32, rope: Rope, scaling: YarnScaling) -> F32:
     def dimension(rotations: float) -> float:
         """The dimension that turns this often within the trained length."""
-        return rope.rotated * math.log(scaling.trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+        return (
+            rope.rotary_dim * math.log(scaling.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+        )
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.rotated - 1)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     width = high - low if high != low else 0.001
-    ramp = np.clip((np.arange(rope.rotated // 2, dtype=np.float32) - low) / width, 0, 1)
+    ramp = np.clip((np.arange(rope.rotary_dim // 2, dtype=np.float32) - low) / width, 0, 1)
     return (frequencies / scaling.factor * ramp + frequencies * (1 - ramp)).astype(np.float32)

@@ -48,14 +48,14 @@ def mlps(mlp: Mlp | Moe) -> tuple[Mlp, ...]:
 
 def attention_runs(attention: Attention) -> Iterator[tuple[Linear, ...]]:
     """The matrices that queries, keys and values come from."""
-    latent = attention.latent
-    if latent is None:
+    mla = attention.mla
+    if mla is None:
         yield (attention.q, attention.k, attention.v) if attention.kv_from is None else (attention.q,)
         if attention.gate is not None:
             yield (attention.gate,)
         return
-    yield (attention.q if latent.q is None else latent.q, latent.kv, latent.k)
-    if latent.q is not None:
+    yield (attention.q if mla.q is None else mla.q, mla.kv, mla.k)
+    if mla.q is not None:
         yield (attention.q,)
     yield (attention.k, attention.v)
 
@@ -83,12 +83,12 @@ def layer_runs(layer: Layer) -> Iterator[tuple[Linear, ...]]:
     for mlp in mlps(layer.mlp):
         yield (mlp.up,) if mlp.gate is None else (mlp.gate, mlp.up)
         yield (mlp.down,)
-    if layer.token_input is not None:
-        yield (layer.token_input.gate,)
-        yield (layer.token_input.up,)
-    if layer.detour is not None:
-        yield (layer.detour.down,)
-        yield (layer.detour.up,)
+    if layer.per_layer_input is not None:
+        yield (layer.per_layer_input.gate,)
+        yield (layer.per_layer_input.up,)
+    if layer.laurel is not None:
+        yield (layer.laurel.down,)
+        yield (layer.laurel.up,)
 
 
 def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterator[tuple[Linear, ...]]:
@@ -111,8 +111,8 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
             yield layer.mlp.router
             if layer.mlp.shared_gate is not None:
                 yield layer.mlp.shared_gate
-        if layer.guess is not None:
-            yield from (layer.guess.router, layer.guess.predict, layer.guess.correct)
+        if layer.altup is not None:
+            yield from (layer.altup.router, layer.altup.predict, layer.altup.correct)
 
 
 def linears(layer: Layer) -> Iterator[Linear]:
@@ -123,29 +123,33 @@ def linears(layer: Layer) -> Iterator[Linear]:
 
 def tables(decoder: Decoder) -> tuple[Linear, ...]:
     """Every quantized table whose rows are looked up by token."""
-    return (decoder.embedding,) if decoder.token_inputs is None else (decoder.embedding, decoder.token_inputs.table)
+    return (
+        (decoder.embedding,)
+        if decoder.per_layer_embedding is None
+        else (decoder.embedding, decoder.per_layer_embedding.table)
+    )
 
 
 def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
     """Every quantized matrix of a product that is no layer's, the head aside."""
-    if decoder.token_inputs is not None:
-        yield decoder.token_inputs.projection
-    if decoder.streams is not None:
-        yield from (*decoder.streams.begin, *decoder.streams.end)
+    if decoder.per_layer_embedding is not None:
+        yield decoder.per_layer_embedding.projection
+    if decoder.altup_streams is not None:
+        yield from (*decoder.altup_streams.begin, *decoder.altup_streams.end)
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
-    found = [decoder.embedding_norm, decoder.token_inputs and decoder.token_inputs.norm]
+    found = [decoder.embedding_norm, decoder.per_layer_embedding and decoder.per_layer_embedding.norm]
     for layer in decoder.layers:
         mixer = layer.attention
         own = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
         own += [mixer.norm] if isinstance(mixer, DeltaNet) else []
         found += [layer.attention_norm, *own, layer.attention_post_norm]
-        if isinstance(mixer, Attention) and mixer.latent is not None:
-            found += [mixer.latent.q_norm, mixer.latent.kv_norm]
+        if isinstance(mixer, Attention) and mixer.mla is not None:
+            found += [mixer.mla.q_norm, mixer.mla.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm]
-        found += [part and part.norm for part in (layer.token_input, layer.guess, layer.detour)]
+        found += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
     found += [decoder.norm, *(step.norm for step in (decoder.encoder.steps if decoder.encoder else ()))]
     yield from (norm for norm in found if norm is not None)
 
@@ -169,8 +173,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
     for index, layer in enumerate(decoder.layers):
         if layer.scale:
             yield Vector(name=scale_name(index), source=layer.scale, size=1)
-        if layer.guess is not None:
-            yield Vector(name=guess_scale_name(index), source=layer.guess.scale, size=decoder.hidden)
+        if layer.altup is not None:
+            yield Vector(name=guess_scale_name(index), source=layer.altup.scale, size=decoder.hidden)
         yield from _mixer_vectors(index, layer.attention)
         for mlp in mlps(layer.mlp):
             if mlp.alphas:
@@ -203,8 +207,8 @@ def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
 
 
 def guess_scale_name(index: int) -> str:
-    """Of the stored factors of what a layer's token_input reads."""
-    return f"layers.{index}.guess.scale"
+    """Of the stored factors of what a layer's per_layer_input reads."""
+    return f"layers.{index}.altup.scale"
 
 
 def sinks_name(index: int) -> str:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from embedllm.sampling.custom_processors import Processor
 from embedllm.sampling.token_choice import LEAST_TEMPERATURE
 
-
 F = TypeVar("F")
 # The steps in the order of common use; those before "temperature" change logits, the rest choose among tokens.
 CHANGES = ("penalties", "dry", "processors")

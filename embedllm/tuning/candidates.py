@@ -34,12 +34,12 @@ class Devices:
         self._named = registry.Found(package, exact=exact, kv=kv).named
         self._probed = Probed(package, exact=exact)
         # as load() goes through them
-        self._ranked = [select.AUTO] if package.foreign is None else list(package.foreign.devices)
+        self._ranked = [select.AUTO] if package.external is None else list(package.external.devices)
 
     @property
-    def dialects(self) -> dict[str, Sequence[str]]:
+    def variants(self) -> dict[str, Sequence[str]]:
         """Of the graphs that may be used, by device."""
-        return self._probed.dialects
+        return self._probed.variants
 
     def usable(self, names: Sequence[str]) -> list[Device]:
         """Those with these names; without any, the first of each kind. Raises DeviceUnavailable when there is none."""

@@ -61,7 +61,7 @@ class Trial:
 
     package: Package
     devices: Mapping[str, Device]
-    dialects: Mapping[str, Sequence[str]]  # of the graphs that may be used, by device
+    variants: Mapping[str, Sequence[str]]  # of the graphs that may be used, by device
     exact: bool
     kv: str | None
     seconds: float  # for all trials together
@@ -74,12 +74,12 @@ class Trial:
 
         device = self.devices[candidate.device]
         engine = registry.open_engine(
-            registry.suited(self.package, device, self.dialects.get(device.name, ())),
+            registry.suited(self.package, device, self.variants.get(device.name, ())),
             device,
             knobs=candidate.knobs,
             exact=self.exact,
             kv=self.kv,
-            dialects=self.dialects,
+            variants=self.variants,
         )
         with closing(engine):  # so that the weights are in memory once
             session = engine.open(PROMPT + 1 + _STEPS)

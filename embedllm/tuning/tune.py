@@ -58,7 +58,7 @@ def tune(
     package, began = open_package(find_package(path), whole=False), time.monotonic()
     found = tuning_devices.Devices(package, exact=exact, kv=kv)
     ready = found.usable([names] if isinstance(names, str) else names)
-    trial = Trial(package=package, devices={one.name: one for one in ready}, dialects=found.dialects, exact=exact,
+    trial = Trial(package=package, devices={one.name: one for one in ready}, variants=found.variants, exact=exact,
                   kv=kv, seconds=seconds)  # fmt: skip
 
     def told(candidate: Candidate) -> Timing:

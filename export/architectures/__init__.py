@@ -69,7 +69,7 @@ def _is_mxfp4(config: Config) -> bool:
 def _with_context(decoder: Decoder, context: int) -> Decoder:
     longest, scaling = decoder.context, decoder.rope.scaling
     if isinstance(scaling, DynamicScaling | YarnScaling):
-        longest = max(longest, int(scaling.factor * scaling.trained))
+        longest = max(longest, int(scaling.factor * scaling.original_context))
     if not 1 <= context <= longest:
         raise ExportError(
             f"context is {context} tokens; expected 1 to {longest}, what the model's config.json says it can hold "

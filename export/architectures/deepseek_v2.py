@@ -30,7 +30,7 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
         return None
     experts = Experts(
         count=config.integer("n_routed_experts", 64),
-        used=config.integer("num_experts_per_tok", 6),
+        top_k=config.integer("num_experts_per_tok", 6),
         inner=config.integer("moe_intermediate_size", 1407),
     )
     moe = replace(mixture(parts, experts), scale=config.number("routed_scaling_factor", 1.0))

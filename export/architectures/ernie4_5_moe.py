@@ -29,11 +29,11 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
         return None
     experts = Experts(
         count=config.integer("moe_num_experts", 64),
-        used=config.integer("moe_k", 6),
+        top_k=config.integer("moe_k", 6),
         inner=config.integer("moe_intermediate_size", 1536),
     )
     moe = replace(
-        mixture(parts, experts, normalised=True),
+        mixture(parts, experts, norm_topk=True),
         correction=f"{parts.source}.mlp.moe_statics.e_score_correction_bias",
         correction_is_row=True,
     )

@@ -9,12 +9,12 @@ from statistics import NormalDist
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
-from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, token_input, token_inputs
+from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, per_layer_embedding, per_layer_input
 from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, describe_rope
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers, windows
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Linear, Streams
+from embedllm.package.architecture import AltUp, AltUpStreams, Attention, Decoder, Laurel, Layer, Linear
 
 _DEFAULTS = {"vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768}  # fmt: skip
@@ -61,16 +61,18 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         return replace(
             _with_values(decoder, found, parts, sources[index]),
             mlp=replace(parts.mlp(inner[index], active), cutoff=cutoffs[index]),
-            token_input=token_input(parts, size, active),
-            guess=_guess(parts, count),
-            detour=_detour(parts, config.integer("laurel_rank", 64)),
+            per_layer_input=per_layer_input(parts, size, active),
+            altup=_guess(parts, count),
+            laurel=_detour(parts, config.integer("laurel_rank", 64)),
         )
 
     return replace(
         decoder,
         layers=tuple(layer(index, found) for index, found in enumerate(decoder.layers)),
-        token_inputs=token_inputs(config, names, decoder.embedding, layers=len(sliding), size=size, others=True),
-        streams=_streams(names, decoder.hidden, count),
+        per_layer_embedding=per_layer_embedding(
+            config, names, decoder.embedding, layers=len(sliding), size=size, others=True
+        ),
+        altup_streams=_streams(names, decoder.hidden, count),
     )
 
 
@@ -86,37 +88,37 @@ def _with_values(decoder: Decoder, layer: Layer, parts: Parts, source: int | Non
     return replace(layer, attention=replace(attention, v_norm=replace(norm, source="")))
 
 
-def _guess(parts: Parts, count: int) -> Guess:
+def _guess(parts: Parts, count: int) -> AltUp:
     hidden = parts.sizes.hidden
-    norm = parts.norm("guess.norm", "altup.router_norm")
+    norm = parts.norm("altup.norm", "altup.router_norm")
     assert norm is not None, "it has a name"
-    return Guess(
+    return AltUp(
         norm=norm,
-        router=parts.linear("guess.router", "altup.modality_router", count, hidden),
-        predict=parts.linear("guess.predict", "altup.prediction_coefs", count * count, count),
-        correct=parts.linear("guess.correct", "altup.correction_coefs", count, count),
+        router=parts.linear("altup.router", "altup.modality_router", count, hidden),
+        predict=parts.linear("altup.predict", "altup.prediction_coefs", count * count, count),
+        correct=parts.linear("altup.correct", "altup.correction_coefs", count, count),
         scale=f"{parts.source}.altup.correct_output_scale",
     )
 
 
-def _detour(parts: Parts, rank: int) -> Detour:
-    hidden, norm = parts.sizes.hidden, parts.norm("detour.norm", "laurel.post_laurel_norm")
+def _detour(parts: Parts, rank: int) -> Laurel:
+    hidden, norm = parts.sizes.hidden, parts.norm("laurel.norm", "laurel.post_laurel_norm")
     assert norm is not None, "it has a name"
     down, up = (
-        parts.linear(f"detour.{part}", f"laurel.{where}", rows, columns)
+        parts.linear(f"laurel.{part}", f"laurel.{where}", rows, columns)
         for part, where, rows, columns in (("down", "linear_left", rank, hidden), ("up", "linear_right", hidden, rank))
     )
-    return Detour(down=down, up=up, norm=norm)
+    return Laurel(down=down, up=up, norm=norm)
 
 
-def _streams(names: Names, hidden: int, count: int) -> Streams:
+def _streams(names: Names, hidden: int, count: int) -> AltUpStreams:
     def matrices(part: str, where: str) -> tuple[Linear, ...]:
         return tuple(
             Linear(name=f"streams.{part}.{at}", source=f"{names.in_model(where)}.{at}", rows=hidden, columns=hidden)
             for at in range(count - 1)
         )
 
-    return Streams(begin=matrices("begin", "altup_projections"), end=matrices("end", "altup_unembed_projections"))
+    return AltUpStreams(begin=matrices("begin", "altup_projections"), end=matrices("end", "altup_unembed_projections"))
 
 
 def _inner(config: Config, layers: int) -> list[int]:

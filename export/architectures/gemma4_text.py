@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import refuse
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
-from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, token_input, token_inputs
+from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, per_layer_embedding, per_layer_input
 from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, describe_rope
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
 from embedllm.export.architectures.config import Config
@@ -70,7 +70,9 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         head=embedding if config.flag("tie_word_embeddings", True) else head,
         rope=model.ropes[0],
         local_rope=local,
-        token_inputs=token_inputs(config, names, embedding, layers=len(sliding), size=told) if told else None,
+        per_layer_embedding=per_layer_embedding(config, names, embedding, layers=len(sliding), size=told)
+        if told
+        else None,
         embedding_multiplier=math.sqrt(hidden),
         logits_softcap=config.number_or_none("final_logit_softcapping", None, above=0) or 0.0,
     )
@@ -115,7 +117,7 @@ def _layer(model: _Model, index: int) -> Layer:
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
         mlp=parts.mlp(inner, active),
         mlp_post_norm=parts.norm("mlp_post_norm", names.mlp_post_norm),
-        token_input=token_input(parts, model.told, active) if model.told else None,
+        per_layer_input=per_layer_input(parts, model.told, active) if model.told else None,
         scale=f"{parts.source}.layer_scalar",
     )
 
@@ -124,8 +126,8 @@ def _attention(model: _Model, index: int) -> Attention:
     config, parts, is_sliding, source = model.config, model.parts(index), model.sliding[index], model.sources[index]
     sizes, names, rope = parts.sizes, parts.names, model.ropes[is_sliding]
     makes = parts if source is None else model.parts(source)  # keys and values
-    proportional = isinstance(rope.scaling, ProportionalScaling) and rope.rotated < sizes.head_dim
-    halves = rope.rotated if proportional else 0  # of all of a head the fastest turn, of each half the first
+    proportional = isinstance(rope.scaling, ProportionalScaling) and rope.rotary_dim < sizes.head_dim
+    halves = rope.rotary_dim if proportional else 0  # of all of a head the fastest turn, of each half the first
     v_name = names.k if config.flag("attention_k_eq_v", False) and not is_sliding else names.v
 
     def product(of: Parts, part: str, where: str, heads: int, halves: int) -> Linear:

@@ -38,7 +38,7 @@ def _mixture(parts: Parts) -> Moe:
     config, hidden = parts.config, parts.sizes.hidden
     experts = Experts(
         count=config.integer("num_local_experts", 128),
-        used=config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
+        top_k=config.integer("num_experts_per_tok", config.integer("experts_per_token", 4)),
         inner=config.integer("intermediate_size"),
         router="mlp.router",
     )
@@ -61,7 +61,7 @@ def _mixture(parts: Parts) -> Moe:
             down=placed(mlp.down, "down_proj", down),
             limit=config.number("swiglu_limit", 7.0, above=0),
             slope=config.number("swiglu_alpha", 1.702, above=0),
-            up_plus=1.0,
+            up_offset=1.0,
         )
 
     return replace(

@@ -41,6 +41,6 @@ def packed_mixture(parts: Parts) -> Moe:
     return Moe(
         router=parts.linear("mlp.router", f"{_PLACE}.router.layer", count, hidden),
         experts=tuple(experts),
-        used=config.integer("num_experts_per_tok", 2),
+        top_k=config.integer("num_experts_per_tok", 2),
         scores="softmax_of_best",
     )

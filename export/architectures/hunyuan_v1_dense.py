@@ -25,7 +25,7 @@ def hunyuan(config: Config, model_type: str) -> Shape:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        norm_turned=True,
+        norm_after_rope=True,
     )
 
 

@@ -20,9 +20,9 @@ def _mixture(parts: Parts, index: int) -> Moe:
     config, layers = parts.config, parts.sizes.layers
     experts = Experts(
         count=config.one_or_each("num_experts", 1, layers)[index],
-        used=config.one_or_each("moe_topk", 1, layers)[index],
+        top_k=config.one_or_each("moe_topk", 1, layers)[index],
         inner=config.integer("intermediate_size"),
         router="mlp.gate.wg",
     )
-    moe = mixture(parts, experts, normalised=True)
+    moe = mixture(parts, experts, norm_topk=True)
     return replace(moe, shared=gated(parts, "mlp.shared", "mlp.shared_mlp", experts))

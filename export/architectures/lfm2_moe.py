@@ -22,7 +22,7 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
         return None
     experts = Experts(
         count=experts_of_layer(config, 32),
-        used=config.integer("num_experts_per_tok", 4),
+        top_k=config.integer("num_experts_per_tok", 4),
         inner=config.integer("moe_intermediate_size", 1792),
         router="feed_forward.gate",
         place="feed_forward.experts",
@@ -32,7 +32,7 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     )
     is_corrected = config.flag("use_expert_bias", True)
     return replace(
-        mixture(parts, experts, scores="sigmoid", normalised=config.flag("norm_topk_prob", True)),
+        mixture(parts, experts, scores="sigmoid", norm_topk=config.flag("norm_topk_prob", True)),
         correction=f"{parts.source}.feed_forward.expert_bias" if is_corrected else "",
         scale=config.number("routed_scaling_factor", 1.0),
     )

@@ -8,7 +8,7 @@ from embedllm.export.architectures._shared.decoder_shape import Shape, describe_
 from embedllm.export.architectures._shared.parts import LLAMA, NormKind
 from embedllm.export.architectures._shared.rope import RopeKeys
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, QueryGrowth
+from embedllm.package.architecture import AttentionTemperature, Decoder
 
 _ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
          "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip
@@ -24,9 +24,9 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         config = config.replaced({"rope_parameters": _ROPE})
     rope = config.section("rope_parameters")
     assert rope is not None
-    beta, growth = rope.number("llama_4_scaling_beta", 0.0), None
+    beta, temperature = rope.number("llama_4_scaling_beta", 0.0), None
     if beta:
-        growth = QueryGrowth(beta=beta, trained=rope.integer("original_max_position_embeddings"))
+        temperature = AttentionTemperature(beta=beta, original_context=rope.integer("original_max_position_embeddings"))
     window = config.integer_or_none("sliding_window", None)
     names = replace(LLAMA, model=f"{place}{LLAMA.model}", head=f"{place}{LLAMA.head}")
     shape = Shape(
@@ -35,6 +35,6 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         norm=NormKind(epsilon=1e-5),
         rope_keys=RopeKeys(theta=1_000_000.0),
         window=lambda _: window,
-        growth=growth,
+        temperature=temperature,
     )
     return describe_shaped(config.filled({"head_dim": 128}), shape)

@@ -16,7 +16,7 @@ def describe(config: Config) -> Decoder:
     window = config.integer_or_none("sliding_window", None)
     experts = Experts(
         count=config.integer("num_local_experts", 8),
-        used=config.integer("num_experts_per_tok", 2),
+        top_k=config.integer("num_experts_per_tok", 2),
         inner=config.integer("intermediate_size"),
         router=f"{_PLACE}.gate",
         place=f"{_PLACE}.experts",
@@ -29,6 +29,6 @@ def describe(config: Config) -> Decoder:
         norm=NormKind(epsilon=1e-5),
         rope_keys=RopeKeys(theta=1_000_000.0),
         window=lambda _: window,
-        mixture=lambda parts, _: mixture(parts, experts, normalised=True),
+        mixture=lambda parts, _: mixture(parts, experts, norm_topk=True),
     )
     return describe_shaped(config, shape)

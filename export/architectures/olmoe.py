@@ -16,16 +16,16 @@ def describe(config: Config) -> Decoder:
     bias = config.flag("attention_bias", False)
     experts = Experts(
         count=experts_of_layer(config, 64),
-        used=config.integer("num_experts_per_tok", 8),
+        top_k=config.integer("num_experts_per_tok", 8),
         inner=config.integer("intermediate_size"),
     )
-    normalised = config.flag("norm_topk_prob", False)
+    norm_topk = config.flag("norm_topk_prob", False)
     shape = Shape(
         model_type="olmoe",
         norm=NormKind(epsilon=1e-5),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="all",
-        mixture=lambda parts, _: mixture(parts, experts, normalised=normalised),
+        mixture=lambda parts, _: mixture(parts, experts, norm_topk=norm_topk),
     )
     return describe_shaped(config, shape)

@@ -32,12 +32,12 @@ def shared_mixture(parts: Parts, index: int) -> Moe | None:
         return None
     experts = Experts(
         count=experts_of_layer(config, 60),
-        used=config.integer("num_experts_per_tok", 4),
+        top_k=config.integer("num_experts_per_tok", 4),
         inner=config.integer("moe_intermediate_size", 1408),
     )
     shared = replace(experts, inner=config.integer("shared_expert_intermediate_size", 5632))
     return replace(
-        mixture(parts, experts, normalised=config.flag("norm_topk_prob", False)),
+        mixture(parts, experts, norm_topk=config.flag("norm_topk_prob", False)),
         shared=gated(parts, "mlp.shared", "mlp.shared_expert", shared),
         shared_gate=parts.linear("mlp.shared_gate", "mlp.shared_expert_gate", 1, parts.sizes.hidden),
     )

@@ -13,18 +13,16 @@ def describe(config: Config) -> Decoder:
     window = config.integer_or_none("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
     experts = Experts(
         count=experts_of_layer(config, 128),
-        used=config.integer("num_experts_per_tok", 8),
+        top_k=config.integer("num_experts_per_tok", 8),
         inner=config.integer("moe_intermediate_size", 768),
     )
-    normalised = config.flag("norm_topk_prob", False)
+    norm_topk = config.flag("norm_topk_prob", False)
     shape = Shape(
         model_type="qwen3_moe",
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
         window=lambda _: window,
-        mixture=lambda parts, index: (
-            mixture(parts, experts, normalised=normalised) if is_sparse(config, index) else None
-        ),
+        mixture=lambda parts, index: mixture(parts, experts, norm_topk=norm_topk) if is_sparse(config, index) else None,
     )
     return describe_shaped(config, shape)

@@ -90,7 +90,7 @@ def describe_encoder(
         encoder = module.scoring(Config(config))
         scores = _score(config)
         kept = decoder.encoder
-        encoder = replace(encoder, scores=scores, causal=kept.causal, sums_normed=kept.sums_normed, types=kept.types)
+        encoder = replace(encoder, scores=scores, causal=kept.causal, post_norm=kept.post_norm, types=kept.types)
     elif folder is not None:
         limit = min(limit, folder.tokens or limit)
         encoder = folder.applied(decoder.encoder, decoder.hidden)

@@ -56,7 +56,7 @@ def describe_behind(config: Config, model_type: str, names: Names, *, start: int
         layers=layers,
         head=decoder.embedding,
         embedding_norm=NORM.named(config, "embedding_norm", first, decoder.hidden),
-        encoder=Encoder(pooling="mean", sums_normed=True, types=table),
+        encoder=Encoder(pooling="mean", post_norm=True, types=table),
     )
 
 

@@ -104,7 +104,7 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
 
 
 def guessing_layers(config: Mapping[str, object]) -> range:
-    """Of config_of()'s config: the layers behind the others that guess tokens in advance, which are left out."""
+    """Of config_of()'s config: the layers behind the others that altup tokens in advance, which are left out."""
     layers, guessing = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     assert isinstance(layers, int)
     assert isinstance(guessing, int)
@@ -126,7 +126,7 @@ def _sizes(model: GgufModel, own: Config) -> _Sizes:
     layers, guessing = own.integer("block_count"), own.integer(GUESSING, 0, least=0)
     blocks = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
     if guessing >= min(layers, len(blocks) + 1):
-        raise ExportError(f"'{model.path}' has {layers} layers, of which {guessing} are said to guess tokens.")
+        raise ExportError(f"'{model.path}' has {layers} layers, of which {guessing} are said to altup tokens.")
     layers -= guessing
     if layers > len(blocks):
         raise ExportError(f"'{model.path}' has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
@@ -153,7 +153,7 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
     if embedding is None:
         raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
     head_dim = sizes.head_dim
-    is_uneven = not family.is_latent and own.integer("attention.value_length", head_dim) != head_dim
+    is_uneven = not family.uses_mla and own.integer("attention.value_length", head_dim) != head_dim
     if is_uneven or own.flag("attention.causal", not family.both_ways) == family.both_ways:
         raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts otherwise than "
                                "its architecture does; such models are not read from GGUF.")  # fmt: skip

@@ -46,7 +46,7 @@ class Family:
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
     is_tiled: bool = False  # of a delta rule, the value heads of a key head are not neighbours
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
-    is_latent: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
+    uses_mla: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
     # of what scales the rotation, besides; and what config.json calls it
     rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
     rope_key: str = "rope_scaling"
@@ -184,8 +184,8 @@ _GROWTH = "attention.temperature_scale"
 def _mistral3_rope(own: Config) -> Mapping[str, object]:
     if not own.has(_GROWTH):
         return {}
-    growth = {"llama_4_scaling_beta": own.number(_GROWTH), "rope_theta": own.number("rope.freq_base", above=1)}
-    return {**growth, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
+    temperature = {"llama_4_scaling_beta": own.number(_GROWTH), "rope_theta": own.number("rope.freq_base", above=1)}
+    return {**temperature, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
 
 
 def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -250,7 +250,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-oss": Family(model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own: {"truncate": False}),
     "deepseek2": Family(
         model_type="deepseek_v2",
-        is_latent=True,
+        uses_mla=True,
         keys=(*_ROUTED, *_LATENT),
         more=_deepseek,
         values={"norm_topk_prob": False},

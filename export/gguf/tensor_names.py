@@ -19,11 +19,11 @@ from embedllm.package.architecture import (
     Decoder,
     DeltaNet,
     Encoder,
-    Latent,
     Layer,
     Linear,
     Mlp,
     Moe,
+    MultiHeadLatent,
     Norm,
     ShortConv,
 )
@@ -41,7 +41,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
     """
     found = dict(matrix(decoder.embedding, "token_embd"))
     encoder, last = decoder.encoder, f"blk.{len(decoder.layers) - 1}"
-    is_behind = encoder is not None and encoder.sums_normed  # then the last layer's norm is the model's
+    is_behind = encoder is not None and encoder.post_norm  # then the last layer's norm is the model's
     found |= norm_weights(decoder.norm, f"{last}.layer_output_norm" if is_behind else _last_norm(decoder, tensors))
     found |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
     if not decoder.tied:
@@ -50,7 +50,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
         found |= matrix(decoder.positions, "position_embd")
     for index, layer in enumerate(decoder.layers):
         block, mixer = f"blk.{index}", layer.attention
-        if layer.token_input is not None:
+        if layer.per_layer_input is not None:
             raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
         for part, where in _norms_behind(layer, block) if is_behind else _norms(layer, block, tensors):
             found |= norm_weights(part, where)
@@ -92,8 +92,8 @@ def _attention(attention: Attention, block: str, family: Family, tensors: Mappin
     found |= matrix(attention.o, f"{block}.attn_output")
     if attention.sinks:
         found[attention.sinks] = Place(tensor=f"{block}.attn_sinks.weight")
-    if attention.latent is not None:
-        return found | _latent(attention, attention.latent, block, tensors)
+    if attention.mla is not None:
+        return found | _latent(attention, attention.mla, block, tensors)
     if attention.gate is not None:
         return found | _gated(attention, attention.gate, block, tensors)
     parts = {"q": attention.q, "k": attention.k, "v": attention.v}
@@ -120,16 +120,14 @@ def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str,
     return found
 
 
-def _latent(attention: Attention, latent: Latent, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _latent(attention: Attention, mla: MultiHeadLatent, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
     """Newer files have what makes keys apart from what makes values, and turned over for each head."""
-    found = matrix(attention.q, f"{block}.attn_q" if latent.q is None else f"{block}.attn_q_b")
-    if latent.q is not None:
-        found |= matrix(latent.q, f"{block}.attn_q_a")
-    found |= norm_weights(latent.q_norm, f"{block}.attn_q_a_norm") | norm_weights(
-        latent.kv_norm, f"{block}.attn_kv_a_norm"
-    )
-    small, rank = f"{block}.attn_kv_a_mqa", latent.kv.rows
-    found |= matrix(latent.kv, small, count=rank) | matrix(latent.k, small, start=rank, count=latent.k.rows)
+    found = matrix(attention.q, f"{block}.attn_q" if mla.q is None else f"{block}.attn_q_b")
+    if mla.q is not None:
+        found |= matrix(mla.q, f"{block}.attn_q_a")
+    found |= norm_weights(mla.q_norm, f"{block}.attn_q_a_norm") | norm_weights(mla.kv_norm, f"{block}.attn_kv_a_norm")
+    small, rank = f"{block}.attn_kv_a_mqa", mla.kv.rows
+    found |= matrix(mla.kv, small, count=rank) | matrix(mla.k, small, start=rank, count=mla.k.rows)
     heads, together = attention.heads, f"{block}.attn_kv_b"
     if not has_rows(tensors, together, attention.k.rows + attention.v.rows):
         found |= matrix(attention.k, f"{block}.attn_k_b", turned_over=heads)

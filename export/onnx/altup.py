@@ -1,4 +1,4 @@
-"""Several streams in place of one in an ONNX graph: [B, T, streams, hidden] (embedllm/package/architecture.py, Streams and Guess)."""
+"""Several streams in place of one in an ONNX graph: [B, T, streams, hidden] (embedllm/package/architecture.py, AltUpStreams and AltUp)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Guess, Linear, Streams
+from embedllm.package.architecture import AltUp, AltUpStreams, Linear
 from embedllm.package.tensors import guess_scale_name
 
 _TO_END = (1 << 63) - 1
 _LEAST = 1e-5  # a mean square is taken for at least so much
 
 
-class StreamsWriter:
+class AltUpWriter:
     """Writes what is done to several streams into a graph."""
 
     def __init__(self, products: Products, norms: Norms, mlps: Mlps) -> None:
         self.graph, self.products, self.norms, self.mlps = products.graph, products, norms, mlps
 
-    def begun(self, streams: Streams, x: str) -> str:
+    def begun(self, streams: AltUpStreams, x: str) -> str:
         """All of one, [B, T, hidden]."""
         return self.stacked([x, *self.scaled(streams.begin, [x] * len(streams.begin), x)], "streams")
 
-    def ended(self, streams: Streams, x: str) -> str:
+    def ended(self, streams: AltUpStreams, x: str) -> str:
         """One of all."""
         first, *others = (self.stream(x, at) for at in range(len(streams.end) + 1))
         together = self.stacked([first, *self.scaled(streams.end, others, first)], "streams")
@@ -57,11 +57,11 @@ class StreamsWriter:
     def stream(self, x: str, at: int, name: str = "") -> str:
         return self.graph.op("Gather", [x, self.graph.constant(at, scalar=True)], name or f"stream.{at}", axis=2)
 
-    def predicted(self, guess: Guess, x: str) -> tuple[str, str]:
+    def predicted(self, altup: AltUp, x: str) -> tuple[str, str]:
         """What a layer guesses the streams to be, and the first of them."""
-        graph, count = self.graph, guess.correct.rows
+        graph, count = self.graph, altup.correct.rows
         graph.scope, scope = f"{graph.scope}.predict", graph.scope
-        mixed = self.mlps.product(self.weights(guess, self.stream(x, 0)), guess.predict, "mixed")
+        mixed = self.mlps.product(self.weights(altup, self.stream(x, 0)), altup.predict, "mixed")
         mixed = graph.op("Reshape", [mixed, graph.constant(0, 0, count, count)], "mixed.square")
         mixed = self.mlps.activations(mixed, "mixed.activations")
         x = graph.op("Add", [x, graph.op("MatMul", [mixed, x], "change")], "streams")
@@ -69,11 +69,11 @@ class StreamsWriter:
         graph.scope = scope
         return x, first
 
-    def corrected(self, guess: Guess, x: str, first: str, made: str) -> str:
+    def corrected(self, altup: AltUp, x: str, first: str, made: str) -> str:
         """The streams, of which `made` was made of the first."""
         graph = self.graph
         graph.scope, scope = f"{graph.scope}.correct", graph.scope
-        share = self.mlps.product(self.weights(guess, made), guess.correct, "share")
+        share = self.mlps.product(self.weights(altup, made), altup.correct, "share")
         share = self.mlps.activations(graph.op("Add", [share, graph.single(1.0)], "share.more"), "share.activations")
         missed = graph.op("Sub", [made, first], "missed")
         last = graph.op("Unsqueeze", [share, graph.constant(-1)], "share.apart")
@@ -97,9 +97,9 @@ class StreamsWriter:
         others = graph.op("Add", [others, graph.op("Unsqueeze", [more, graph.constant(2)], "more")], "others.more")
         return graph.op("Concat", [first, others], "streams", axis=2)
 
-    def weights(self, guess: Guess, first: str) -> str:
+    def weights(self, altup: AltUp, first: str) -> str:
         """In float32, [B, T, streams]."""
         graph = self.graph
-        routed = self.mlps.product(self.norms.plain(first, guess.norm, "norm"), guess.router, "router")
-        small = graph.op("Mul", [routed, graph.single(1 / guess.router.columns)], "router.small")
+        routed = self.mlps.product(self.norms.plain(first, altup.norm, "norm"), altup.router, "router")
+        small = graph.op("Mul", [routed, graph.single(1 / altup.router.columns)], "router.small")
         return graph.op("Tanh", [small], "weights")

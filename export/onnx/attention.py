@@ -1,4 +1,4 @@
-"""Attention in an ONNX graph, in the operators of one dialect: GroupQueryAttention, and what it does not do itself."""
+"""Attention in an ONNX graph, in the operators of one variant: GroupQueryAttention, and what it does not do itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mla import latent_qkv, latent_values
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Decoder, Norm, QueryGrowth
-from embedllm.package.graph_flavors import KV_SCALES, Dialect
+from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
+from embedllm.package.graph_variants import KV_SCALES, GraphVariant
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ _TURNED_TOGETHER = 16  # dimensions: GroupQueryAttention turns, of heads of a mu
 
 def turns_inside(attention: Attention, decoder: Decoder) -> bool:
     """Whether GroupQueryAttention can turn q and k itself: before that they are normed, and so much is turned."""
-    if attention.rope is None or attention.norm_turned:
+    if attention.rope is None or attention.norm_after_rope:
         return False
-    rotated = decoder.ropes[attention.rope].rotated
+    rotated = decoder.ropes[attention.rope].rotary_dim
     return not rotated % _TURNED_TOGETHER and not attention.head_dim % _TURNED_TOGETHER
 
 
@@ -33,7 +33,7 @@ class Attentions:
     """Writes attention into a graph.
 
     lengths: seqlens_k, total_sequence_length. positions: of the tokens, [B, T]; where nothing reads them, empty.
-    kv_scales: by layer, for a dialect with kv_bits.
+    kv_scales: by layer, for a variant with kv_bits.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Attentions:
         kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
     ) -> None:
         self.graph: Graph = products.graph
-        self.dialect: Dialect = products.dialect
+        self.variant: GraphVariant = products.variant
         self.decoder, self.products, self.norms = decoder, products, norms
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
-        self._growths: dict[QueryGrowth, str] = {}
+        self._growths: dict[AttentionTemperature, str] = {}
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -65,9 +65,9 @@ class Attentions:
         past, present = ([f"{prefix}.{number}.{part}" for part in ("key", "value")] for prefix in KV_PREFIXES)
         if attention.kv_from is not None:  # what layer has made them has them, new ones too
             # with a quantized KV the operator wants to give them once more (ONNX Runtime 1.31)
-            again = [graph.named(f"kv.{part}") for part in ("key", "value")] if self.dialect.kv_bits else []
+            again = [graph.named(f"kv.{part}") for part in ("key", "value")] if self.variant.kv_bits else []
             past, present = present, again
-        if self.dialect.whole_attention:
+        if self.variant.whole_attention:
             inputs = self.inputs(attention, normed)
             if attention.rope is not None and turns_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
@@ -80,14 +80,14 @@ class Attentions:
                 attributes["qk_norm_epsilon"] = attention.q_norm.epsilon
         else:
             inputs = self.apart(attention, normed)
-        if attention.growth is not None:
-            inputs[0] = graph.op("Mul", [inputs[0], self.growth(attention.growth)], "q.grown")
+        if attention.temperature is not None:
+            inputs[0] = graph.op("Mul", [inputs[0], self.temperature(attention.temperature)], "q.grown")
         if attention.scale is not None:
             attributes["scale"] = attention.scale
         if attention.softcap:
             attributes["softcap"] = attention.softcap
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
-        output = graph.named("context" if attention.latent is None else "context.filled_up")
+        output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
             "GroupQueryAttention",
             [*inputs, *past, *self.lengths, *tables, "", "", sinks, *scales, *inside],
@@ -98,8 +98,8 @@ class Attentions:
             kv_num_heads=attention.kv_heads,
             **attributes,
         )
-        if attention.latent is not None:
-            return latent_values(graph, attention, attention.latent, output)
+        if attention.mla is not None:
+            return latent_values(graph, attention, attention.mla, output)
         if attention.gate is None:
             return output
         share = graph.op("Sigmoid", [self.products.linear(normed, [attention.gate], ATTENTION_GATE)], "attention_share")
@@ -107,29 +107,29 @@ class Attentions:
 
     def kv_quantization(self, number: int) -> tuple[list[str], dict[str, float | str]]:
         """Scales of keys and values, and the attributes that say so; none for a cache of floats."""
-        if not self.dialect.kv_bits:
+        if not self.variant.kv_bits:
             return ["", ""], {}
         names = [self.graph.named(name) for name in KV_SCALES]
         for name, scale in zip(names, self.kv_scales[number], strict=True):
             self.graph.floats(scale[None, :, None], name)  # [1, kv heads, 1, D]
         kinds = {f"{part}_quant_type": "PER_CHANNEL" for part in ("k", "v")}
-        return names, {**kinds, "kv_cache_bit_width": self.dialect.kv_bits}
+        return names, {**kinds, "kv_cache_bit_width": self.variant.kv_bits}
 
     def norms_inside(self, attention: Attention) -> bool:
         """Whether the operator applies the norms of q and k: those over each head, before it turns them."""
         norms = attention.q_norm, attention.k_norm
         return (
-            self.dialect.norm_in_attention
+            self.variant.norm_in_attention
             and turns_inside(attention, self.decoder)
-            and attention.growth is None  # which is behind the norms
+            and attention.temperature is None  # which is behind the norms
             and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
         )
 
     def inputs(self, attention: Attention, normed: str) -> list[str]:
         """q, k and v for an operator that turns them itself where it can."""
-        if attention.latent is None:
+        if attention.mla is None:
             return self.side_by_side(attention, normed)
-        q, k, v = latent_qkv(self.products, self.norms, attention, attention.latent, normed)
+        q, k, v = latent_qkv(self.products, self.norms, attention, attention.mla, normed)
         if attention.rope is not None and not turns_inside(attention, self.decoder):
             q, k = self.turned(attention, q, k)
         return [q, k, v]
@@ -147,8 +147,8 @@ class Attentions:
             attention.v_norm is None
             and not norms_here
             and not turns_here
-            and attention.growth is None
-            and not (self.dialect.splits_qkv and (has_norms or attention.window is not None))
+            and attention.temperature is None
+            and not (self.variant.splits_qkv and (has_norms or attention.window is not None))
         ):
             return [product, "", ""]
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
@@ -178,25 +178,27 @@ class Attentions:
         )
         return [*self.normed_and_turned(attention, q, k), v]
 
-    def growth(self, growth: QueryGrowth) -> str:
+    def temperature(self, temperature: AttentionTemperature) -> str:
         """What queries are multiplied by, [B, T, 1]; made once for all layers that have the same."""
         graph = self.graph
-        if growth not in self._growths:
-            with_scope, graph.scope = graph.scope, f"growth.{len(self._growths)}"
+        if temperature not in self._growths:
+            with_scope, graph.scope = graph.scope, f"temperature.{len(self._growths)}"
             floats = graph.op("Cast", [self.positions], "positions", to=FLOAT_TYPES["float32"])
-            times = graph.op("Floor", [graph.op("Div", [floats, graph.single(growth.trained)], "parts")], "whole")
+            times = graph.op(
+                "Floor", [graph.op("Div", [floats, graph.single(temperature.original_context)], "parts")], "whole"
+            )
             later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "raised")], "log")
-            more = graph.op("Mul", [later, graph.single(growth.beta)], "more")
+            more = graph.op("Mul", [later, graph.single(temperature.beta)], "more")
             single = graph.op("Add", [more, graph.single(1.0)], "single")
             made = single
             if graph.activations != "float32":
                 made = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
-            self._growths[growth] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
+            self._growths[temperature] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
             graph.scope = with_scope
-        return self._growths[growth]
+        return self._growths[temperature]
 
     def normed_and_turned(self, attention: Attention, q: str, k: str) -> list[str]:
-        if attention.norm_turned:
+        if attention.norm_after_rope:
             return self.normed(attention, *self.turned(attention, q, k))
         return self.turned(attention, *self.normed(attention, q, k))
 
@@ -216,6 +218,6 @@ class Attentions:
         if attention.rope is None:
             return x
         inputs = [self.positions, *self.tables[attention.rope]]
-        rotated = self.decoder.ropes[attention.rope].rotated
+        rotated = self.decoder.ropes[attention.rope].rotary_dim
         partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
         return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.turned", MICROSOFT, **partly)

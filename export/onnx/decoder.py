@@ -1,4 +1,4 @@
-"""Decoder + layout + dialect -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
+"""Decoder + layout + variant -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
 
     input_ids -> embedding -> x
     each layer:  a = norm(x) -> qkv -> attention with KV -> o;  x += o;  m = norm(x) -> mlp;  x += m
@@ -19,15 +19,24 @@ import onnx
 from onnx import TensorProto, helper
 
 from embedllm.export.layout import Layout
-from embedllm.export.onnx.altup import StreamsWriter
+from embedllm.export.onnx.altup import AltUpWriter
 from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, turns_inside
 from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.export.onnx.recurrent import STATE_PREFIXES, Recurrent
-from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Norm, TokenInput, TokenInputs
-from embedllm.package.graph_flavors import Dialect
+from embedllm.package.architecture import (
+    AltUp,
+    Attention,
+    Decoder,
+    Laurel,
+    Layer,
+    Norm,
+    PerLayerEmbedding,
+    PerLayerInput,
+)
+from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import scale_name
@@ -43,47 +52,47 @@ def build(
     decoder: Decoder,
     layout: Layout,
     packing: Mapping[str, Packing],
-    dialect: Dialect,
+    variant: GraphVariant,
     kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = (),
 ) -> onnx.ModelProto:
     """The graph of a whole model.
 
     packing: by the name of the matrix. kv_scales: by layer, what one step of a cached key and of a value stands for,
-    [kv heads, D]; for a dialect with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
+    [kv heads, D]; for a variant with kv_bits. Two values of 4 bits share a byte: past and present then end with D/2.
     Inputs: input_ids [B, T], attention_mask [B, past + T], past_key_values.N.key and .value [B, kv heads, past, D],
     logits_from [1]. Outputs: logits [B, T', V], present.N.key and .value. Of a recurrent layer N, past_KIND.N and
     present_KIND.N in place of keys and values: [B, as embedllm/package/recurrent_state.py says].
-    A dialect whose lengths do not come from the mask has, in place of attention_mask and logits_from: position_ids
+    A variant whose lengths do not come from the mask has, in place of attention_mask and logits_from: position_ids
     [B, T]; seqlens_k [B] i32, tokens held afterwards less one; total_sequence_length [1] i32, the KV's capacity;
     logits_at [T'], places among the T.
     """
     offsets = {name: placed.offset for name, placed in layout.placed.items()}
-    floats = float_spans(decoder, offsets) if dialect.float_matrices else {}
-    return _Emitter(Graph(layout, dialect.activations, floats), packing, dialect, kv_scales).model(decoder)
+    floats = float_spans(decoder, offsets) if variant.float_matrices else {}
+    return _Emitter(Graph(layout, variant.activations, floats), packing, variant, kv_scales).model(decoder)
 
 
 class _Emitter:
-    """Writes a decoder into a graph, in the operators of one dialect."""
+    """Writes a decoder into a graph, in the operators of one variant."""
 
     def __init__(
         self,
         graph: Graph,
         packing: Mapping[str, Packing],
-        dialect: Dialect,
+        variant: GraphVariant,
         kv_scales: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
     ) -> None:
         self.graph = graph
-        self.dialect = dialect
+        self.variant = variant
         self.kv_scales = kv_scales
-        self.products = Products(graph, packing, dialect)
+        self.products = Products(graph, packing, variant)
         self.norms = Norms(graph)
         self.mlps = Mlps(self.products)
         self.recurrent = Recurrent(self.products, self.norms, self.mlps)
-        self.streams = StreamsWriter(self.products, self.norms, self.mlps)
+        self.altup_streams = AltUpWriter(self.products, self.norms, self.mlps)
 
     def model(self, decoder: Decoder) -> onnx.ModelProto:
         graph = self.graph
-        if self.dialect.lengths_from_mask:
+        if self.variant.lengths_from_mask:
             graph.default("logits_from", -1)
             lengths, positions = self.lengths(), self.positions() if _reads_positions(decoder) else ""
         else:
@@ -91,26 +100,26 @@ class _Emitter:
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
         hidden, residual = self.embedding(decoder, positions), ""
-        told = self.told(decoder, decoder.token_inputs, hidden) if decoder.token_inputs else ""
-        if decoder.streams is not None:
+        told = self.told(decoder, decoder.per_layer_embedding, hidden) if decoder.per_layer_embedding else ""
+        if decoder.altup_streams is not None:
             graph.scope = "streams"
-            hidden = self.streams.begun(decoder.streams, hidden)
+            hidden = self.altup_streams.begun(decoder.altup_streams, hidden)
         for index, layer in enumerate(decoder.layers):
             graph.scope = f"layers.{index}"
             is_last = index == len(decoder.layers) - 1
-            if layer.guess is not None:
-                hidden = self.guessed(index, layer, layer.guess, hidden, attentions, told)
+            if layer.altup is not None:
+                hidden = self.guessed(index, layer, layer.altup, hidden, attentions, told)
                 hidden = self.wanted(hidden, "streams") if is_last else hidden
                 continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
-            if layer.token_input or layer.scale:
+            if layer.per_layer_input or layer.scale:
                 hidden, residual = self.finished(index, layer, self.total(hidden, residual), told, is_last), ""
         graph.scope = "head"
-        if decoder.streams is not None:
-            hidden = self.streams.ended(decoder.streams, hidden)
+        if decoder.altup_streams is not None:
+            hidden = self.altup_streams.ended(decoder.altup_streams, hidden)
         normed, _ = self.norms.stream(hidden, residual, decoder.norm, "norm")
         self.head(decoder, normed)
-        return graph.model(decoder.model_type, *_signature(decoder, dialect=self.dialect))
+        return graph.model(decoder.model_type, *_signature(decoder, variant=self.variant))
 
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
@@ -121,10 +130,10 @@ class _Emitter:
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
 
-    def told(self, decoder: Decoder, inputs: TokenInputs, x: str) -> str:
+    def told(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
         """What the layers are told of the tokens, [B, T, layers, size]."""
         graph, products = self.graph, self.products
-        graph.scope = "token_inputs"
+        graph.scope = "per_layer_embedding"
         tokens = "input_ids"
         if inputs.table.rows < decoder.vocabulary:
             known = graph.op("Less", [tokens, graph.constant(inputs.table.rows)], "known")
@@ -139,41 +148,41 @@ class _Emitter:
     def finished(self, index: int, layer: Layer, x: str, told: str, is_last: bool) -> str:
         """The stream behind a layer of which more follows its mlp."""
         graph = self.graph
-        if layer.token_input is not None:
+        if layer.per_layer_input is not None:
             own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
             own = self.wanted(own, "told") if is_last else own
             graph.scope = f"layers.{index}.told"
-            made = self.made_of_told(layer.token_input, x, own)
+            made = self.made_of_told(layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
             x = graph.op("Add", [x, made], "told.sum")
         return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
 
-    def made_of_told(self, part: TokenInput, x: str, told: str) -> str:
+    def made_of_told(self, part: PerLayerInput, x: str, told: str) -> str:
         active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
         gated = self.graph.op("Mul", [active, told], "gated")
         return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
 
-    def guessed(self, index: int, layer: Layer, guess: Guess, x: str, attentions: Attentions, told: str) -> str:
+    def guessed(self, index: int, layer: Layer, altup: AltUp, x: str, attentions: Attentions, told: str) -> str:
         """The streams behind a layer that computes the first of them."""
         graph = self.graph
-        x, first = self.streams.predicted(guess, x)
+        x, first = self.altup_streams.predicted(altup, x)
         made = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
-        x = self.streams.corrected(guess, x, first, made)
-        assert layer.token_input is not None
+        x = self.altup_streams.corrected(altup, x, first, made)
+        assert layer.per_layer_input is not None
         own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
         graph.scope = f"layers.{index}.told"
-        more = self.made_of_told(layer.token_input, self.streams.read_first(index, x), own)
-        x = self.streams.with_others(x, more)
+        more = self.made_of_told(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
+        x = self.altup_streams.with_others(x, more)
         graph.scope = f"layers.{index}"
         return x
 
-    def with_detour(self, detour: Detour, normed: str, x: str) -> str:
+    def with_detour(self, laurel: Laurel, normed: str, x: str) -> str:
         """The stream behind attention with what goes beside it."""
         graph, products = self.graph, self.products
-        graph.scope, scope = f"{graph.scope}.detour", graph.scope
-        way = products.linear(products.linear(normed, [detour.down], "down"), [detour.up], "up")
+        graph.scope, scope = f"{graph.scope}.laurel", graph.scope
+        way = products.linear(products.linear(normed, [laurel.down], "down"), [laurel.up], "up")
         total = graph.op("Add", [x, normed], "both")
-        total = graph.op("Add", [total, self.norms.plain(way, detour.norm, "norm")], "all")
+        total = graph.op("Add", [total, self.norms.plain(way, laurel.norm, "norm")], "all")
         total = self.times(total, 0.5**0.5, "sum")
         graph.scope = scope
         return total
@@ -194,9 +203,9 @@ class _Emitter:
                 normed = self.wanted(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
-        if layer.detour is not None:
+        if layer.laurel is not None:
             normed = self.wanted(normed, "normed") if is_last else normed
-            attended = self.with_detour(layer.detour, normed, self.total(attended, residual, "attended.sum"))
+            attended = self.with_detour(layer.laurel, normed, self.total(attended, residual, "attended.sum"))
             residual = ""
         if not layer.parallel:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
@@ -260,7 +269,7 @@ class _Emitter:
     def wanted(self, x: str, name: str) -> str:
         """The positions from `logits_from` on, or those that `logits_at` names."""
         graph = self.graph
-        if not self.dialect.lengths_from_mask:
+        if not self.variant.lengths_from_mask:
             return graph.op("Gather", [x, "logits_at"], f"{name}.wanted", axis=1)
         bounds = ["logits_from", graph.constant(_TO_END), graph.constant(1)]
         return graph.op("Slice", [x, *bounds], f"{name}.wanted")
@@ -268,18 +277,20 @@ class _Emitter:
 
 def _reads_positions(decoder: Decoder) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
-    if any(attention.growth is not None for attention in decoder.attentions):
+    if any(attention.temperature is not None for attention in decoder.attentions):
         return True
     turned = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
 
 
-def _signature(decoder: Decoder, *, dialect: Dialect) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
+def _signature(
+    decoder: Decoder, *, variant: GraphVariant
+) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto]]:
     """Inputs and outputs, under the names that onnxruntime-genai and optimum use."""
-    kind, integer = FLOAT_TYPES[dialect.activations], TensorProto.INT64
-    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(dialect.kv_bits, (kind, 1))
+    kind, integer = FLOAT_TYPES[variant.activations], TensorProto.INT64
+    held, per_element = {8: (TensorProto.INT8, 1), 4: (TensorProto.UINT8, 2)}.get(variant.kv_bits, (kind, 1))
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]
-    if dialect.lengths_from_mask:
+    if variant.lengths_from_mask:
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
         asked = [_info("logits_from", integer, [1])]
         # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes

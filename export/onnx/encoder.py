@@ -18,26 +18,26 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Attention, Decoder, Encoder, Layer, Linear, Norm
-from embedllm.package.graph_flavors import Dialect
+from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 
 _HIDDEN_SCORE = -30000.0  # what a hidden key's score is lowered by: the sum of two stays finite in float16
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], dialect: Dialect) -> onnx.ModelProto:
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], variant: GraphVariant) -> onnx.ModelProto:
     """The graph of a whole encoder. packing: by the name of the matrix."""
-    return _Emitter(decoder, Graph(layout, dialect.activations), packing, dialect).model()
+    return _Emitter(decoder, Graph(layout, variant.activations), packing, variant).model()
 
 
 class _Emitter:
-    """Writes an encoder into a graph, in the operators of one dialect."""
+    """Writes an encoder into a graph, in the operators of one variant."""
 
-    def __init__(self, decoder: Decoder, graph: Graph, packing: Mapping[str, Packing], dialect: Dialect) -> None:
+    def __init__(self, decoder: Decoder, graph: Graph, packing: Mapping[str, Packing], variant: GraphVariant) -> None:
         assert decoder.encoder is not None
         self.decoder, self.graph = decoder, graph
         self.encoder: Encoder = decoder.encoder
-        self.products = Products(graph, packing, dialect)
+        self.products = Products(graph, packing, variant)
         self.norms = Norms(graph)
         self.mlps = Mlps(self.products)
         # the places of all tokens begin with 0
@@ -101,7 +101,7 @@ class _Emitter:
 
     def layer(self, index: int, layer: Layer, x: str) -> str:
         """The stream behind a layer."""
-        behind, attention = self.encoder.sums_normed, layer.attention
+        behind, attention = self.encoder.post_norm, layer.attention
         assert isinstance(attention, Attention)  # of all that export/encoders describes
         read = x if behind else self.normed(x, layer.attention_norm, "attention_norm")
         made = self.products.linear(self.context(attention, read), [attention.o], "o")

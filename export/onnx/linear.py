@@ -1,4 +1,4 @@
-"""The stored matrices in a graph: products with them, and rows of the embedding, in the operators of one dialect."""
+"""The stored matrices in a graph: products with them, and rows of the embedding, in the operators of one variant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.package.architecture import Linear
-from embedllm.package.graph_flavors import Dialect
+from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import packed_alike
 
@@ -14,10 +14,10 @@ from embedllm.package.tensors import packed_alike
 class Products:
     """Writes products and look-ups into a graph. packing: by the name of the matrix."""
 
-    def __init__(self, graph: Graph, packing: Mapping[str, Packing], dialect: Dialect) -> None:
+    def __init__(self, graph: Graph, packing: Mapping[str, Packing], variant: GraphVariant) -> None:
         self.graph = graph
         self.packing = packing
-        self.dialect = dialect
+        self.variant = variant
         self._ordered: set[str] = set()  # values of in_order() that there are
 
     def embedding(self, table: Linear, tokens: str = "input_ids") -> str:
@@ -28,11 +28,11 @@ class Products:
         graph, packing = self.graph, self.packing[table.name]
         if not packing.quantized:
             weight = graph.stored([f"{table.name}.weight"])
-            if not self.dialect.reads_halves:
+            if not self.variant.reads_halves:
                 return graph.op("Gather", [graph.cast(weight), tokens], "rows", axis=0)
             return graph.cast(graph.op("Gather", [weight, tokens], "rows", axis=0), like=weight)
         stored_columns = packing.groups(table.columns) * packing.group
-        if not self.dialect.gathers_blocks:
+        if not self.variant.gathers_blocks:
             rows = self.unpacked_rows(table, packing, tokens)
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
         flat = [table.rows, stored_columns * packing.bits // 8]
@@ -76,7 +76,7 @@ class Products:
 
         def floats(kind: str) -> str:
             entry = gathered(kind, [groups, 1], name=f"packed_{kind}")
-            return graph.op("Cast", [entry], f"{kind}s", to=FLOAT_TYPES[self.dialect.activations])
+            return graph.op("Cast", [entry], f"{kind}s", to=FLOAT_TYPES[self.variant.activations])
 
         scale = floats("scale")
         centred = graph.op("Sub", [values, zero], "centred") if zero else values
@@ -101,7 +101,7 @@ class Products:
         By float arithmetic, which is exact here: OpenVINO 2026.4 rounds a right shift of bytes.
         """
         graph = self.graph
-        floats = graph.op("Cast", [packed], f"{name}.floats", to=FLOAT_TYPES[self.dialect.activations])
+        floats = graph.op("Cast", [packed], f"{name}.floats", to=FLOAT_TYPES[self.variant.activations])
         if packing.bits == 4:
             sixteenth = graph.op("Mul", [floats, graph.number(1 / 16)], f"{name}.sixteenth")
             high = graph.op("Floor", [sixteenth], f"{name}.high")
@@ -119,7 +119,7 @@ class Products:
         graph = self.graph
         name = graph.named(name)
         alike = list(packed_alike(parts, self.packing))
-        if len(alike) > 1 and not self.dialect.float_matrices:
+        if len(alike) > 1 and not self.variant.float_matrices:
             names = [name, *(f"{name}.{at}" for at in range(1, len(alike)))]
             products = [
                 self.product(x, some, each, f"{name}.part.{at}")
@@ -134,21 +134,21 @@ class Products:
         graph, packing = self.graph, self.packing[parts[0].name]
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
         bias = self.biases(parts, name)
-        if packing.order and not self.dialect.float_matrices:  # whose floats lie as they are meant
+        if packing.order and not self.variant.float_matrices:  # whose floats lie as they are meant
             x = self.in_order(x, packing.order)
         zero_points = 0 if packing.symmetric else groups
-        in_integers = packing.quantized and self.dialect.multiplies(packing.bits, zero_points=zero_points)
-        added = bool(bias) and not (in_integers and self.dialect.bias_in_matmul)
+        in_integers = packing.quantized and self.variant.multiplies(packing.bits, zero_points=zero_points)
+        added = bool(bias) and not (in_integers and self.variant.bias_in_matmul)
         raised = in_integers and packing.minimum
         total = f"{name}.product" if added else result  # without a bias that is added
         product = f"{name}.values" if raised else total
-        if self.dialect.float_matrices:
+        if self.variant.float_matrices:
             graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
         elif in_integers:
             weights = graph.stored([f"{part.name}.weight" for part in parts])
             zero = "" if packing.symmetric else self.zeros(parts, packing)
             given = x
-            if not self.dialect.ragged_blocks and columns < groups * packing.group:
+            if not self.variant.ragged_blocks and columns < groups * packing.group:
                 x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
             graph.node(
                 "MatMulNBits",
@@ -160,7 +160,7 @@ class Products:
                 N=sum(part.rows for part in parts),
                 bits=packing.bits,
                 block_size=packing.group,
-                accuracy_level=self.dialect.accuracy_level,
+                accuracy_level=self.variant.accuracy_level,
             )
             if raised:
                 lowest = self.lowest(given, parts, packing, name)
@@ -180,7 +180,7 @@ class Products:
             return name
         self._ordered.add(name)
         places = graph.stored([f"{order}.order"])
-        if not self.dialect.gathers_elements:
+        if not self.variant.gathers_elements:
             graph.node("Gather", [x, places], [name], name, axis=-1)
             return name
         shape, each = f"{name}.shape", f"{name}.places"

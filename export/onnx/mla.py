@@ -7,38 +7,38 @@ from collections.abc import Sequence
 from embedllm.export.onnx.builder import Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Latent, Linear
+from embedllm.package.architecture import Attention, Linear, MultiHeadLatent
 
 
-def latent_qkv(products: Products, norms: Norms, attention: Attention, latent: Latent, normed: str) -> list[str]:
+def latent_qkv(products: Products, norms: Norms, attention: Attention, mla: MultiHeadLatent, normed: str) -> list[str]:
     """q, k and v, each [B, T, heads * D], none of them turned."""
     graph = products.graph
-    first = attention.q if latent.q is None else latent.q
-    q, small, shared = _split(products, normed, [first, latent.kv, latent.k], ["q", "kv.small", "k.shared"], "latents")
-    if latent.q is not None:
-        made = q if latent.q_norm is None else norms.plain(q, latent.q_norm, "q.normed")
+    first = attention.q if mla.q is None else mla.q
+    q, small, shared = _split(products, normed, [first, mla.kv, mla.k], ["q", "kv.small", "k.shared"], "latents")
+    if mla.q is not None:
+        made = q if mla.q_norm is None else norms.plain(q, mla.q_norm, "q.normed")
         q = products.linear(made, [attention.q], "q.heads")
-    small = norms.plain(small, latent.kv_norm, "kv.normed")
+    small = norms.plain(small, mla.kv_norm, "kv.normed")
     k, v = _split(products, small, [attention.k, attention.v], ["k.own", "v.own"], "kv")
     heads, size = attention.heads, attention.head_dim
-    own = graph.op("Reshape", [k, graph.constant(0, 0, heads, size - latent.k.rows)], "k.heads")
+    own = graph.op("Reshape", [k, graph.constant(0, 0, heads, size - mla.k.rows)], "k.heads")
     one = graph.op("Unsqueeze", [shared, graph.constant(2)], "k.shared.apart")
     each = graph.op("Expand", [one, graph.constant(1, 1, heads, 1)], "k.shared.heads")
     k = graph.op("Concat", [each, own], "k.whole", axis=-1)
-    if latent.value_dim < size:
-        apart = graph.op("Reshape", [v, graph.constant(0, 0, heads, latent.value_dim)], "v.heads")
-        pads = graph.constant(*[0] * 7, size - latent.value_dim)
+    if mla.value_dim < size:
+        apart = graph.op("Reshape", [v, graph.constant(0, 0, heads, mla.value_dim)], "v.heads")
+        pads = graph.constant(*[0] * 7, size - mla.value_dim)
         v = graph.op("Pad", [apart, pads, graph.number(0.0)], "v.filled_up")
     flat = graph.constant(0, 0, heads * size)
     return [q, *(graph.op("Reshape", [x, flat], name) for x, name in ((k, "k"), (v, "v")))]
 
 
-def latent_values(graph: Graph, attention: Attention, latent: Latent, context: str) -> str:
+def latent_values(graph: Graph, attention: Attention, mla: MultiHeadLatent, context: str) -> str:
     """What attention saw, [B, T, heads * D], without what values were filled up with."""
     heads = graph.op("Reshape", [context, graph.constant(0, 0, attention.heads, attention.head_dim)], "context.heads")
-    bounds = [graph.constant(at) for at in (0, latent.value_dim, 3)]
+    bounds = [graph.constant(at) for at in (0, mla.value_dim, 3)]
     values = graph.op("Slice", [heads, *bounds], "context.values")
-    return graph.op("Reshape", [values, graph.constant(0, 0, attention.heads * latent.value_dim)], "context")
+    return graph.op("Reshape", [values, graph.constant(0, 0, attention.heads * mla.value_dim)], "context")
 
 
 def _split(products: Products, x: str, parts: Sequence[Linear], names: Sequence[str], name: str) -> list[str]:

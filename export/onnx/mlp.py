@@ -44,8 +44,8 @@ class Mlps:
         if mlp.limit:
             gate = graph.op("Min", [gate, graph.number(mlp.limit)], "gate.limited")
             up = graph.op("Clip", [up, graph.number(-mlp.limit), graph.number(mlp.limit)], "up.limited")
-        if mlp.up_plus:
-            up = graph.op("Add", [up, graph.number(mlp.up_plus)], "up.raised")
+        if mlp.up_offset:
+            up = graph.op("Add", [up, graph.number(mlp.up_offset)], "up.raised")
         gated = graph.op("Mul", [self.bent(mlp, gate), up], "gated")
         return self.products.linear(gated, [mlp.down], "down")
 
@@ -144,11 +144,11 @@ class Mlps:
         if moe.groups > 1:
             choosing = self.of_best_groups(moe, choosing)
         chosen = graph.named("chosen")
-        graph.node("TopK", [choosing, graph.constant(moe.used)], [f"{chosen}.scores", chosen], chosen, axis=-1)
+        graph.node("TopK", [choosing, graph.constant(moe.top_k)], [f"{chosen}.scores", chosen], chosen, axis=-1)
         best = graph.op("GatherElements", [scores, chosen], "best", axis=1)
         if moe.scores == "softmax_of_best":
             best = graph.op("Softmax", [best], "best.softmax", axis=-1)
-        if moe.normalised:
+        if moe.norm_topk:
             total = graph.op("ReduceSum", [best, graph.constant(-1)], "best.sum", keepdims=1)
             total = graph.op("Add", [total, graph.single(_TINY)], "best.raised")
             best = graph.op("Div", [best, total], "best.normalised")
@@ -167,7 +167,7 @@ class Mlps:
         graph.node("TopK", [split, graph.constant(most)], [f"{counted}.best", f"{counted}.at"], counted, axis=-1)
         of_group = graph.op("ReduceSum", [f"{counted}.best", graph.constant(-1)], "group_sums", keepdims=0)
         taken = graph.named("groups")
-        graph.node("TopK", [of_group, graph.constant(moe.used_groups)], [f"{taken}.sums", taken], taken, axis=-1)
+        graph.node("TopK", [of_group, graph.constant(moe.top_k_groups)], [f"{taken}.sums", taken], taken, axis=-1)
         zeros = graph.op("Mul", [of_group, graph.single(0.0)], "no_group")
         ones = graph.op("Pow", [f"{taken}.sums", graph.single(0.0)], "ones")
         is_taken = graph.op("ScatterElements", [zeros, taken, ones], "taken", axis=1)

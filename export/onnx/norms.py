@@ -1,4 +1,4 @@
-"""Norms in an ONNX graph, in the operators of one dialect."""
+"""Norms in an ONNX graph, in the operators of one variant."""
 
 from __future__ import annotations
 

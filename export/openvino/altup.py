@@ -1,4 +1,4 @@
-"""Several streams in place of one in an OpenVINO model: [B, T, streams, hidden] (embedllm/package/architecture.py, Streams, Guess)."""
+"""Several streams in place of one in an OpenVINO model: [B, T, streams, hidden] (embedllm/package/architecture.py, AltUpStreams, AltUp)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import Guess, Linear, Streams
+from embedllm.package.architecture import AltUp, AltUpStreams, Linear
 from embedllm.package.tensors import guess_scale_name
 
 _LEAST = 1e-5  # a mean square is taken for at least so much
 
 
-def begun(products: Products, streams: Streams, x: Value) -> Value:
+def begun(products: Products, streams: AltUpStreams, x: Value) -> Value:
     """All of one, [B, T, hidden]."""
     return _stacked(products.ir, [x, *_scaled(products, streams.begin, [x] * len(streams.begin), x)])
 
 
-def ended(products: Products, streams: Streams, x: Value) -> Value:
+def ended(products: Products, streams: AltUpStreams, x: Value) -> Value:
     """One of all."""
     ir = products.ir
     first, *others = (stream(ir, x, at) for at in range(len(streams.end) + 1))
@@ -26,20 +26,20 @@ def ended(products: Products, streams: Streams, x: Value) -> Value:
     return ir.op("ReduceMean", [together, ir.constant([2])], "mean", keep_dims=False)
 
 
-def predicted(products: Products, guess: Guess, x: Value) -> tuple[Value, Value]:
+def predicted(products: Products, altup: AltUp, x: Value) -> tuple[Value, Value]:
     """What a layer guesses the streams to be, and the first of them."""
-    ir, count = products.ir, guess.correct.rows
-    mixed = products.linear(_weights(products, guess, stream(ir, x, 0)), [guess.predict], "mixed")
+    ir, count = products.ir, altup.correct.rows
+    mixed = products.linear(_weights(products, altup, stream(ir, x, 0)), [altup.predict], "mixed")
     square = ir.op("Reshape", [mixed, ir.constant([0, 0, count, count])], "mixed.square", special_zero=True)
     change = ir.op("MatMul", [square, x], "guesses", transpose_a=False, transpose_b=False)
     x = ir.op("Add", [x, change], "streams", **BROADCAST)
     return x, stream(ir, x, 0, "first")
 
 
-def corrected(products: Products, guess: Guess, x: Value, first: Value, made: Value) -> Value:
+def corrected(products: Products, altup: AltUp, x: Value, first: Value, made: Value) -> Value:
     """The streams, of which `made` was made of the first."""
     ir = products.ir
-    share = products.linear(_weights(products, guess, made), [guess.correct], "share")
+    share = products.linear(_weights(products, altup, made), [altup.correct], "share")
     share = ir.op("Add", [share, ir.constant(1.0, "f32")], "share.more", **BROADCAST)
     missed = ir.op("Subtract", [made, first], "missed", **BROADCAST)
     share, missed = (
@@ -66,11 +66,11 @@ def stream(ir: Ir, x: Value, at: int, name: str = "") -> Value:
     return ir.op("Gather", [x, ir.constant(at), ir.constant(2)], name or f"stream.{at}", batch_dims=0)
 
 
-def _weights(products: Products, guess: Guess, first: Value) -> Value:
+def _weights(products: Products, altup: AltUp, first: Value) -> Value:
     """[B, T, streams]"""
     ir = products.ir
-    routed = products.linear(normed(ir, first, guess.norm, "norm"), [guess.router], "router")
-    return ir.op("Tanh", [multiplied(ir, routed, 1 / guess.router.columns, "router.small")], "weights")
+    routed = products.linear(normed(ir, first, altup.norm, "norm"), [altup.router], "router")
+    return ir.op("Tanh", [multiplied(ir, routed, 1 / altup.router.columns, "router.small")], "weights")
 
 
 def _scaled(products: Products, matrices: Sequence[Linear], values: Sequence[Value], like: Value) -> list[Value]:

@@ -9,7 +9,7 @@ from embedllm.export.openvino.elementwise import capped, multiplied, multiplied_
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mla import latent_qkv, latent_values
-from embedllm.package.architecture import Attention, Decoder, Norm, QueryGrowth
+from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
 
@@ -21,7 +21,7 @@ class Shared:
     beams: Value | None  # [B]; None: nothing is remembered
     turns: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
     masks: Mapping[int | None, Value]  # by window
-    growths: Mapping[QueryGrowth, Value]  # of queries, [B, 1, T, 1]
+    growths: Mapping[AttentionTemperature, Value]  # of queries, [B, 1, T, 1]
 
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
@@ -31,7 +31,7 @@ def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, V
         both: list[Value] = []
         for part in ("cos", "sin"):
             name = rope_name(number, part)
-            table = ir.stored([name], "f32", [decoder.context, rope.rotated // 2])
+            table = ir.stored([name], "f32", [decoder.context, rope.rotary_dim // 2])
             rows = ir.op("Gather", [table, positions, ir.constant(0)], f"{name}.rows", batch_dims=0)
             wide = ir.op("Concat", [rows, rows], f"{name}.both", axis=-1)
             both.append(ir.op("Unsqueeze", [wide, ir.constant(1)], f"{name}.by_head"))
@@ -39,21 +39,21 @@ def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, V
     return found
 
 
-def growths(ir: Ir, decoder: Decoder, positions: Value) -> dict[QueryGrowth, Value]:
+def growths(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTemperature, Value]:
     """What queries at the positions are multiplied by."""
-    found: dict[QueryGrowth, Value] = {}
-    kinds = dict.fromkeys(attention.growth for attention in decoder.attentions)
+    found: dict[AttentionTemperature, Value] = {}
+    kinds = dict.fromkeys(attention.temperature for attention in decoder.attentions)
     ir.is_precise = True  # positions are more than half precision can count
-    for number, growth in enumerate(kind for kind in kinds if kind is not None):
-        name = f"growth.{number}"
+    for number, temperature in enumerate(kind for kind in kinds if kind is not None):
+        name = f"temperature.{number}"
         floats = ir.op("Convert", [positions], f"{name}.positions", type="f32", destination_type="f32")
-        trained = ir.constant(float(growth.trained), "f32")
+        trained = ir.constant(float(temperature.original_context), "f32")
         parts = ir.op("Divide", [floats, trained], f"{name}.parts", m_pythondiv=True, **BROADCAST)
         whole = ir.op("Floor", [parts], f"{name}.whole")
         raised = ir.op("Add", [whole, ir.constant(1.0, "f32")], f"{name}.raised", **BROADCAST)
-        more = multiplied(ir, ir.op("Log", [raised], f"{name}.log"), growth.beta, f"{name}.more")
+        more = multiplied(ir, ir.op("Log", [raised], f"{name}.log"), temperature.beta, f"{name}.more")
         times = ir.op("Add", [more, ir.constant(1.0, "f32")], f"{name}.times", **BROADCAST)
-        found[growth] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
+        found[temperature] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
     ir.is_precise = False
     return found
 
@@ -64,7 +64,7 @@ class Attentions:
     def __init__(self, products: Products, decoder: Decoder, shared: Shared) -> None:
         self.ir = products.ir
         self._products = products
-        self._rotated = [rope.rotated for rope in decoder.ropes]
+        self._rotated = [rope.rotary_dim for rope in decoder.ropes]
         self._shared = shared
         self._decoder = decoder
         self._known: list[tuple[Value, Value]] = []  # keys and values of all tokens, by their numbers
@@ -79,13 +79,13 @@ class Attentions:
             q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
             known = zip(("key", "value"), self._known[self._decoder.kv_number(index)], strict=True)
             key, value = (self._repeated(part, each, attention) for part, each in known)
-        if attention.growth is not None:
-            q = ir.op("Multiply", [q, self._shared.growths[attention.growth]], "q.grown", **BROADCAST)
+        if attention.temperature is not None:
+            q = ir.op("Multiply", [q, self._shared.growths[attention.temperature]], "q.grown", **BROADCAST)
         seen = self._seen(index, attention, q, key, value)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         columns = attention.heads * attention.head_dim
-        if attention.latent is not None:
-            merged, columns = latent_values(ir, attention.latent, merged), attention.o.columns
+        if attention.mla is not None:
+            merged, columns = latent_values(ir, attention.mla, merged), attention.o.columns
         name = "context" if attention.gate is None else "context.open"
         flat = ir.op("Reshape", [merged, ir.constant([0, 0, columns])], name, special_zero=True)
         if attention.gate is None:
@@ -109,8 +109,8 @@ class Attentions:
     def _qkv(self, attention: Attention, x: Value) -> list[Value]:
         """Each [B, T, heads * D]."""
         ir = self.ir
-        if attention.latent is not None:
-            return latent_qkv(self._products, attention, attention.latent, x)
+        if attention.mla is not None:
+            return latent_qkv(self._products, attention, attention.mla, x)
         parts = [attention.q, attention.k, attention.v]
         lengths = ir.constant([part.rows for part in parts])
         together = self._products.linear(x, parts, "qkv")
@@ -118,7 +118,7 @@ class Attentions:
 
     def _turned(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
         """[B, T, heads * D] as [B, heads, T, D], normed and rotated, in the order that the layer has."""
-        if attention.norm_turned:
+        if attention.norm_after_rope:
             turned = self._rotation(attention, self._heads(attention, x, heads, None, name), name)
             return normed(self.ir, turned, norm, f"{name}.norm", by_head=True)
         return self._rotation(attention, self._heads(attention, x, heads, norm, name), name)

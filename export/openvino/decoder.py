@@ -21,7 +21,17 @@ from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.masks import masks
 from embedllm.export.openvino.mlp import mixture, mlp
 from embedllm.export.openvino.recurrent import Recurrent
-from embedllm.package.architecture import Attention, Decoder, Detour, Guess, Layer, Mlp, Norm, TokenInput, TokenInputs
+from embedllm.package.architecture import (
+    AltUp,
+    Attention,
+    Decoder,
+    Laurel,
+    Layer,
+    Mlp,
+    Norm,
+    PerLayerEmbedding,
+    PerLayerInput,
+)
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import scale_name
 
@@ -62,19 +72,19 @@ class _Emitter:
         )  # fmt: skip
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
-        told = self.told(decoder.token_inputs, ids, x) if decoder.token_inputs else None
-        if decoder.streams is not None:
+        told = self.told(decoder.per_layer_embedding, ids, x) if decoder.per_layer_embedding else None
+        if decoder.altup_streams is not None:
             ir.scope = "streams"
-            x = streams.begun(self.products, decoder.streams, x)
+            x = streams.begun(self.products, decoder.altup_streams, x)
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
-            if layer.guess is None:
+            if layer.altup is None:
                 x = self.layer(index, layer, x, attentions, recurrent, told)
             else:
-                x = self.guessed(index, layer, layer.guess, x, attentions, recurrent, told)
-        if decoder.streams is not None:
+                x = self.guessed(index, layer, layer.altup, x, attentions, recurrent, told)
+        if decoder.altup_streams is not None:
             ir.scope = "streams.end"
-            x = streams.ended(self.products, decoder.streams, x)
+            x = streams.ended(self.products, decoder.altup_streams, x)
         ir.scope = ""
         ir.split("Result", [self.logits(normed(ir, x, decoder.norm, decoder.norm.name))], "logits.result", 0)
         return ir
@@ -90,10 +100,10 @@ class _Emitter:
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 
-    def told(self, inputs: TokenInputs, ids: Value, x: Value) -> Value:
+    def told(self, inputs: PerLayerEmbedding, ids: Value, x: Value) -> Value:
         """What the layers are told of the tokens, [B, T, layers, size]."""
         ir, products = self.ir, self.products
-        ir.scope = "token_inputs"
+        ir.scope = "per_layer_embedding"
         if inputs.table.rows < self.decoder.vocabulary:
             known = ir.op("Less", [ids, ir.constant(inputs.table.rows)], "known", type="boolean", **BROADCAST)
             ids = ir.op("Select", [known, ids, ir.constant(0)], "ids", type="i64", **BROADCAST)
@@ -113,7 +123,7 @@ class _Emitter:
         self,
         index: int,
         layer: Layer,
-        guess: Guess,
+        altup: AltUp,
         x: Value,
         attentions: Attentions,
         recurrent: Recurrent,
@@ -122,26 +132,26 @@ class _Emitter:
         """The streams behind a layer that computes the first of them."""
         ir = self.ir
         ir.scope = f"layers.{index}.predict"
-        x, first = streams.predicted(self.products, guess, x)
+        x, first = streams.predicted(self.products, altup, x)
         ir.scope = f"layers.{index}"
         made = self.computed(index, layer, first, attentions, recurrent, "stream")
         ir.scope = f"layers.{index}.correct"
-        x = streams.corrected(self.products, guess, x, first, made)
-        assert layer.token_input is not None
+        x = streams.corrected(self.products, altup, x, first, made)
+        assert layer.per_layer_input is not None
         assert told is not None
         ir.scope = f"layers.{index}.told"
         own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
-        made = self.made_of_told(layer.token_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        made = self.made_of_told(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
         ir.scope = f"layers.{index}"
-        return streams.with_others(ir, x, made, guess.correct.rows, "output")
+        return streams.with_others(ir, x, made, altup.correct.rows, "output")
 
-    def with_detour(self, detour: Detour, first: Value, x: Value) -> Value:
+    def with_detour(self, laurel: Laurel, first: Value, x: Value) -> Value:
         """The stream behind attention with what goes beside it."""
         ir, products = self.ir, self.products
-        ir.scope, scope = f"{ir.scope}.detour", ir.scope
-        way = products.linear(products.linear(first, [detour.down], "down"), [detour.up], "up")
+        ir.scope, scope = f"{ir.scope}.laurel", ir.scope
+        way = products.linear(products.linear(first, [laurel.down], "down"), [laurel.up], "up")
         both = ir.op("Add", [x, first], "both", **BROADCAST)
-        both = ir.op("Add", [both, normed(ir, way, detour.norm, "norm")], "all", **BROADCAST)
+        both = ir.op("Add", [both, normed(ir, way, laurel.norm, "norm")], "all", **BROADCAST)
         both = multiplied(ir, both, 0.5**0.5, "sum")
         ir.scope = scope
         return both
@@ -149,18 +159,18 @@ class _Emitter:
     def finished(self, index: int, layer: Layer, x: Value, told: Value | None) -> Value:
         """The stream behind a layer of which more follows its mlp."""
         ir, is_scaled = self.ir, bool(layer.scale)
-        if layer.token_input is not None:
+        if layer.per_layer_input is not None:
             assert told is not None
             own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "told", batch_dims=0)
             ir.scope = f"layers.{index}.told"
-            made = self.made_of_told(layer.token_input, x, own)
+            made = self.made_of_told(layer.per_layer_input, x, own)
             ir.scope = f"layers.{index}"
             x = ir.op("Add", [x, made], "told.sum" if is_scaled else "output", **BROADCAST)
         if not is_scaled:
             return x
         return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
 
-    def made_of_told(self, part: TokenInput, x: Value, told: Value) -> Value:
+    def made_of_told(self, part: PerLayerInput, x: Value, told: Value) -> Value:
         ir, products = self.ir, self.products
         active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
         gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)
@@ -170,7 +180,7 @@ class _Emitter:
         self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, told: Value | None
     ) -> Value:
         """The stream [B, T, hidden] after a layer."""
-        if layer.token_input is None and not layer.scale:
+        if layer.per_layer_input is None and not layer.scale:
             return self.computed(index, layer, x, attentions, recurrent, "output")
         return self.finished(index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), told)
 
@@ -187,8 +197,8 @@ class _Emitter:
             context = recurrent.context(index, mixer, first)
         attended = self.products.linear(context, [mixer.o], "o")
         total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
-        if layer.detour is not None:
-            total = self.with_detour(layer.detour, first, total)
+        if layer.laurel is not None:
+            total = self.with_detour(layer.laurel, first, total)
         if layer.parallel:
             read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
         else:

@@ -95,7 +95,7 @@ class _Emitter:
 
     def layer(self, index: int, layer: Layer, x: Value, attentions: Attentions) -> Value:
         """The stream [B, T, hidden] after a layer."""
-        ir, behind, attention = self.ir, self.encoder.sums_normed, layer.attention
+        ir, behind, attention = self.ir, self.encoder.post_norm, layer.attention
         assert isinstance(attention, Attention)  # of all that export/encoders describes
         read = x if behind else normed(ir, x, layer.attention_norm, "norm")
         context = attentions.context(index, attention, read)

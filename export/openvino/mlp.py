@@ -20,8 +20,8 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
     if mlp.limit:
         bent = ir.op("Minimum", [bent, ir.constant(mlp.limit, "f32")], "gate.limited", **BROADCAST)
         up = ir.op("Clamp", [up], "up.limited", min=-mlp.limit, max=mlp.limit)
-    if mlp.up_plus:
-        up = ir.op("Add", [up, ir.constant(mlp.up_plus, "f32")], "up.raised", **BROADCAST)
+    if mlp.up_offset:
+        up = ir.op("Add", [up, ir.constant(mlp.up_offset, "f32")], "up.raised", **BROADCAST)
     active = xielu(ir, mlp, bent) if mlp.alphas else activated(ir, bent, mlp.activation, mlp.slope)
     if gate is not None:
         active = ir.op("Multiply", [active, up], "gated", **BROADCAST)
@@ -34,7 +34,7 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
     A slot is a token and one of its experts. Slots are sorted by expert, so that every expert has its rows in one
     piece, none where nobody chose it; what they give is brought back into the order of the tokens.
     """
-    ir, used, hidden = products.ir, moe.used, moe.router.columns
+    ir, used, hidden = products.ir, moe.top_k, moe.router.columns
     tokens = ir.op("Reshape", [x, ir.constant([1, -1, hidden])], "tokens", special_zero=False)
     ir.is_precise = True  # a score that is rounded may choose another expert
     weights, chosen = _chosen(products, index, moe, tokens)
@@ -65,12 +65,12 @@ def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Va
         choosing = ir.op("Add", [scores, correction], "router.corrected", **BROADCAST)
     if moe.groups > 1:
         choosing = _of_best_groups(ir, moe, choosing)
-    weights, chosen = _largest(ir, choosing, moe.used, "router.chosen")
+    weights, chosen = _largest(ir, choosing, moe.top_k, "router.chosen")
     if choosing is not scores:
         weights = ir.op("GatherElements", [scores, chosen], "router.weights", axis=2)
     if moe.scores == "softmax_of_best":
         weights = ir.op("SoftMax", [weights], "router.softmax", axis=2)
-    if moe.normalised:
+    if moe.norm_topk:
         total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
         total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.raised", **BROADCAST)
         weights = ir.op("Divide", [weights, total], "router.normalised", m_pythondiv=True, **BROADCAST)
@@ -84,7 +84,7 @@ def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:
     counted = min(2, size) if moe.correction else 1
     best_of_each, _ = _largest(ir, split, counted, "router.best_of_groups")
     of_group = ir.op("ReduceSum", [best_of_each, ir.constant([-1])], "router.group_scores", keep_dims=False)
-    _, best = _largest(ir, of_group, moe.used_groups, "router.best_groups")  # [1, T, used groups]
+    _, best = _largest(ir, of_group, moe.top_k_groups, "router.best_groups")  # [1, T, used groups]
     apart = ir.op("Unsqueeze", [best, ir.constant(-1)], "router.best_groups.apart")
     numbers = ir.constant(list(range(moe.groups)))
     same = ir.op("Equal", [apart, numbers], "router.is_best", type="boolean", **BROADCAST)
@@ -116,7 +116,7 @@ def _by_expert(ir: Ir, chosen: Value, experts: int) -> tuple[Value, Value]:
 def _expert_rows(products: Products, moe: Moe, tokens: Value, slots: Value, counts: Value) -> Value:
     """What the experts make of the rows of their slots, [1, T * used, hidden], sorted by expert."""
     ir, scope = products.ir, products.ir.scope
-    of_token = ir.op("Divide", [slots, ir.constant(moe.used)], "slots.token", m_pythondiv=True, **BROADCAST)
+    of_token = ir.op("Divide", [slots, ir.constant(moe.top_k)], "slots.token", m_pythondiv=True, **BROADCAST)
     rows = ir.op("Gather", [tokens, of_token, ir.constant(1)], "slots.rows", batch_dims=0)
     parts = ir.split("VariadicSplit", [rows, ir.constant(1), counts], "slots.split", len(moe.experts))
     made: list[Value] = []

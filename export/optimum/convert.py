@@ -30,9 +30,9 @@ from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location, locate
 from embedllm.package.architecture import Linear
 from embedllm.package.architecture_json import to_json
+from embedllm.package.external.config_files import CONTEXTS
 from embedllm.package.external_graph import Traced
-from embedllm.package.foreign.config_files import CONTEXTS
-from embedllm.package.graph_flavors import TRACED
+from embedllm.package.graph_variants import TRACED
 from embedllm.package.package import MANIFEST, WEIGHTS, Graph, open_package
 from embedllm.package.packing import Packing
 
@@ -122,7 +122,7 @@ def _write(
 ) -> None:
     decided = _plan(traced, recipe)
     digest = _write_weights(traced, decided, partial / WEIGHTS, on_progress)
-    graph = Graph(file=TRACED.file, dialect=TRACED.name, activations=TRACED.activations)
+    graph = Graph(file=TRACED.file, variant=TRACED.name, activations=TRACED.activations)
     packed = rewritten(traced, decided.layout, decided.packing, exact=recipe.exact)
     (partial / graph.file).write_bytes(packed)
     manifest = manifest_of(partial, facts, described, [graph], decided.packing, {WEIGHTS: digest})

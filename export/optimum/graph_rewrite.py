@@ -16,7 +16,7 @@ from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.package.architecture import Linear, Origin
-from embedllm.package.graph_flavors import TRACED
+from embedllm.package.graph_variants import TRACED
 from embedllm.package.packing import Packing
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def kv_shapes(traced: TracedGraph) -> tuple[tuple[int, int], ...]:
 
 def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing], *, exact: bool) -> bytes:
     """The graph over the weights file; it gives the last logits alone unless it is asked for more."""
-    dialect = replace(TRACED, accuracy_level=0) if exact else TRACED
+    variant = replace(TRACED, accuracy_level=0) if exact else TRACED
     graph, uses = traced.model.graph, {use.node.name: use for use in traced.uses}
     _cut_logits(traced)
     nodes: list[onnx.NodeProto] = []
@@ -147,12 +147,12 @@ def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing
         if (use := uses.get(node.name)) is None:
             nodes.append(node)
             continue
-        part = Graph(layout, dialect.activations)
+        part = Graph(layout, variant.activations)
         part.scope = node.name.strip("/").replace("/", ".") or use.linear.name
-        _emit(Products(part, packing, dialect), use)
+        _emit(Products(part, packing, variant), use)
         nodes += part.nodes
         made |= {tensor.name: tensor for tensor in part.initializers}
-    stored = Graph(layout, dialect.activations)
+    stored = Graph(layout, variant.activations)
     for tensor in traced.rest:
         stored.stored([tensor.name], shape=list(tensor.dims))
     made |= {tensor.name: tensor for tensor in stored.initializers}

@@ -83,7 +83,7 @@ def draw_text(
     Raises ExportError when the model does not run on this machine.
     """
     from embedllm.backends.ort.engine import OrtEngine, devices
-    from embedllm.package.graph_flavors import FLOAT32
+    from embedllm.package.graph_variants import FLOAT32
     from embedllm.package.package import open_package
 
     package = open_package(folder)

@@ -41,7 +41,7 @@ def read_importance(path: Path, decoder: Decoder) -> dict[str, F32]:
             f"'{path}' is a GGUF file of the type {file.metadata.get('general.type')!r}; expected 'imatrix', as "
             "llama-imatrix writes it."
         )
-    if decoder.is_latent:
+    if decoder.uses_mla:
         raise ExportError(
             f"llama.cpp has the matrices of a '{decoder.model_type}' cut in another way, so that '{path}' does not fit "
             "them. Use a text (--calibrate)."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import DeviceError, ExportError
-from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import Graph, Package
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def kv_scales(
 ) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """By layer, what one step of a cached key and of a cached value stands for, [kv heads, D].
 
-    float_graph: the model's graph of the dialect FLOAT32. bits: of a cached number, 8 or 4.
+    float_graph: the model's graph of the variant FLOAT32. bits: of a cached number, 8 or 4.
     tokens: of a text to be read in place of what the model says by itself.
     Raises ExportError when the model does not run on this machine.
     """
@@ -57,7 +57,7 @@ def _reach(
 
     # not the folder's own file, which may be damaged
     attachment = Attachment(add=add, runs=frozenset(), model=lambda path: float_graph)
-    graph = Graph(file=FLOAT32.file, dialect=FLOAT32.name, activations=FLOAT32.activations)
+    graph = Graph(file=FLOAT32.file, variant=FLOAT32.name, activations=FLOAT32.activations)
     try:
         engine = OrtEngine(package, graph, devices()[0], attachment=attachment)
         session = OrtSession(engine, 0)

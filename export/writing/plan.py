@@ -127,7 +127,7 @@ def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:
     entries = [Entry(vector.name, "F32", (vector.size,)) for vector in vectors(decoder)]
     entries += [Entry(f"{m.name}.weight", "F32", (m.rows, m.columns)) for m in small_matrices(decoder)]
     for number, rope in enumerate(decoder.ropes):
-        shape = decoder.context, rope.rotated // 2
+        shape = decoder.context, rope.rotary_dim // 2
         entries += [Entry(rope_name(number, part), "F32", shape) for part in ("cos", "sin")]
     return [*entries, *(Entry(f"{m.name}.order", "I32", (m.columns,)) for m in with_orders(decoder, packing))]
 

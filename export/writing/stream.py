@@ -1,4 +1,4 @@
-"""Streams tensors from the source through the quantizer into weights.safetensors, by pieces, on all cores.
+"""AltUpStreams tensors from the source through the quantizer into weights.safetensors, by pieces, on all cores.
 
 At most a few pieces are in memory at once, so the peak does not depend on the model's size.
 """
@@ -117,7 +117,7 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
     for linear in small_matrices(decoder):
         copy(f"{linear.name}.weight", linear.source, read_matrix(source, linear, 0, linear.rows))
     for number, turning in enumerate(decoder.ropes):
-        step = max(1, _PIECE // turning.rotated)
+        step = max(1, _PIECE // turning.rotary_dim)
         for index, part in enumerate(("cos", "sin")):
             for start in range(0, decoder.context, step):
                 table = rope.tables(turning, min(start + step, decoder.context), start)[index]

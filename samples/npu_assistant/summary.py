@@ -15,7 +15,7 @@ _LEAST_ROOM = 128  # tokens of text at once, below which nothing sensible comes 
 def summarise(
     model: ChatModel, name: str, text: str, cancel: Cancel, *, reply_tokens: int
 ) -> Generator[Text | Notice, None, list[Completion]]:
-    """Streams the summary; at the end gives every run of the model, the summary itself last unless cancelled.
+    """AltUpStreams the summary; at the end gives every run of the model, the summary itself last unless cancelled.
 
     Raises ContextFull when the model's context is too small for this.
     """

@@ -18,7 +18,7 @@ from embedllm.backends.devices.registry import Found, devices, open_engine
 from embedllm.backends.ort.session import OrtSession, StepsTogether
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
-from embedllm.export.graphs import write_flavour
+from embedllm.export.graphs import write_variant
 from embedllm.package.package import open_package
 from embedllm.package.tensors import linears
 from tests.support.peft_folders import ALL, merged_checkpoint, write_adapter
@@ -218,7 +218,7 @@ def test_a_quantized_kv_goes_with_an_adapter_where_its_scales_are_found_as_it_is
         expected = rows(adapted(engine(model.package, "reference"), adapter), TOKENS)
         found = rows(adapted(engine(model.package, "openvino", kv="int8"), adapter), TOKENS)
         assert np.abs(found - expected).max() < 0.1  # int8 KV and bfloat16 or int8 activations (docs/numerics.md)
-    write_flavour(model.package, "int8-kv", tokens=TOKENS * 20)
+    write_variant(model.package, "int8-kv", tokens=TOKENS * 20)
     with pytest.raises(DeviceUnavailable, match="int8 KV were found without adapters"):
         engine(model.package, "cpu", kv="int8")
 

@@ -338,7 +338,7 @@ def test_what_peft_writes_and_merges_is_what_is_added(
 
 
 def test_a_mixture_takes_no_adapter_at_run_time_and_says_what_helps(tmp_path: Path) -> None:
-    mixture = described_package(tmp_path / "mixture", mixtures()(plain()), Recipe(), flavour="openvino")
+    mixture = described_package(tmp_path / "mixture", mixtures()(plain()), Recipe(), variant="openvino")
     with pytest.raises(PackageError, match=r"'.*mixture' has a mixture of experts.*--lora"):
         check_adaptable(open_package(mixture))
-    check_adaptable(open_package(described_package(tmp_path / "plain", plain(), Recipe(), flavour="openvino")))
+    check_adaptable(open_package(described_package(tmp_path / "plain", plain(), Recipe(), variant="openvino")))

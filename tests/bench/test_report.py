@@ -341,7 +341,7 @@ def test_of_a_mixture_a_step_reads_as_many_experts_as_a_token_has(tmp_path: Path
 
     def package(used: int) -> Package:
         decoder = mixtures(used=used)(plain())
-        return open_package(described_package(tmp_path / str(used), decoder, Recipe(), flavour="openvino"))
+        return open_package(described_package(tmp_path / str(used), decoder, Recipe(), variant="openvino"))
 
     two, three, all_six = (step_bytes(package(used)) for used in (2, 3, 6))
     tensors = read_header(package(5).weights).tensors

@@ -30,10 +30,10 @@ from embedllm.backends.genai.engine import devices as genai_devices
 from embedllm.backends.options import Knobs
 from embedllm.backends.ort.engine import OrtEngine, devices
 from embedllm.loading.resolve import package_folder
-from embedllm.package.foreign.detect import manifest_of
-from embedllm.package.foreign.genai_config import CONFIG, read_config
-from embedllm.package.foreign.genai_pipeline import read
-from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.external.detect import manifest_of
+from embedllm.package.external.genai_config import CONFIG, read_config
+from embedllm.package.external.genai_pipeline import read
+from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, Package, open_package
 
 _ROWS, _STATES = "embedding.rows", "head.norm"  # our graph's embeddings, and what its head reads
@@ -65,7 +65,7 @@ def in_three(ours: Package, folder: Path) -> Path:
 
 def in_genai(folder: Path, knobs: Knobs) -> Engine:
     reading = read(read_config(folder / CONFIG))
-    package = Package(reading.root, manifest_of(reading), reading.foreign)
+    package = Package(reading.root, manifest_of(reading), reading.external)
     return GenaiEngine(package, package.graphs[0], genai_devices()[0], knobs)
 
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_kv.py FOLDER TEXTS [--documents 3] [--tokens 400]
 
-FOLDER: a package with the flavours int8-kv and int4-kv. TEXTS: JSON lines, each with a "text".
+FOLDER: a package with the variants int8-kv and int4-kv. TEXTS: JSON lines, each with a "text".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from embedllm.backends.ort.engine import OrtEngine, devices
 from embedllm.export.verify import compare
-from embedllm.package.graph_flavors import FLOAT32, INT4_KV, INT8_KV, KV_SCALES
+from embedllm.package.graph_variants import FLOAT32, INT4_KV, INT8_KV, KV_SCALES
 from embedllm.package.package import Graph, Package, open_package
 from embedllm.text.tokenizer import Tokenizer
 
@@ -40,11 +40,11 @@ def per_tensor(package: Package, graph: Graph) -> Graph:
                 attribute.s = b"PER_TENSOR"
     file = f"per_tensor.{graph.file}"
     onnx.save(model, package.folder / file)
-    return Graph(file=file, dialect=f"{graph.dialect}, per tensor", activations=graph.activations)
+    return Graph(file=file, variant=f"{graph.variant}, per tensor", activations=graph.activations)
 
 
 def graphs_of(package: Package) -> list[Graph]:
-    found = [package.graph(dialect.name) for dialect in (FLOAT32, INT8_KV, INT4_KV)]
+    found = [package.graph(variant.name) for variant in (FLOAT32, INT8_KV, INT4_KV)]
     floats, eight, four = [graph for graph in found if graph is not None]
     return [floats, eight, per_tensor(package, eight), four, per_tensor(package, four)]
 
@@ -54,7 +54,7 @@ def exactness(package: Package, graphs: list[Graph], texts: list[list[int]], *, 
     rows: dict[str, list[np.ndarray]] = {}
     for graph in graphs:
         engine = OrtEngine(package, graph, devices()[0], exact=exact)
-        rows[graph.dialect] = [engine.open().feed_all(tokens)[::4] for tokens in texts]
+        rows[graph.variant] = [engine.open().feed_all(tokens)[::4] for tokens in texts]
         engine.close()
     reference, *others = rows.items()
     for name, found in others:
@@ -64,7 +64,7 @@ def exactness(package: Package, graphs: list[Graph], texts: list[list[int]], *, 
 
 
 def speed(package: Package, graphs: list[Graph], tokens: list[int]) -> None:
-    sessions = {graph.dialect: OrtEngine(package, graph, devices()[0]).open(2048) for graph in graphs}
+    sessions = {graph.variant: OrtEngine(package, graph, devices()[0]).open(2048) for graph in graphs}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
     for _ in range(_ROUNDS):
         for name, session in sessions.items():

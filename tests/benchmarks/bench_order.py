@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
           "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 512}  # fmt: skip
 _PROMPT, _STEPS, _ROUNDS = 128, 32, 15
-_FLAVOURS = {"cpu": "generic-float32", "openvino": "openvino"}
+_VARIANTS = {"cpu": "generic-float32", "openvino": "openvino"}
 _PACKING = Packing(bits=4, group=128)
 
 
@@ -59,11 +59,11 @@ def main() -> None:
     decoder = describe(Config(tiny_config("qwen3", num_hidden_layers=layers, **_SHAPE)), None)
     sources = {"in its own order": HeldRandomSource(decoder, _PACKING),
                "in another": OrderedRandomSource(decoder, _PACKING, plain=decoder.embedding.source)}  # fmt: skip
-    for name, flavour in _FLAVOURS.items():
+    for name, variant in _VARIANTS.items():
         device = next(device for device in devices() if device.name == name)
         with tempfile.TemporaryDirectory() as folder:
             engines = [
-                open_engine(open_package(described_package(Path(folder) / kind, decoder, Recipe(), flavour=flavour,
+                open_engine(open_package(described_package(Path(folder) / kind, decoder, Recipe(), variant=variant,
                                                            source=source)), device, knobs=Knobs(threads=1))
                 for kind, source in sources.items()
             ]  # fmt: skip

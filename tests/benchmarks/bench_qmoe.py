@@ -75,7 +75,7 @@ def ours(options: argparse.Namespace, experts: int, folder: Path) -> Session:
                "num_experts_per_tok": options.used, "norm_topk_prob": True, "decoder_sparse_step": 1,
                "mlp_only_layers": []}  # fmt: skip
     decoder = describe(Config(config), None)
-    described_package(folder, decoder, Recipe(method="nearest"), flavour="generic-float32")
+    described_package(folder, decoder, Recipe(method="nearest"), variant="generic-float32")
     return open_engine(open_package(folder), device("cpu"), knobs=Knobs(threads=1)).open()
 
 

@@ -38,7 +38,7 @@ export async function openOurs({ url, threads, urls }) {
   const held = new Map(); // name -> {session, last, position}
   return {
     spent,
-    versions: { graph: loaded.manifest.graphs.find(({ dialect }) => dialect === "wasm-float32")?.file ?? "model.onnx" },
+    versions: { graph: loaded.manifest.graphs.find(({ variant }) => variant === "wasm-float32")?.file ?? "model.onnx" },
     async prefill(tokens) {
       const session = loaded.engine.open();
       const start = performance.now();

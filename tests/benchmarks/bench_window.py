@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         package = open_package(
-            described_package(Path(folder) / "model", decoder, Recipe(method="nearest"), flavour="generic-float32")
+            described_package(Path(folder) / "model", decoder, Recipe(method="nearest"), variant="generic-float32")
         )
         graph = package.graph("generic-float32")
         assert graph is not None

@@ -422,8 +422,8 @@ def test_inspect_says_which_files_are_bad_and_what_helps(tiny: str, tmp_path: Pa
               if line.rstrip().endswith("as exported")}  # fmt: skip
     assert {name for name, is_bad in states.items() if is_bad} == {"model.onnx", "model.dml.onnx"}
     assert not states["weights.safetensors"]
-    for flavour in ("generic-float32", "directml-float16"):
-        assert f"embedllm graph {folder} --flavour {flavour}" in result.stderr
+    for variant in ("generic-float32", "directml-float16"):
+        assert f"embedllm graph {folder} --variant {variant}" in result.stderr
     result = embed("inspect", str(folder), "--check", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["faults"]["model.dml.onnx"] == missing

@@ -18,10 +18,10 @@ from embedllm.package.package import open_package
 def test_it_writes_a_graph_and_says_which(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_package("llama"), tmp_path / "package"))
     size = (folder / "model.dml.onnx").stat().st_size
-    done = CliRunner().invoke(cli, ["graph", str(folder), "--flavour", "directml-float16", "--json"])
+    done = CliRunner().invoke(cli, ["graph", str(folder), "--variant", "directml-float16", "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout) == {
-        "folder": str(folder), "file": "model.dml.onnx", "dialect": "directml-float16", "bytes": size
+        "folder": str(folder), "file": "model.dml.onnx", "variant": "directml-float16", "bytes": size
     }  # fmt: skip
     assert f"wrote '{folder / 'model.dml.onnx'}': directml-float16, {size:,} bytes" in done.stderr
     open_package(folder).check()
@@ -30,7 +30,7 @@ def test_it_writes_a_graph_and_says_which(tiny_package: Callable[..., Path], tmp
 def test_it_writes_a_missing_graph_anew(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_package("llama"), tmp_path / "package"))
     (folder / "model.dml.onnx").unlink()
-    done = CliRunner().invoke(cli, ["graph", str(folder), "--flavour", "directml-float16"])
+    done = CliRunner().invoke(cli, ["graph", str(folder), "--variant", "directml-float16"])
     assert done.exit_code == 0, done.stderr
     open_package(folder).check()
 
@@ -42,16 +42,16 @@ def test_it_says_when_it_changes_what_is_installed(
     monkeypatch.setattr(resolve, "__file__", str(tmp_path / "embedllm" / "loading" / "resolve.py"))
     monkeypatch.chdir(tmp_path)
     told = f"'demo' is the model that is installed with embedllm, in '{installed}'\n"
-    done = CliRunner().invoke(cli, ["graph", "demo", "--flavour", "openvino"])
+    done = CliRunner().invoke(cli, ["graph", "demo", "--variant", "openvino"])
     assert (done.exit_code, done.stderr.startswith(told)) == (0, True)
     shutil.copytree(installed, "demo")  # a folder of the user's own with that name
-    done = CliRunner().invoke(cli, ["graph", "demo", "--flavour", "openvino"])
+    done = CliRunner().invoke(cli, ["graph", "demo", "--variant", "openvino"])
     assert (done.exit_code, "installed" in done.stderr) == (0, False)
 
 
-def test_an_unknown_flavour_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:
-    done = CliRunner().invoke(cli, ["graph", str(tiny_package("llama")), "--flavour", "dml"])
+def test_an_unknown_variant_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:
+    done = CliRunner().invoke(cli, ["graph", str(tiny_package("llama")), "--variant", "dml"])
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        "error: there is no flavour 'dml'; expected one of: generic-float32, generic-float16,"
+        "error: there is no variant 'dml'; expected one of: generic-float32, generic-float16,"
     )

@@ -1,4 +1,4 @@
-"""Every flavour over one weights file, and one added to a folder without its source."""
+"""Every variant over one weights file, and one added to a folder without its source."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embedllm.backends.gpu.directml import DirectMLEngine
 from embedllm.backends.ort.engine import devices
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert
-from embedllm.export import graphs as flavours
-from embedllm.export.graphs import ALL_NAMES, NAMES, write_flavour
+from embedllm.export import graphs as variants
+from embedllm.export.graphs import ALL_NAMES, NAMES, write_variant
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.progress import write_json
 from embedllm.files.safetensors_header import read_header
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.graph_flavors import DIALECTS, DIRECTML, WASM
+from embedllm.package.graph_variants import DIRECTML, VARIANTS, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package
 from tests.support.tiny import tiny_checkpoint
 
@@ -46,11 +46,11 @@ def folder(tiny_package: MakePackage, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_package("qwen3"), tmp_path / "package"))
 
 
-def forget(folder: Path, flavour: str) -> None:
-    """Makes it a folder that an older version wrote, which had not this flavour."""
+def forget(folder: Path, variant_name: str) -> None:
+    """Makes it a folder that an older version wrote, which had not this variant."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    file = next(graph["file"] for graph in manifest["graphs"] if graph["dialect"] == flavour)
-    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["dialect"] != flavour]
+    file = next(graph["file"] for graph in manifest["graphs"] if graph["variant"] == variant_name)
+    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["variant"] != variant_name]
     del manifest["files"][file]
     (folder / file).unlink()
     write_json(folder / MANIFEST, manifest)
@@ -72,16 +72,16 @@ def spans(folder: Path, file: str) -> Iterator[tuple[int, int]]:
             yield int(place["offset"]), int(place["length"])
 
 
-def test_every_flavour_reads_the_same_bytes(tiny_package: MakePackage) -> None:
-    """Which tensors a flavour reads, by the hashes of the bytes at its own offsets: all of them, in each flavour."""
+def test_every_variant_reads_the_same_bytes(tiny_package: MakePackage) -> None:
+    """Which tensors a variant reads, by the hashes of the bytes at its own offsets: all of them, in each variant."""
     folder = tiny_package("qwen2", Recipe(symmetric=False, head_bits=8, embedding_bits=8))
     data, header = (folder / WEIGHTS).read_bytes(), read_header(folder / WEIGHTS)
     entries = {n: t for n, t in header.tensors.items() if not n.startswith("gap.") and n != CONSTANTS}
     expected = {n: hashlib.sha256(data[t.offset : t.offset + t.length]).hexdigest() for n, t in entries.items()}
     graphs = open_package(folder).graphs
-    assert [graph.dialect for graph in graphs] == list(NAMES)
+    assert [graph.variant for graph in graphs] == list(NAMES)
     for graph in graphs:
-        if graph.dialect == WASM.name:
+        if graph.variant == WASM.name:
             continue  # reads floats that are made of these bytes: tests/package/test_wasm_floats.py
         read: dict[str, str] = {}
         for start, length in spans(folder, graph.file):
@@ -90,10 +90,10 @@ def test_every_flavour_reads_the_same_bytes(tiny_package: MakePackage) -> None:
                 if start <= t.offset and t.offset + t.length <= start + length:
                     own = piece[t.offset - start : t.offset - start + t.length]
                     read[name] = hashlib.sha256(own).hexdigest()
-        assert read == expected, graph.dialect
+        assert read == expected, graph.variant
 
 
-def test_a_folder_with_all_flavours_is_hardly_larger_than_its_weights(tmp_path: Path) -> None:
+def test_a_folder_with_all_variants_is_hardly_larger_than_its_weights(tmp_path: Path) -> None:
     """Graphs are kilobytes a layer. Two layers of the size of a model of 0.6 B parameters, most of which has 28."""
     checkpoint = tiny_checkpoint(
         tmp_path / "checkpoint", dtype="F16", hidden_size=1024, intermediate_size=3072, num_attention_heads=16,
@@ -105,40 +105,40 @@ def test_a_folder_with_all_flavours_is_hardly_larger_than_its_weights(tmp_path: 
     assert graphs <= 0.01 * package.files[WEIGHTS].bytes
 
 
-def test_inspect_shows_every_flavour_and_that_nothing_is_stored_twice(tiny_package: MakePackage) -> None:
+def test_inspect_shows_every_variant_and_that_nothing_is_stored_twice(tiny_package: MakePackage) -> None:
     found = describe_package(open_package(tiny_package("qwen3"))).graphs
-    assert [graph.dialect for graph in found] == list(NAMES)
+    assert [graph.variant for graph in found] == list(NAMES)
     assert [(graph.unused_bytes, graph.problems) for graph in found] == [(0, ())] * len(NAMES)
 
 
 # Added to a folder
 
 
-@pytest.mark.parametrize("flavour", NAMES)
+@pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_added_flavour_is_that_of_an_export(
-    recipe: str, flavour: str, tiny_package: MakePackage, tmp_path: Path
+def test_an_added_variant_is_that_of_an_export(
+    recipe: str, variant_name: str, tiny_package: MakePackage, tmp_path: Path
 ) -> None:
     fresh = tiny_package("qwen2", RECIPES[recipe])
     folder = Path(shutil.copytree(fresh, tmp_path / "package"))
-    forget(folder, flavour)
+    forget(folder, variant_name)
     assert contents(folder) != contents(fresh)
-    write_flavour(folder, flavour)
+    write_variant(folder, variant_name)
     assert contents(folder) == contents(fresh)
     open_package(folder).check()
 
 
-def test_an_added_flavour_runs(folder: Path) -> None:
+def test_an_added_variant_runs(folder: Path) -> None:
     forget(folder, DIRECTML.name)
-    graph = write_flavour(folder, DIRECTML.name)
+    graph = write_variant(folder, DIRECTML.name)
     session = DirectMLEngine(open_package(folder), graph, devices()[0], provider="CPUExecutionProvider").open()
     assert session.feed([1, 2, 3]).size == 307
 
 
-def test_writing_a_flavour_anew_changes_nothing(folder: Path) -> None:
+def test_writing_a_variant_anew_changes_nothing(folder: Path) -> None:
     before = contents(folder)
-    for flavour in NAMES:
-        write_flavour(folder, flavour)
+    for variant_name in NAMES:
+        write_variant(folder, variant_name)
     assert contents(folder) == before
 
 
@@ -149,7 +149,7 @@ def test_a_graph_of_another_version_is_replaced_and_what_was_measured_of_it_forg
     manifest["files"][DIRECTML.file] = {"bytes": 6, "sha256": hashlib.sha256(b"of old").hexdigest()}
     manifest["verification"] = {"tokens": 48, DIRECTML.file: {"kl_mean": 1.0}, "model.onnx": {"kl_mean": 2.0}}
     write_json(folder / MANIFEST, manifest)
-    write_flavour(folder, DIRECTML.name)
+    write_variant(folder, DIRECTML.name)
     assert (folder / DIRECTML.file).read_bytes() == expected
     package = open_package(folder)
     package.check()
@@ -179,15 +179,15 @@ def test_a_folder_is_usable_wherever_the_writing_stops(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", failing)
         with pytest.raises(OSError, match="No space"):
-            write_flavour(folder, DIRECTML.name)
+            write_variant(folder, DIRECTML.name)
     open_package(folder).check()
-    write_flavour(folder, DIRECTML.name)
+    write_variant(folder, DIRECTML.name)
     assert {name: data for name, data in contents(folder).items() if not name.endswith(".partial")} == expected
 
 
-@pytest.mark.parametrize("flavour", NAMES)
+@pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("damage", ["missing", "longer", "other bytes"])
-def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, flavour: str, folder: Path) -> None:
+def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, variant_name: str, folder: Path) -> None:
     before = contents(folder)
     for graph in open_package(folder).graphs:
         path = folder / graph.file
@@ -195,33 +195,33 @@ def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, fla
             path.unlink()
         else:
             path.write_bytes(path.read_bytes() + b"x" if damage == "longer" else b"x" * path.stat().st_size)
-    graph = write_flavour(folder, flavour)
+    graph = write_variant(folder, variant_name)
     assert (folder / graph.file).read_bytes() == before[graph.file]
     for other in NAMES:
-        write_flavour(folder, other)
+        write_variant(folder, other)
     assert contents(folder) == before
 
 
-def test_an_unknown_flavour_is_told_what_there_is(folder: Path) -> None:
+def test_an_unknown_variant_is_told_what_there_is(folder: Path) -> None:
     before = contents(folder)
-    with pytest.raises(ExportError, match=rf"no flavour 'dml'; expected one of: {', '.join(ALL_NAMES)}\."):
-        write_flavour(folder, "dml")
+    with pytest.raises(ExportError, match=rf"no variant 'dml'; expected one of: {', '.join(ALL_NAMES)}\."):
+        write_variant(folder, "dml")
     assert contents(folder) == before
 
 
-def test_a_flavour_that_a_model_cannot_have_is_refused_with_the_reason(
+def test_a_variant_that_a_model_cannot_have_is_refused_with_the_reason(
     tiny_package: MakePackage, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny_package("mistral", sliding_window=16), tmp_path / "package"))
     before = contents(folder)
-    with pytest.raises(ExportError, match="cannot have the flavour 'directml-float16': a layer sees a window of 16"):
-        write_flavour(folder, DIRECTML.name)
+    with pytest.raises(ExportError, match="cannot have the variant 'directml-float16': a layer sees a window of 16"):
+        write_variant(folder, DIRECTML.name)
     assert contents(folder) == before
 
 
 def test_a_folder_that_is_no_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match=r"has no embedllm\.json"):
-        write_flavour(tmp_path, DIRECTML.name)
+        write_variant(tmp_path, DIRECTML.name)
 
 
 def test_weights_that_do_not_fit_the_manifest_are_refused(folder: Path) -> None:
@@ -230,12 +230,12 @@ def test_weights_that_do_not_fit_the_manifest_are_refused(folder: Path) -> None:
     write_json(folder / MANIFEST, manifest)
     before = contents(folder)
     with pytest.raises(ExportError, match=r"does not fit its manifest: 'layers\.0\.mlp\.down\.zero'"):
-        write_flavour(folder, DIALECTS[0].name)
+        write_variant(folder, VARIANTS[0].name)
     with pytest.raises(ExportError, match="has not the constants that this version's OpenVINO model needs"):
-        write_flavour(folder, "openvino")
+        write_variant(folder, "openvino")
     assert contents(folder) == before
 
 
-def test_the_flavours_of_a_model_are_those_that_it_can_have(tiny_package: MakePackage) -> None:
+def test_the_variants_of_a_model_are_those_that_it_can_have(tiny_package: MakePackage) -> None:
     windowed = open_package(tiny_package("mistral", sliding_window=16)).decoder
-    assert {g.dialect for g in flavours.flavours(windowed)} == set(NAMES) - {DIRECTML.name}
+    assert {g.variant for g in variants.variants(windowed)} == set(NAMES) - {DIRECTML.name}

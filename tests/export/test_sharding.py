@@ -235,7 +235,7 @@ def test_a_hosting_copy_is_refused_with_the_command_that_joins_it(hosted: Path) 
             f"parts. Put it together with: embedllm shard {hosted} OUT --join"
         )
     for arguments in (["inspect", hosted], ["run", "hello", "--model", hosted],
-                      ["graph", hosted, "--flavour", "openvino"]):  # fmt: skip
+                      ["graph", hosted, "--variant", "openvino"]):  # fmt: skip
         code, out, said = run(*arguments)
         assert (code, out) == (1, "")
         assert said.startswith(f"error: '{hosted}' is a hosting copy")

@@ -115,7 +115,7 @@ TAKEN = [name for name, change in CASES.items() if change(PLAIN).attentions[0].q
 def test_what_other_families_have_runs_in_float16(case: str, tmp_path: Path) -> None:
     """On the CPU, which has fewer kernels for float16 than a GPU."""
     decoder = CASES[case](PLAIN)
-    place = described_package(tmp_path / "package", decoder, Recipe(bits=16), flavour="generic-float16")
+    place = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant="generic-float16")
     measured = verify_folder(place)["model.fp16.onnx"]
     assert isinstance(measured, dict)
     assert measured["kl_mean"] < FLOAT16_KL

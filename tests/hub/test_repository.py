@@ -29,7 +29,7 @@ from embedllm.loading.resolve import find_package
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package
 from tests.export.checkpoints import test_packed_integers
 from tests.project.test_import import environment
-from tests.support.foreign_folders import stripped, transformers_js
+from tests.support.external_folders import stripped, transformers_js
 from tests.support.genai_folders import pipeline
 from tests.support.hub_server import Hub, Repo, go_offline, read_folder, serving, use
 from tests.support.tiny import tiny_checkpoint

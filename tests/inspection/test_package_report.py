@@ -52,7 +52,7 @@ def test_the_shape_is_that_of_the_config(tiny: Description) -> None:
 def test_a_mixture_is_told_by_its_experts_and_those_of_a_token(tiny: Description, tmp_path: Path) -> None:
     decoder = mixtures(experts=6, used=2, inner=48)(plain())
     model = describe_package(
-        open_package(described_package(tmp_path / "package", decoder, Recipe(), flavour="openvino"))
+        open_package(described_package(tmp_path / "package", decoder, Recipe(), variant_name="openvino"))
     ).architecture
     assert (model.experts, model.experts_used, model.mlp) == (6, 2, (48,))
     assert (tiny.architecture.experts, tiny.architecture.experts_used) == (0, 0)
@@ -290,7 +290,7 @@ def test_an_openvino_model_that_is_no_xml_is_a_problem(text: str, tiny_package: 
     folder = copy(tiny_package(), tmp_path)
     path = folder / "openvino_model.xml"
     path.write_text(text.ljust(path.stat().st_size))
-    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.dialect == "openvino")
+    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.variant == "openvino")
     assert (graph.weights, graph.unused_bytes) == (None, None)
     assert graph.problems[0].startswith("cannot be read as XML: ")
 
@@ -302,7 +302,7 @@ def test_a_moved_constant_of_an_export_is_found(tiny_package: MakePackage, tmp_p
     text = path.read_text()
     assert f'offset="{offset}"' in text
     path.write_text(text.replace(f'offset="{offset}"', f'offset="{offset + 1}"'))
-    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.dialect == "openvino")
+    graph = next(graph for graph in describe_package(open_package(folder)).graphs if graph.variant == "openvino")
     assert len(graph.problems) == 2  # of the embedding, and of the head that is tied to it
     assert all(problem.endswith("which are no whole tensors") for problem in graph.problems)
     assert graph.unused_bytes  # the table that nothing reads now

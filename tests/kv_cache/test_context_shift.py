@@ -33,21 +33,21 @@ from embedllm.package.rope import moved_keys, tables
 from tests.support.tiny import tiny_config
 
 GREEDY = Sampling(temperature=0)
-PLAIN = Rope(base=10000.0, rotated=16)
+PLAIN = Rope(base=10000.0, rotary_dim=16)
 SCALINGS: list[RopeScaling | None] = [
     None,
     LinearScaling(factor=4.0),
-    DynamicScaling(factor=2.0, trained=64),
-    Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, trained=64),
-    YarnScaling(factor=4.0, trained=64, beta_fast=32.0, beta_slow=1.0, attention_factor=1.2, truncate=True),
+    DynamicScaling(factor=2.0, original_context=64),
+    Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=64),
+    YarnScaling(factor=4.0, original_context=64, beta_fast=32.0, beta_slow=1.0, attention_factor=1.2, truncate=True),
 ]
 
 
 def turned(keys: np.ndarray, rope: Rope, start: int) -> np.ndarray:
     """Keys, [H, T, D], at the positions from `start` on."""
     cos, sin = tables(rope, start + keys.shape[1], start)
-    half = rope.rotated // 2
-    first, second, rest = np.split(keys, [half, rope.rotated], axis=-1)
+    half = rope.rotary_dim // 2
+    first, second, rest = np.split(keys, [half, rope.rotary_dim], axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
@@ -57,7 +57,7 @@ def turned(keys: np.ndarray, rope: Rope, start: int) -> np.ndarray:
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("rotated", [16, 8])  # all of a head, and half of it
 def test_moved_keys_are_those_that_were_turned_there_at_once(scaling: RopeScaling | None, rotated: int) -> None:
-    rope = Rope(base=10000.0, rotated=rotated, scaling=scaling)
+    rope = Rope(base=10000.0, rotary_dim=rotated, scaling=scaling)
     keys = np.random.default_rng(0).standard_normal((2, 50, 16)).astype(np.float32)
     moved = moved_keys(turned(keys, rope, 90), rope, 90, by=37)
     assert moved.dtype == np.float32
@@ -230,8 +230,8 @@ def test_integer_keys_and_sessions_that_keep_their_state_are_refused(tiny_packag
 
 def test_keys_that_no_position_turned_stay() -> None:
     keys, values = np.ones((2, 1, 6, 4), np.float32)
-    local = Rope(base=100.0, rotated=4)
-    shift = Shift(keep=1, context=16, ropes=(replace(PLAIN, rotated=4), None, local))
+    local = Rope(base=100.0, rotary_dim=4)
+    shift = Shift(keep=1, context=16, ropes=(replace(PLAIN, rotary_dim=4), None, local))
     moved = shift.moved([(keys, values)] * 3, 8, by=3)
     assert np.array_equal(moved[1][0], keys)
     assert np.array_equal(moved[2][0], moved_keys(keys, local, 8, by=3))

@@ -11,8 +11,8 @@ import pytest
 import embedllm
 from embedllm import DeviceUnavailable, OpenVINOOptions, Sampling
 from embedllm.backends.ort.engine import OrtEngine
-from embedllm.export.graphs import write_flavour
-from embedllm.package.graph_flavors import INT4_KV, INT8_KV
+from embedllm.export.graphs import write_variant
+from embedllm.package.graph_variants import INT4_KV, INT8_KV
 
 MakePackage = Callable[..., Path]
 GREEDY = Sampling(temperature=0)
@@ -21,8 +21,8 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(scope="module")
 def folder(tiny_package: MakePackage, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = Path(shutil.copytree(tiny_package("qwen3"), tmp_path_factory.mktemp("kv") / "package"))
-    for dialect in (INT8_KV, INT4_KV):
-        write_flavour(copied, dialect.name, tokens=list(range(100)))
+    for variant in (INT8_KV, INT4_KV):
+        write_variant(copied, variant.name, tokens=list(range(100)))
     return copied
 
 
@@ -65,7 +65,7 @@ def test_openvino_rounds_its_8_bits_again_and_shifts(folder: Path) -> None:
 
 
 def test_a_folder_without_the_graph_is_told_the_command(tiny_package: MakePackage) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"has no 'int8-kv' graph .*embedllm graph .* --flavour int8-kv"):
+    with pytest.raises(DeviceUnavailable, match=r"has no 'int8-kv' graph .*embedllm graph .* --variant int8-kv"):
         embedllm.load(tiny_package("qwen3"), device="cpu", kv="int8")
 
 

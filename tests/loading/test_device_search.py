@@ -18,7 +18,7 @@ from embedllm.backends.devices.drivers import driver_of
 from embedllm.backends.probe import runner as probe_run
 from embedllm.backends.probe.probe import Outcome, failed
 from embedllm.errors import DeviceError, DeviceUnavailable
-from embedllm.package.graph_flavors import FLOAT16, FLOAT32
+from embedllm.package.graph_variants import FLOAT16, FLOAT32
 
 
 @pytest.fixture
@@ -101,13 +101,13 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def open_it(choices: Choices) -> Engine:
         assert choices.graph is not None
-        given.append(choices.graph.dialect)
-        if choices.graph.dialect == FLOAT16.name:
+        given.append(choices.graph.variant)
+        if choices.graph.variant == FLOAT16.name:
             lack = "the GPU has no 16-bit floats"
             raise DeviceUnavailable(f"'cpu' cannot run this model: {lack}.", [("cpu", lack, "another graph")])
         return cpu.open(choices)
 
-    row = replace(cpu, dialects=(FLOAT16.name, FLOAT32.name), open=open_it)
+    row = replace(cpu, variants=(FLOAT16.name, FLOAT32.name), open=open_it)
     monkeypatch.setitem(drivers._DRIVERS, "cpu", row)
     return given
 
@@ -129,7 +129,7 @@ def test_when_each_graph_is_refused_each_is_told(
     row = driver_of("cpu")
     assert row is not None
     monkeypatch.setattr("tests.loading.test_device_search.FLOAT16", FLOAT32)  # the one that it refuses
-    monkeypatch.setitem(drivers._DRIVERS, "cpu", replace(row, dialects=(FLOAT32.name, FLOAT32.name)))
+    monkeypatch.setitem(drivers._DRIVERS, "cpu", replace(row, variants=(FLOAT32.name, FLOAT32.name)))
     with pytest.raises(DeviceUnavailable) as caught:
         embedllm.load(tiny_package(), device="cpu")
     assert len(caught.value.tried) == len(picky) == 2
@@ -147,7 +147,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outcome]:
 def test_the_devices_of_a_pair_are_probed(
     probes: dict[str, Outcome], picky: list[str], tiny_package: Callable[..., Path]
 ) -> None:
-    probes["cpu"] = Outcome(ok=True, dialect=FLOAT32.name)
+    probes["cpu"] = Outcome(ok=True, variant=FLOAT32.name)
     embedllm.load(tiny_package(), device="openvino+cpu").close()
     assert picky == [FLOAT32.name]
     probes["openvino"] = failed("failed: it computes wrongly", remedy="another driver")

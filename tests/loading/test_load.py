@@ -155,7 +155,7 @@ def test_a_device_that_the_folder_has_no_graph_for_is_passed_over(package: Path,
     folder = tmp_path / "package"
     shutil.copytree(package, folder)
     manifest = json.loads((folder / "embedllm.json").read_text())
-    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["dialect"] != "generic-float32"]
+    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["variant"] != "generic-float32"]
     (folder / "embedllm.json").write_text(json.dumps(manifest))
     with load(folder, device=["cpu", "reference"]) as model:
         assert model.device.name == "reference"

@@ -11,7 +11,7 @@ import pytest
 import embedllm
 from embedllm import backends
 from embedllm.errors import DeviceUnavailable, PackageError
-from embedllm.package.graph_flavors import GENAI
+from embedllm.package.graph_variants import GENAI
 from embedllm.package.package import open_package
 from tests.cli.test_commands import embed
 from tests.support.genai_folders import combined, pictures, pipeline
@@ -42,9 +42,9 @@ def test_what_a_pipeline_is_follows_from_its_configuration_and_graphs(tmp_path: 
     assert package.stored.bytes == sum((folder / name).stat().st_size for name in package.files)
     assert (package.context, package.stop_tokens) == (CONTEXT, (7, 9))
     assert (package.traced.vocabulary, package.traced.kv) == (VOCABULARY, ((HEADS, SIZE),))
-    assert [(graph.file, graph.dialect) for graph in package.graphs] == [("genai_config.json", GENAI)]
-    assert package.foreign is not None
-    assert package.foreign.devices == ("genai",)
+    assert [(graph.file, graph.variant) for graph in package.graphs] == [("genai_config.json", GENAI)]
+    assert package.external is not None
+    assert package.external.devices == ("genai",)
 
 
 def test_a_model_with_pictures_is_all_of_its_graphs(tmp_path: Path) -> None:
@@ -55,13 +55,13 @@ def test_a_model_with_pictures_is_all_of_its_graphs(tmp_path: Path) -> None:
 def test_a_graph_with_states_of_its_own_is_for_its_maker(tmp_path: Path) -> None:
     package = open_package(combined(tmp_path / "model"))
     assert list(package.files) == ["genai_config.json", "model.onnx"]
-    assert package.foreign is not None
-    assert package.foreign.devices == ("genai",)
+    assert package.external is not None
+    assert package.external.devices == ("genai",)
 
 
 def test_inspect_tells_what_runs_it(tmp_path: Path) -> None:
     shown = json.loads(embed("inspect", str(pipeline(tmp_path / "model")), "--json").stdout)
-    assert (shown["graph"], shown["flavour"]) == ("genai_config.json", GENAI)
+    assert (shown["graph"], shown["variant"]) == ("genai_config.json", GENAI)
     assert shown["files"].keys() == {"genai_config.json", "embeddings.onnx", "transformer.onnx", "lm_head.onnx"}
 
 

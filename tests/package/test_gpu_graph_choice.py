@@ -21,7 +21,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.package import Package, open_package
 from tests.package.test_onnx_folders import GREEDY, TOKENS, greedy
-from tests.support.foreign_folders import (
+from tests.support.external_folders import (
     in_float16,
     stripped,
     transformers_js,
@@ -103,8 +103,8 @@ def test_attention_that_appends_goes_on_where_its_buffers_end(
 ) -> None:
     ours = tiny_package("llama", max_position_embeddings=600)
     package = genai_folder(ours, tmp_path / "model", graph)
-    assert package.foreign is not None
-    assert package.foreign.names.appends
+    assert package.external is not None
+    assert package.external.names.appends
     if device.name == "cuda" and graph != HALF:  # its attention takes no float32
         with pytest.raises(DeviceUnavailable, match=r"gave GroupQueryAttention of 'model\.onnx' to the CPU"):
             opened(package, device)

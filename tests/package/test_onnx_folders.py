@@ -1,4 +1,4 @@
-"""Folders made by others: by hand here; test_foreign_peer.py has those that the others wrote themselves."""
+"""Folders made by others: by hand here; test_external_peer.py has those that the others wrote themselves."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from embedllm.backends.ort.engine import devices
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
 from embedllm.export import Recipe
 from embedllm.loading.resolve import package_folder
-from embedllm.package.foreign import onnx_folder
-from embedllm.package.foreign.gpu_graph_choice import on_gpu
-from embedllm.package.foreign.known_defects import faults
+from embedllm.package.external import onnx_folder
+from embedllm.package.external.gpu_graph_choice import on_gpu
+from embedllm.package.external.known_defects import faults
 from embedllm.package.onnx_reader import Node, Outline
 from embedllm.package.package import MANIFEST, open_package
 from tests.cli.test_commands import embed
-from tests.support.foreign_folders import (
+from tests.support.external_folders import (
     Edit,
     genai,
     stripped,
@@ -150,8 +150,8 @@ def test_a_graph_that_rounds_what_is_fed_at_once_is_fed_in_pieces(tmp_path: Path
     quantize_dynamic(path, path.with_name("model_quantized.onnx"))
     package = open_package(folder)
     assert package.graphs[0].file == "onnx/model_quantized.onnx"
-    assert package.foreign is not None
-    assert package.foreign.names.rounds
+    assert package.external is not None
+    assert package.external.names.rounds
     engine, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])), expected(weights(), TOKENS)
     assert engine.traced.in_pieces
     found = engine.open().feed_all(TOKENS)
@@ -230,7 +230,7 @@ def test_what_a_gpu_misreads_is_found_inside_branches_too(tmp_path: Path) -> Non
     folder = transformers_js(tmp_path / "model")
     misread(folder / "onnx" / "model.onnx", inside=True)
     assert lacks(folder).keys() == {"cuda"}
-    assert open_package(folder).foreign is not None
+    assert open_package(folder).external is not None
 
 
 @pytest.mark.parametrize("odd", ["model_q4", "model_fp16"])
@@ -333,8 +333,8 @@ def several(tmp_path: Path) -> Path:
 def test_the_fastest_graph_that_fits_is_chosen_and_named(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = open_package(several)
     assert package.graphs[0].file == "onnx/model_q4.onnx"
-    assert package.foreign is not None
-    assert package.foreign.passed_over == ("onnx/model.onnx", "onnx/model_fp16.onnx", "onnx/model_odd.onnx")
+    assert package.external is not None
+    assert package.external.passed_over == ("onnx/model.onnx", "onnx/model_fp16.onnx", "onnx/model_odd.onnx")
     sizes = {path.name: path.stat().st_size for path in (several / "onnx").iterdir()}
     edit = Edit(several / "onnx" / "model_q4.onnx")
     edit.constant("ballast", np.zeros(9999, np.float32))
@@ -398,14 +398,14 @@ def test_a_graph_without_its_weights_is_passed_over(tmp_path: Path) -> None:
 def test_a_manifest_of_ours_goes_first(tiny_package: Callable[..., Path]) -> None:
     package = open_package(tiny_package("llama"))
     assert (package.folder / "genai_config.json").is_file()
-    assert package.foreign is None
+    assert package.external is None
     with pytest.raises(PackageError, match="is a file; expected a folder"):
         open_package(package.folder / "model.onnx")
 
 
 def test_a_folder_inside_a_package_of_ours_is_its_own(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
     ours = Path(shutil.copytree(tiny_package("llama"), tmp_path / "ours"))
-    assert open_package(transformers_js(ours / "theirs")).foreign is not None
+    assert open_package(transformers_js(ours / "theirs")).external is not None
 
 
 # onnxruntime-genai
@@ -445,8 +445,8 @@ def test_attention_that_appends_gives_what_our_own_engine_gives(
     ours = tiny_package(family, max_position_embeddings=600)
     folder = stripped(ours, tmp_path / "model")
     package = open_package(folder)
-    assert package.foreign is not None
-    assert package.foreign.names.appends
+    assert package.external is not None
+    assert package.external.names.appends
     tokens = np.random.default_rng(5).integers(3, 200, 300).tolist()
     replies = []
     for path in (ours, folder):
@@ -482,8 +482,8 @@ def test_the_device_that_a_genai_folder_was_made_for_goes_first(
     config["model"]["decoder"]["session_options"] = {"provider_options": options}
     (folder / "genai_config.json").write_text(json.dumps(config))
     package = open_package(folder)
-    assert package.foreign is not None
-    assert package.foreign.prefers == first
+    assert package.external is not None
+    assert package.external.prefers == first
     caplog.set_level("INFO", "embedllm")
     with embedllm.load(folder) as model:
         assert not first or model.device.name == first or f"not {first}: " in caplog.text
@@ -583,7 +583,7 @@ def test_inspect_says_which_graph_is_run(several: Path) -> None:
     assert "leave out --check" in embed("inspect", str(several), "--check").stderr
 
 
-def test_run_answers_with_a_foreign_folder(tmp_path: Path) -> None:
+def test_run_answers_with_a_external_folder(tmp_path: Path) -> None:
     folder = stripped(package_folder("demo"), tmp_path / "model")
     assert not (folder / MANIFEST).exists()
     arguments = ("list all files", "--max-tokens", "8", "--device", "cpu")
@@ -592,7 +592,7 @@ def test_run_answers_with_a_foreign_folder(tmp_path: Path) -> None:
     assert theirs.stdout == ours.stdout
 
 
-def test_eval_measures_a_foreign_folder_beside_ours(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
+def test_eval_measures_a_external_folder_beside_ours(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
     ours = tiny_package("qwen3")
     folder, text = stripped(ours, tmp_path / "model"), tmp_path / "text"
     text.write_text("def main(): print('hello, world')")

@@ -49,9 +49,9 @@ def test_a_folder_of_the_builder_gives_the_tokens_of_transformers(
         [*map(str, command), *extra], check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
     package = open_package(folder)
-    assert package.foreign is not None
-    assert package.foreign.maker == "onnxruntime-genai"
-    assert package.foreign.names.appends
+    assert package.external is not None
+    assert package.external.maker == "onnxruntime-genai"
+    assert package.external.names.appends
     with embedllm.load(folder) as model:
         got = list(model.generate(PROMPT, embedllm.Sampling(temperature=0), max_tokens=20, stop_tokens=()).tokens)
     if precision == "fp32":

@@ -16,7 +16,7 @@ from embedllm.backends.openvino.runtime import devices, ov
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.package import open_package
-from tests.support.foreign_folders import optimum_intel
+from tests.support.external_folders import optimum_intel
 
 TOKENS = np.random.default_rng(3).integers(3, 300, 40).tolist()
 GREEDY = embedllm.Sampling(temperature=0)

@@ -30,7 +30,7 @@ def manifest_of(contents: dict[str, bytes]) -> dict[str, object]:
         "name": "tiny",
         "context": 128,
         "tokens": {"bos": None, "pad": 0, "stop": [2, 5]},
-        "graphs": [{"file": "model.onnx", "dialect": "generic-float32", "activations": "float32"}],
+        "graphs": [{"file": "model.onnx", "variant": "generic-float32", "activations": "float32"}],
         "files": files,
         "architecture": to_json(describe(Config(tiny_config("llama")))),
     }
@@ -78,7 +78,7 @@ def refusal(folder: str | Path, *, whole: bool = True) -> str:
 def test_a_whole_folder_opens(folder: Path) -> None:
     package = open_package(str(folder))
     assert (package.folder, package.name, package.context, package.stop_tokens) == (folder, "tiny", 128, (2, 5))
-    assert package.graphs == (Graph(file="model.onnx", dialect="generic-float32", activations="float32"),)
+    assert package.graphs == (Graph(file="model.onnx", variant="generic-float32", activations="float32"),)
     assert package.graph("generic-float32") == package.graphs[0]
     assert package.graph("openvino") is None
     assert package.weights == folder / WEIGHTS
@@ -90,7 +90,7 @@ def test_what_the_export_writes_opens_and_is_undamaged(tiny_package: Callable[..
     package = open_package(tiny_package())
     package.check()
     assert package.decoder.model_type == "qwen3"
-    assert [graph.dialect for graph in package.graphs] == [
+    assert [graph.variant for graph in package.graphs] == [
         "generic-float32", "generic-float16", "gpu-float32", "webgpu-float16", "directml-float16",
         "wasm-float32", "openvino",
     ]  # fmt: skip
@@ -192,7 +192,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "tokens/stop": (..., None, 2, ["2"], [2.0], [True], [None], [-1]),
     "graphs": (..., None, {}, "model.onnx", [3], [None], ["model.onnx"]),
     "graphs/0/file": (..., None, 3),
-    "graphs/0/dialect": (..., None, 3),
+    "graphs/0/variant": (..., None, 3),
     "graphs/0/activations": (..., None, 3),
     "files": (..., None, [], "x", {WEIGHTS: None}, {WEIGHTS: 3}, {WEIGHTS: []}),
     f"files/{WEIGHTS}/bytes": (..., None, "7", 7.0, True, -7),
@@ -299,7 +299,7 @@ def test_a_damaged_graph_is_left_out_with_the_reason(data: bytes | None, folder:
     assert package.damaged == {"generic-float32": reason}
     with pytest.raises(PackageError) as caught:
         package.check()
-    assert str(caught.value) == f"{reason}. Write anew with: embedllm graph {folder} --flavour generic-float32"
+    assert str(caught.value) == f"{reason}. Write anew with: embedllm graph {folder} --variant generic-float32"
     assert refusal(folder) == str(caught.value)
 
 
@@ -330,7 +330,7 @@ def test_check_finds_a_single_flipped_bit(name: str, folder: Path) -> None:
     found, expected = hashlib.sha256(data).hexdigest(), hashlib.sha256(CONTENTS[name]).hexdigest()
     with pytest.raises(PackageError) as caught:
         package.check()
-    remedy = f"{AGAIN}." if name in NEEDED else f"Write anew with: embedllm graph {folder} --flavour generic-float32"
+    remedy = f"{AGAIN}." if name in NEEDED else f"Write anew with: embedllm graph {folder} --variant generic-float32"
     assert str(caught.value) == (
         f"'{folder / name}' is damaged: its sha256 is {found}, the manifest says {expected}. {remedy}"
     )

@@ -20,8 +20,8 @@ from tests.support.tiny import tiny_config
 if TYPE_CHECKING:
     from embedllm.types import F32
 
-LLAMA3 = Llama3Scaling(factor=8, low_frequency_factor=1, high_frequency_factor=4, trained=1024)
-YARN = YarnScaling(factor=4, trained=64, beta_fast=4, beta_slow=1.5, attention_factor=1.25, truncate=True)
+LLAMA3 = Llama3Scaling(factor=8, low_frequency_factor=1, high_frequency_factor=4, original_context=1024)
+YARN = YarnScaling(factor=4, original_context=64, beta_fast=4, beta_slow=1.5, attention_factor=1.25, truncate=True)
 
 
 def angles(rope: Rope, context: int) -> F32:
@@ -32,7 +32,7 @@ def angles(rope: Rope, context: int) -> F32:
 
 def test_plain_tables_by_hand() -> None:
     """Base 10000 and 4 dimensions: the first pair turns by 1 a token, the second by 10000**-0.5 = 0.01."""
-    cos, sin = tables(Rope(base=10_000, rotated=4), 101)
+    cos, sin = tables(Rope(base=10_000, rotary_dim=4), 101)
     assert cos.shape == sin.shape == (101, 2)
     assert cos.dtype == sin.dtype == np.float32
     assert cos[0].tolist() == [1, 1]
@@ -43,8 +43,8 @@ def test_plain_tables_by_hand() -> None:
 
 
 def test_linear_scaling_divides_the_positions() -> None:
-    plain = tables(Rope(base=10_000, rotated=8), 25)
-    scaled = tables(Rope(base=10_000, rotated=8, scaling=LinearScaling(factor=4)), 100)
+    plain = tables(Rope(base=10_000, rotary_dim=8), 25)
+    scaled = tables(Rope(base=10_000, rotary_dim=8, scaling=LinearScaling(factor=4)), 100)
     assert np.array_equal(np.stack(scaled)[:, ::4], np.stack(plain))
 
 
@@ -54,7 +54,7 @@ def test_llama3_scaling_by_hand() -> None:
     Below 1024/4 one is kept, above 1024/1 divided by 8. Between them the share that is kept is
     (1024/628.3 - 1) / (4 - 1) = 0.20992: 0.01 * (0.20992 + 0.79008 / 8) = 0.0030868.
     """
-    turned = angles(Rope(base=1e6, rotated=6, scaling=LLAMA3), 2)[1]
+    turned = angles(Rope(base=1e6, rotary_dim=6, scaling=LLAMA3), 2)[1]
     assert turned == pytest.approx([1, 0.0030868, 0.0000125], rel=1e-4)
 
 
@@ -64,7 +64,7 @@ def test_yarn_scaling_by_hand() -> None:
     8 * ln(64 / (2 pi * 4)) / (2 ln 16) = 1.35 and 8 * ln(64 / (2 pi * 1.5)) / (2 ln 16) = 2.76, rounded down and up.
     So the first two are kept, the third is half way between 1/4 and 1/16, the last is 1/8 divided by 4.
     """
-    cos, sin = tables(Rope(base=16, rotated=8, scaling=YARN), 2)
+    cos, sin = tables(Rope(base=16, rotary_dim=8, scaling=YARN), 2)
     assert cos[0] == pytest.approx([1.25] * 4)
     assert np.arctan2(sin, cos)[1] == pytest.approx([1, 0.5, 0.15625, 0.03125], rel=1e-6)
     assert np.hypot(sin, cos) == pytest.approx(np.full((2, 4), 1.25))
@@ -72,21 +72,21 @@ def test_yarn_scaling_by_hand() -> None:
 
 def test_yarn_without_rounding_begins_and_ends_between_dimensions() -> None:
     """The third: (2 - 1.348) / (2.763 - 1.348) = 0.4608 of the way: 1/16 * 0.4608 + 1/4 * 0.5392."""
-    turned = angles(Rope(base=16, rotated=8, scaling=dataclasses.replace(YARN, truncate=False)), 2)[1]
+    turned = angles(Rope(base=16, rotary_dim=8, scaling=dataclasses.replace(YARN, truncate=False)), 2)[1]
     assert turned == pytest.approx([1, 0.5, 0.1636, 0.03125], rel=1e-3)
 
 
 def test_dynamic_scaling_by_hand() -> None:
     """At twice the trained length: the base is 10000 * (2 * 2 - 1) ** (4 / 2) = 90000, its root 300."""
-    scaling = DynamicScaling(factor=2, trained=16)
-    cos, sin = tables(Rope(base=10_000, rotated=4, scaling=scaling), 32)
-    plain = tables(Rope(base=10_000, rotated=4), 32)
+    scaling = DynamicScaling(factor=2, original_context=16)
+    cos, sin = tables(Rope(base=10_000, rotary_dim=4, scaling=scaling), 32)
+    plain = tables(Rope(base=10_000, rotary_dim=4), 32)
     assert np.array_equal(np.stack((cos, sin))[:, :16], np.stack(plain)[:, :16])
     assert np.arctan2(sin, cos)[31, 1] == pytest.approx(31 / 300, rel=1e-5)
     assert np.arctan2(sin, cos)[16, 1] == pytest.approx(16 / (100 * (2 * 17 / 16 - 1)), rel=1e-5)
 
 
-SCALINGS = [None, LinearScaling(factor=3), DynamicScaling(factor=2, trained=50), LLAMA3, YARN]
+SCALINGS = [None, LinearScaling(factor=3), DynamicScaling(factor=2, original_context=50), LLAMA3, YARN]
 
 
 @settings(deadline=None)
@@ -98,7 +98,7 @@ def test_a_shorter_context_has_the_first_rows_of_a_longer_one(
     scaling: RopeScaling | None, rotated: int, base: float, context: int, more: int
 ) -> None:
     """So that what a model says does not depend on the context that it was exported with."""
-    rope = Rope(base=base, rotated=rotated, scaling=scaling)
+    rope = Rope(base=base, rotary_dim=rotated, scaling=scaling)
     short, long = np.stack(tables(rope, context)), np.stack(tables(rope, context + more))
     assert short.shape == (2, context, rotated // 2)
     assert np.array_equal(long[:, :context], short)

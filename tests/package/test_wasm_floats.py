@@ -18,7 +18,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS
 from embedllm.export import Recipe
 from embedllm.files.safetensors_header import read_header
-from embedllm.package.graph_flavors import WASM
+from embedllm.package.graph_variants import WASM
 from embedllm.package.package import WEIGHTS, Package, open_package
 from embedllm.package.tensors import linears
 from embedllm.package.wasm_floats import FLOATS, float_spans, joined
@@ -168,4 +168,4 @@ def test_every_product_reads_floats_and_every_matrix_is_read_once(tiny_package: 
 
 
 def test_no_device_of_onnxruntime_chooses_it() -> None:
-    assert all(WASM.name not in row.dialects for row in (*PROVIDERS, PLUGIN))
+    assert all(WASM.name not in row.variants for row in (*PROVIDERS, PLUGIN))

@@ -379,25 +379,25 @@ def level(module: str) -> int:
             "export.decoder",
             "export.decoder_json",
             "export.decoder_tensors",
-            "export.dialects",
+            "export.variants",
             "export.quantize",
             "export.rotation",
             "export.scale_search",
             "export.traced",
-            "foreign",
-            "foreign_faults",
-            "foreign_genai",
-            "foreign_gpu",
-            "foreign_onnx",
-            "foreign_openvino",
-            "foreign_pipeline",
-            "foreign_texts",
+            "external",
+            "external_faults",
+            "external_genai",
+            "external_gpu",
+            "external_onnx",
+            "external_openvino",
+            "external_pipeline",
+            "external_texts",
             "peft_config",
             "peft",
             "decode",
         ),
         ("loop", "lookup", "speculation", "speculation_costs"),
-        ("backends", "export", "describe", "describe_foreign", "describe_graphs"),
+        ("backends", "export", "describe", "describe_external", "describe_graphs"),
         (
             "admission",
             "place_count",
@@ -454,7 +454,7 @@ def test_layers_point_one_way() -> None:
     # what a package describes; loaded when asked
     data = (
         *(f"embedllm.export.{name}" for name in ("decoder", "decoder_json", "traced")),
-        "embedllm.package.foreign.detect",
+        "embedllm.package.external.detect",
     )
     wrong = [
         found
@@ -471,8 +471,8 @@ def test_layers_point_one_way() -> None:
 
 
 def test_backends_import_little() -> None:
-    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "foreign_gpu", "export.decoder",
-              "export.dialects", "export.decoder_tensors", "export.quantize", "export.traced", "knobs",
+    shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "external_gpu", "export.decoder",
+              "export.variants", "export.decoder_tensors", "export.quantize", "export.traced", "knobs",
               "openvino_options", "untracked", "backends.base", "backends.adapted", "backends.listed_row",
               "backends.memory", "backends.ort_states", "backends.kept_rows", "backends.kv_memory",
               "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",

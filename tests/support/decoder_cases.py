@@ -9,22 +9,22 @@ from functools import cache
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import (
+    AltUp,
+    AltUpStreams,
     Attention,
+    AttentionTemperature,
     Decoder,
-    Detour,
-    Guess,
-    Latent,
+    Laurel,
     Layer,
     Linear,
     Mlp,
     Moe,
+    MultiHeadLatent,
     Norm,
+    PerLayerEmbedding,
+    PerLayerInput,
     ProportionalScaling,
-    QueryGrowth,
     Rope,
-    Streams,
-    TokenInput,
-    TokenInputs,
 )
 from tests.support.tiny import tiny_config
 
@@ -84,7 +84,7 @@ def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = Fals
             return norm(f"layers.{at}.{part}_norm", size, groups=heads if groups else 1, kind=kind)
 
         return replace(layer, attention=replace(found, q_norm=made("q", found.heads), k_norm=made("k", found.kv_heads),
-                                                norm_turned=turned))  # fmt: skip
+                                                norm_after_rope=turned))  # fmt: skip
 
     return lambda decoder: layers(of_layer)(kv_heads(5)(decoder) if groups or whole else decoder)
 
@@ -105,7 +105,7 @@ def wide_heads(size: int) -> Change:
         o = replace(a.o, columns=HEADS * size)
         return replace(layer, attention=replace(a, head_dim=size, q=q, k=k, v=v, o=o, q_norm=None, k_norm=None))
 
-    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=size))
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotary_dim=size))
 
 
 def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
@@ -113,7 +113,7 @@ def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
 
     def of_layer(at: int, layer: Layer) -> Layer:
         name = f"layers.{at}.attention"
-        latent = Latent(
+        mla = MultiHeadLatent(
             q=linear(f"{name}.q.small", q_rank, HIDDEN) if q_rank else None,
             q_norm=norm(f"{name}.q.small_norm", q_rank) if q_rank else None,
             kv=linear(f"{name}.kv.small", 40, HIDDEN),
@@ -126,9 +126,9 @@ def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
         k, v = linear(f"{name}.k", HEADS * still, 40), linear(f"{name}.v", HEADS * value, 40)
         o = linear(f"{name}.o", HIDDEN, HEADS * value)
         return replace(layer, attention=Attention(heads=HEADS, kv_heads=HEADS, head_dim=size, q=q, k=k, v=v, o=o,
-                                                  latent=latent))  # fmt: skip
+                                                  mla=mla))  # fmt: skip
 
-    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotated=turned))
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotary_dim=turned))
 
 
 def post_norms(*, only: bool = False) -> Change:
@@ -154,7 +154,7 @@ def mlps(*, gate: bool = True, activation: str = "silu", bias: bool = False) -> 
 def limited(decoder: Decoder) -> Decoder:
     def of_layer(at: int, layer: Layer) -> Layer:
         assert isinstance(layer.mlp, Mlp)
-        return replace(layer, mlp=replace(layer.mlp, slope=1.7, limit=0.25, up_plus=1.0))
+        return replace(layer, mlp=replace(layer.mlp, slope=1.7, limit=0.25, up_offset=1.0))
 
     return layers(of_layer)(decoder)
 
@@ -170,7 +170,7 @@ def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool =
         moe = Moe(
             router=linear(f"layers.{at}.mlp.router", experts, HIDDEN, bias=bias),
             experts=tuple(one(f"experts.{number}") for number in range(experts)),
-            used=used,
+            top_k=used,
             shared=one("shared") if shared else None,
             shared_gate=linear(f"layers.{at}.mlp.shared_gate", 1, HIDDEN) if gated else None,
         )
@@ -186,13 +186,13 @@ def told(size: int) -> Change:
     def of_layer(at: int, layer: Layer) -> Layer:
         name = f"layers.{at}.told"
         gate, up = linear(f"{name}.gate", size, HIDDEN), linear(f"{name}.up", HIDDEN, size)
-        part = TokenInput(gate=gate, up=up, norm=norm(f"{name}.norm"), activation="gelu_tanh")
-        return replace(layer, token_input=part, scale=f"layers.{at}.scale.norm.weight")
+        part = PerLayerInput(gate=gate, up=up, norm=norm(f"{name}.norm"), activation="gelu_tanh")
+        return replace(layer, per_layer_input=part, scale=f"layers.{at}.scale.norm.weight")
 
     table, projection = linear("told.table", VOCABULARY, 2 * size), linear("told.projection", 2 * size, HIDDEN)
-    inputs = TokenInputs(table=table, projection=projection, norm=norm("told.norm", size), table_multiplier=4.0,
+    inputs = PerLayerEmbedding(table=table, projection=projection, norm=norm("told.norm", size), table_multiplier=4.0,
                          multiplier=0.7)  # fmt: skip
-    return lambda decoder: replace(layers(of_layer)(decoder), token_inputs=inputs)
+    return lambda decoder: replace(layers(of_layer)(decoder), per_layer_embedding=inputs)
 
 
 def keys_of_first(**changes: object) -> Change:
@@ -214,21 +214,23 @@ def streams(count: int = 3) -> Change:
     def of_layer(at: int, layer: Layer) -> Layer:
         name, mlp = f"layers.{at}", layer.mlp
         assert isinstance(mlp, Mlp)
-        guess = Guess(norm=norm(f"{name}.guess.norm"), router=linear(f"{name}.guess.router", count, HIDDEN),
-                      predict=linear(f"{name}.guess.predict", count**2, count),
-                      correct=linear(f"{name}.guess.correct", count, count),
-                      scale=f"{name}.guess.scale")  # fmt: skip
-        detour = Detour(down=linear(f"{name}.detour.down", 16, HIDDEN), up=linear(f"{name}.detour.up", HIDDEN, 16),
-                        norm=norm(f"{name}.detour.norm"))  # fmt: skip
-        return replace(layer, guess=guess, detour=detour, mlp=replace(mlp, cutoff=0.5))
+        altup = AltUp(norm=norm(f"{name}.altup.norm"), router=linear(f"{name}.altup.router", count, HIDDEN),
+                      predict=linear(f"{name}.altup.predict", count**2, count),
+                      correct=linear(f"{name}.altup.correct", count, count),
+                      scale=f"{name}.altup.scale")  # fmt: skip
+        laurel = Laurel(down=linear(f"{name}.laurel.down", 16, HIDDEN), up=linear(f"{name}.laurel.up", HIDDEN, 16),
+                        norm=norm(f"{name}.laurel.norm"))  # fmt: skip
+        return replace(layer, altup=altup, laurel=laurel, mlp=replace(mlp, cutoff=0.5))
 
     begin, end = (tuple(linear(f"{part}.{at}", HIDDEN, HIDDEN) for at in range(count - 1)) for part in ("begin", "end"))
 
     def whole_model(decoder: Decoder) -> Decoder:
-        inputs = decoder.token_inputs
+        inputs = decoder.per_layer_embedding
         assert inputs is not None
         few = replace(inputs, table=replace(inputs.table, rows=VOCABULARY - 100))
-        return replace(layers(of_layer)(decoder), streams=Streams(begin=begin, end=end), token_inputs=few)
+        return replace(
+            layers(of_layer)(decoder), altup_streams=AltUpStreams(begin=begin, end=end), per_layer_embedding=few
+        )
 
     return both(told(40), whole_model)
 
@@ -260,7 +262,9 @@ def whole(**changes: object) -> Change:
 
 
 PARALLEL = layers(lambda at, layer: replace(layer, parallel=True, mlp_norm=None))
-LEARNED = both(attention(rope=None), whole(positions=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotated=0)))
+LEARNED = both(
+    attention(rope=None), whole(positions=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotary_dim=0))
+)
 UNTIED = whole(head=linear("lm_head", VOCABULARY, HIDDEN, bias=True))
 
 CASES: dict[str, Change] = {
@@ -279,11 +283,11 @@ CASES: dict[str, Change] = {
     "parallel, two norms": layers(lambda at, layer: replace(layer, parallel=True)),
     "parallel in the first layer": layers(lambda at, layer: replace(layer, parallel=at == 0)),
     "residual multiplier": layers(lambda at, layer: replace(layer, residual_multiplier=0.3)),
-    "partial rotation": whole(rope=Rope(base=1e4, rotated=8)),
+    "partial rotation": whole(rope=Rope(base=1e4, rotary_dim=8)),
     "no rotation in a layer": by_layer({}, {"rope": None}),
     "learned positions": LEARNED,
-    "two rotations": both(whole(local_rope=Rope(base=100.0, rotated=16)), by_layer({"rope": 1, "window": 5}, {})),
-    "two rotations, one partial": both(whole(local_rope=Rope(base=100.0, rotated=4)), by_layer({"rope": 1}, {})),
+    "two rotations": both(whole(local_rope=Rope(base=100.0, rotary_dim=16)), by_layer({"rope": 1, "window": 5}, {})),
+    "two rotations, one partial": both(whole(local_rope=Rope(base=100.0, rotary_dim=4)), by_layer({"rope": 1}, {})),
     "heads of 64": wide_heads(64),
     "heads of 24": wide_heads(24),
     "scale": attention(scale=0.1),
@@ -292,7 +296,7 @@ CASES: dict[str, Change] = {
     "sinks": sinks,
     "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
     "sinks, softcap": both(sinks, attention(softcap=1.0)),
-    "queries that grow": attention(growth=QueryGrowth(beta=0.5, trained=7)),
+    "queries that grow": attention(temperature=AttentionTemperature(beta=0.5, original_context=7)),
     "latents": latents(turned=16, still=16, value=24),
     "latents, queries too": latents(turned=16, still=32, value=48, q_rank=24),
     "latents, an odd rotation": latents(turned=8, still=16, value=8),
@@ -304,31 +308,31 @@ CASES: dict[str, Change] = {
     "relu squared": mlps(gate=False, activation="relu2"),
     "mixture": mixtures(),
     "mixture, normalised, biases": mixtures(normalised=True, bias=True),
-    "mixture of one": mixtures(used=1),
-    "mixture of all": mixtures(used=6),
+    "mixture of one": mixtures(top_k=1),
+    "mixture of all": mixtures(top_k=6),
     "mixture, sigmoid, groups": mixtures(
         experts=8,
         scores="sigmoid",
         groups=4,
-        used_groups=2,
+        top_k_groups=2,
         normalised=True,
         scale=2.5,
         correction="correction",
         shared=True,
     ),
-    "mixture, softmax, groups": mixtures(experts=8, groups=2, used_groups=1, used=3),
+    "mixture, softmax, groups": mixtures(experts=8, groups=2, top_k_groups=1, top_k=3),
     "mixture, softmax of the best": mixtures(scores="softmax_of_best"),
     "mixture, shared by weight": mixtures(shared=True, gated=True),
     "mixture, parallel": both(mixtures(), PARALLEL),
     "keys of an earlier layer": keys_of_first(),
     "keys of an earlier layer, window, not turned inside": both(
-        whole(rope=Rope(base=1e4, rotated=8)), keys_of_first(window=6)
+        whole(rope=Rope(base=1e4, rotary_dim=8)), keys_of_first(window=6)
     ),
     "norms of values": layers(value_norms),
     "told of each token": told(40),
     "streams": streams(),
     "proportional rotation": whole(
-        rope=Rope(base=1e4, rotated=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
+        rope=Rope(base=1e4, rotary_dim=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
     ),
     "embedding multiplier": whole(embedding_multiplier=5.0),
     "embedding norm": whole(embedding_norm=norm("embedding_norm", kind="layer", bias="embedding_norm.bias")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.export import Recipe
-from embedllm.export.graphs import Model, build, flavours
+from embedllm.export.graphs import Model, build, variants
 from embedllm.export.writing.passthrough import carried
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
@@ -52,7 +52,13 @@ class RandomSource:
 
 
 def described_package(
-    folder: Path, decoder: Decoder, recipe: Recipe, *, flavour: str, seed: int = 0, source: RandomSource | None = None
+    folder: Path,
+    decoder: Decoder,
+    recipe: Recipe,
+    *,
+    variant: str,
+    seed: int = 0,
+    source: RandomSource | None = None,
 ) -> Path:
     """Writes a package with one graph; returns the folder. source: None: of that seed."""
     folder.mkdir(parents=True)
@@ -60,9 +66,9 @@ def described_package(
     decided = plan(decoder, recipe, held=carried(source, decoder))
     check_source(source, decided)
     hashes = {WEIGHTS: write_weights(source, decided, folder / WEIGHTS, lambda count: None)}
-    graph = next(graph for graph in flavours(decoder) if graph.dialect == flavour)
+    graph = next(graph for graph in variants(decoder) if graph.variant == variant)
     model = Model(decoder=decoder, layout=decided.layout, packing=decided.packing, exact=recipe.exact)
-    (folder / graph.file).write_bytes(build(flavour, model))
+    (folder / graph.file).write_bytes(build(variant, model))
     write_json(folder / MANIFEST, _manifest(folder, decided, recipe, [dataclasses.asdict(graph)], hashes))
     return folder
 

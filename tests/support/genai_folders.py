@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.utils import extract_model
 
-from tests.support.foreign_folders import PAIRS, Edit
+from tests.support.external_folders import PAIRS, Edit
 from tests.support.traced_models import CONTEXT, HEADS, HIDDEN, SIZE, VOCABULARY, weights, write_checkpoint, write_graph
 
 PAD = 11

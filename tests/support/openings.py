@@ -18,8 +18,8 @@ def device(name: str) -> Device:
     return next(device for device in devices() if device.name == name)
 
 
-def _graph(package: Package, dialect: str) -> Graph:
-    graph = package.graph(dialect)
+def _graph(package: Package, variant: str) -> Graph:
+    graph = package.graph(variant)
     assert graph is not None
     return graph
 

@@ -20,7 +20,7 @@ from embedllm.export.openvino import linear as openvino_products
 from embedllm.export.openvino.ir import Ir
 from embedllm.export.writing.plan import blocks
 from embedllm.package.architecture import Linear
-from embedllm.package.graph_flavors import FLOAT32, GPU_FLOAT32, Dialect
+from embedllm.package.graph_variants import FLOAT32, GPU_FLOAT32, GraphVariant
 from embedllm.package.package import WEIGHTS
 from embedllm.package.packing import Packed, Packing, dequantize
 
@@ -54,14 +54,14 @@ def as_runtimes_see(
                 writer.write(f"matrix.{kind}", np.ascontiguousarray(values))
         writer.finish()
     identity, every = np.eye(columns, dtype=np.float32)[None], np.arange(linear.rows)[None]
-    for dialect in (_EXACT, GPU_FLOAT32):
-        path = folder / dialect.file
-        path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, dialect))
+    for variant in (_EXACT, GPU_FLOAT32):
+        path = folder / variant.file
+        path.write_bytes(_onnx(Graph(layout, "float32"), linear, packing, variant))
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         given = {"x": identity, "tokens": every}
         product, *rows = session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
-        yield f"{dialect.name}, product", np.asarray(product)[0].T
-        yield from ((f"{dialect.name}, rows", np.asarray(each)[0]) for each in rows)
+        yield f"{variant.name}, product", np.asarray(product)[0].T
+        yield from ((f"{variant.name}, rows", np.asarray(each)[0]) for each in rows)
     (folder / "model.xml").write_text(_openvino(Ir(layout), linear, packing).xml("matrix"))
     model = core().compile_model(core().read_model(folder / "model.xml", folder / WEIGHTS), "CPU", EXACT)
     found = model.create_infer_request().infer({"x": identity, **({} if packing.order else {"tokens": every})})
@@ -70,8 +70,8 @@ def as_runtimes_see(
     yield from (("openvino, rows", each[0]) for each in rows)
 
 
-def _onnx(graph: Graph, linear: Linear, packing: Packing, dialect: Dialect) -> bytes:
-    products = onnx_products.Products(graph, {linear.name: packing}, dialect)
+def _onnx(graph: Graph, linear: Linear, packing: Packing, variant: GraphVariant) -> bytes:
+    products = onnx_products.Products(graph, {linear.name: packing}, variant)
     graph.scope = "test"
     names = [products.linear("x", [linear], "product")]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", linear.columns])]

@@ -131,7 +131,7 @@ def test_a_slow_model_is_measured_with_a_shorter_prompt(tiny_package: Callable[.
     package = open_package(tiny_package("llama", max_position_embeddings=512))
 
     def lengths(seconds: float) -> tuple[int, int]:
-        trial = tuning_trial.Trial(package=package, devices={"cpu": device("cpu")}, dialects={}, exact=False, kv=None,
+        trial = tuning_trial.Trial(package=package, devices={"cpu": device("cpu")}, variants={}, exact=False, kv=None,
                                    seconds=seconds)  # fmt: skip
         trial(tuning_trial.Candidate(device="cpu"))
         return len(trial._prompt), trial._steps

@@ -76,8 +76,8 @@ def test_the_extension_summarises_with_what_is_packed_into_it(
     page.fill("#text", TEXT)
     assert "llama" in summary(page)
     assert page.evaluate("async () => crossOriginIsolated")
-    assert all(name in address for address in browser.events("foreign")), "it asked for what is not packed"
-    browser.forget("foreign")
+    assert all(name in address for address in browser.events("external")), "it asked for what is not packed"
+    browser.forget("external")
     context.close()
 
 

@@ -78,7 +78,7 @@ def write_model(folder: Path, weights: bytes = WEIGHTS, **changes: object) -> di
     graphs = [("model.onnx", "generic-float32"), ("openvino_model.xml", "openvino")]
     manifest = {
         "format": 1, "name": folder.name, "context": 64, "tokens": {"stop": [0]},
-        "graphs": [{"file": file, "dialect": dialect, "activations": "float32"} for file, dialect in graphs],
+        "graphs": [{"file": file, "variant": variant, "activations": "float32"} for file, variant in graphs],
         "files": {name: {"bytes": len(data), "sha256": digest(data)} for name, data in files.items()},
         **changes,
     }  # fmt: skip

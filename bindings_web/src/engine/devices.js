@@ -33,8 +33,8 @@ async function gpus() {
   }
   const info = adapter.info;
   const description = [info.vendor, info.architecture, info.description].filter(Boolean).join(" ") || "a GPU";
-  const dialects = adapter.features.has("shader-f16") ? [FLOAT16, FLOAT32] : [FLOAT32];
-  const found = { backend: BACKEND, description, available: true, reason: "", remedy: "", memory: 0, dialects };
+  const variants = adapter.features.has("shader-f16") ? [FLOAT16, FLOAT32] : [FLOAT32];
+  const found = { backend: BACKEND, description, available: true, reason: "", remedy: "", memory: 0, variants };
   const isSoftware = info.isFallbackAdapter || /** @type {any} */ (adapter).isFallbackAdapter === true;
   if (!isSoftware) return [{ ...found, name: "webgpu" }];
   const reason = `the only adapter is software (${description}), slower than 'wasm'`;
@@ -58,6 +58,6 @@ function cpu() {
     reason: "",
     remedy: "",
     memory: 0,
-    dialects: [WASM, PACKED],
+    variants: [WASM, PACKED],
   };
 }

@@ -12,7 +12,7 @@ import { Session } from "./session.js";
  * @import { Decoder } from "./model_shape.js"
  * @import { Steps } from "./session.js"
  * @typedef {{name: string, backend: string, description: string, available: boolean, reason: string, remedy: string,
- *   memory: number, dialects?: string[]}} Device dialects: of the graphs that it can run, the best first
+ *   memory: number, variants?: string[]}} Device variants: of the graphs that it can run, the best first
  * @typedef {{graph: Blob, weights: Blob, activations: "float32" | "float16", decoder: Decoder}} Parts
  */
 

@@ -7,7 +7,7 @@ import { openEngine } from "./engine.js";
 
 /**
  * @import { Device, Engine } from "./engine.js"
- * @typedef {{dialect: string, reason: string}} Outcome dialect: of the graphs that it computes rightly, the best; empty
+ * @typedef {{variant: string, reason: string}} Outcome variant: of the graphs that it computes rightly, the best; empty
  *   when it computes none, and then the reason says why
  */
 
@@ -23,35 +23,35 @@ const TOLERANCES = /** @type {Record<string, number>} */ ({ "gpu-float32": 0.02,
  * @returns {Promise<Outcome>}
  */
 export async function probe(device, { base, url }) {
-  const key = [device.name, device.description, device.backend, device.dialects, navigator.userAgent].join("|");
+  const key = [device.name, device.description, device.backend, device.variants, navigator.userAgent].join("|");
   const remembered = await recall();
   if (remembered[key]) return remembered[key];
   const outcome = await withinTime(run(device, { base, url }));
-  if (!outcome) return { dialect: "", reason: `the probe did not end within ${LIMIT_MS / 1000} s` };
-  if (outcome.dialect) await remember({ ...remembered, [key]: outcome }); // what failed is tried again the next time
+  if (!outcome) return { variant: "", reason: `the probe did not end within ${LIMIT_MS / 1000} s` };
+  if (outcome.variant) await remember({ ...remembered, [key]: outcome }); // what failed is tried again the next time
   return outcome;
 }
 
 /** @param {Device} device @param {{base: string, url: string}} options @returns {Promise<Outcome>} */
 async function run(device, { base, url }) {
   const troubles = [];
-  for (const dialect of device.dialects ?? []) {
+  for (const variant of device.variants ?? []) {
     try {
-      const off = await difference(device, dialect, { base, url });
-      if (off <= TOLERANCES[dialect]) return { dialect, reason: troubles.join("; ") };
-      troubles.push(`'${dialect}': the probe's logits are off by ${off.toPrecision(3)}`);
+      const off = await difference(device, variant, { base, url });
+      if (off <= TOLERANCES[variant]) return { variant, reason: troubles.join("; ") };
+      troubles.push(`'${variant}': the probe's logits are off by ${off.toPrecision(3)}`);
     } catch (error) {
-      troubles.push(`'${dialect}': ${error instanceof Error ? error.message : error}`);
+      troubles.push(`'${variant}': ${error instanceof Error ? error.message : error}`);
     }
   }
-  return { dialect: "", reason: `the probe failed: ${troubles.join("; ")}` };
+  return { variant: "", reason: `the probe failed: ${troubles.join("; ")}` };
 }
 
-/** The largest difference of a logit. @param {Device} device @param {string} dialect @param {{base: string, url: string}} options */
-async function difference(device, dialect, { base, url }) {
+/** The largest difference of a logit. @param {Device} device @param {string} variant @param {{base: string, url: string}} options */
+async function difference(device, variant, { base, url }) {
   const manifest = await (await fetched(url, "embedllm.json")).json();
   const { steps, logits } = await (await fetched(url, "answers.json")).json();
-  const graph = manifest.graphs.find((/** @type {{dialect: string}} */ one) => one.dialect === dialect);
+  const graph = manifest.graphs.find((/** @type {{variant: string}} */ one) => one.variant === variant);
   const parts = {
     graph: await (await fetched(url, graph.file)).blob(),
     weights: await (await fetched(url, WEIGHTS)).blob(),

@@ -10,7 +10,7 @@ const AGAIN = "Export the folder again and put it there whole.";
 /**
  * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
  * @typedef {{file: string} & FileEntry} PartEntry  some of a file's bytes, as a file of their own
- * @typedef {{file: string, dialect: string, activations: string}} Graph
+ * @typedef {{file: string, variant: string, activations: string}} Graph
  * @typedef {{format: number, name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
  *   files: Record<string, FileEntry>, parts?: Record<string, PartEntry[]>, [key: string]: unknown}} Manifest
  */
@@ -142,7 +142,7 @@ function partsFault(parts, files) {
  */
 function graphsFault(graphs, files) {
   for (const graph of graphs) {
-    for (const key of ["file", "dialect", "activations"]) {
+    for (const key of ["file", "variant", "activations"]) {
       const value = graph?.[key];
       if (typeof value !== "string") return `one of its 'graphs' has the '${key}' ${shown(value)}; expected a string`;
     }

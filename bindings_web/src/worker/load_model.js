@@ -85,20 +85,20 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
  * @returns {Promise<{file: string, activations: "float32" | "float16"} | {reason: string, remedy: string}>}
  */
 async function graphFor(device, { manifest }, decoder, { base, urls }) {
-  let dialects = device.dialects ?? [];
+  let variants = device.variants ?? [];
   if (device.name === "wasm") {
-    dialects = dialects.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
+    variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
     const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
-    if (!outcome.dialect) return { reason: outcome.reason, remedy: "use another device" };
-    dialects = dialects.slice(dialects.indexOf(outcome.dialect)); // float32 is right where float16 is
+    if (!outcome.variant) return { reason: outcome.reason, remedy: "use another device" };
+    variants = variants.slice(variants.indexOf(outcome.variant)); // float32 is right where float16 is
   }
-  for (const dialect of dialects) {
-    const graph = manifest.graphs.find((one) => one.dialect === dialect);
+  for (const variant of variants) {
+    const graph = manifest.graphs.find((one) => one.variant === variant);
     if (graph) return { file: graph.file, activations: graph.activations === "float16" ? "float16" : "float32" };
   }
   return {
-    reason: `the folder has no graph '${dialects.join("' or '")}'`,
-    remedy: `add it: embedllm graph FOLDER --flavour ${dialects[0]}`,
+    reason: `the folder has no graph '${variants.join("' or '")}'`,
+    remedy: `add it: embedllm graph FOLDER --variant ${variants[0]}`,
   };
 }

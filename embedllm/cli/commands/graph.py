@@ -13,7 +13,7 @@ from embedllm.cli.options import common_options, note
 
 @click.command(short_help="Add a graph to a folder, without its source.")
 @click.argument("folder")
-@click.option("--flavour", required=True, metavar="NAME",
+@click.option("--variant", "variant_name", required=True, metavar="NAME",
               help="As 'embedllm inspect' lists them: directml-float16 ...; an unknown one lists all.")  # fmt: skip
 @click.option(
     "--text",
@@ -24,14 +24,14 @@ from embedllm.cli.options import common_options, note
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the graph.")
 @common_options
-def graph(folder: str, *, flavour: str, sample: Path | None, as_json: bool) -> None:
-    """Add one flavour of graph to a package folder, or write it anew.
+def graph(folder: str, *, variant_name: str, sample: Path | None, as_json: bool) -> None:
+    """Add one variant of graph to a package folder, or write it anew.
 
     It is made from the folder's manifest and points at the weights that are there: an older folder gets what newer
     versions export, in kilobytes. A graph that is missing or damaged is mended; 'embedllm inspect --check' finds it.
-    Flavours with a quantized KV (int8-kv, int4-kv) are not part of an export: they run the model once.
+    Variants with a quantized KV (int8-kv, int4-kv) are not part of an export: they run the model once.
     """
-    from embedllm.export.graphs import write_flavour
+    from embedllm.export.graphs import write_variant
     from embedllm.loading.resolve import package_folder
 
     place = package_folder(folder)
@@ -43,9 +43,9 @@ def graph(folder: str, *, flavour: str, sample: Path | None, as_json: bool) -> N
         from embedllm.text.tokenizer import Tokenizer
 
         tokens = Tokenizer.open(place).encode(sample.read_text(encoding="utf-8"), special=False)
-    written = write_flavour(place, flavour, tokens=tokens)
+    written = write_variant(place, variant_name, tokens=tokens)
     size = (place / written.file).stat().st_size
-    note(f"wrote '{place / written.file}': {flavour}, {size:,} bytes")
+    note(f"wrote '{place / written.file}': {variant_name}, {size:,} bytes")
     if as_json:
-        found = {"folder": str(place), "file": written.file, "dialect": written.dialect, "bytes": size}
+        found = {"folder": str(place), "file": written.file, "variant": written.variant, "bytes": size}
         click.echo(json.dumps(found, ensure_ascii=False))

@@ -39,8 +39,8 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
     from embedllm.package.package import WEIGHTS
 
     package = open_folder(folder)
-    if package.foreign is not None:
-        _inspect_foreign(package, contexts, check=check, as_json=as_json)
+    if package.external is not None:
+        _inspect_external(package, contexts, check=check, as_json=as_json)
         return
     faults = package.faults() if check else {}
     if WEIGHTS in faults:
@@ -57,10 +57,10 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
         raise ValueError("a graph does not fit the weights file; export the folder again.")
 
 
-def _inspect_foreign(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
-    from embedllm.inspection.foreign_report import describe_foreign, facts
+def _inspect_external(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
+    from embedllm.inspection.external_report import describe_external, facts
 
-    found = describe_foreign(package, contexts)
+    found = describe_external(package, contexts)
     if check:
         raise ValueError(f"'{package.folder}' has no manifest with hashes to check; leave out --check.")
     if as_json:
@@ -189,8 +189,8 @@ def _graphs(found: Description) -> Table:
             held = f"; {graph.held_to} have all its operators" if graph.held_to else ""
             fit = f"{graph.weights}, all in the weights file, none stored twice{held}"
         unused = "" if graph.unused_bytes is None else f"{graph.unused_bytes:,}"
-        rows.append((graph.file, graph.dialect, f"{graph.bytes:,}", unused, fit))
-    return new_table(("file", "flavour", "bytes", "unused bytes", "weights"), rows)
+        rows.append((graph.file, graph.variant, f"{graph.bytes:,}", unused, fit))
+    return new_table(("file", "variant", "bytes", "unused bytes", "weights"), rows)
 
 
 def _files(found: Description, faults: Mapping[str, str] | None) -> Table:

@@ -20,6 +20,7 @@ from embedllm.export.architectures._shared.rope import ROPE, RopeKeys, describe_
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import (
     Attention,
+    AttentionTemperature,
     Decoder,
     Layer,
     Linear,
@@ -28,7 +29,6 @@ from embedllm.package.architecture import (
     Moe,
     Norm,
     Origin,
-    QueryGrowth,
     Rope,
 )
 
@@ -54,7 +54,7 @@ class Shape:
     qkv_groups: int = 1  # of a fused q, k and v: the q, k and v of the first share of the heads, then the next ones'
     qk_norm: str = ""  # "head": over each head; "all": over all heads together; "heads": each has its own weights
     qk_norm_kind: NormKind | None = None  # where it is not that of the other norms
-    norm_turned: bool = False
+    norm_after_rope: bool = False
     rope_keys: RopeKeys = ROPE
     interleaved: bool = False  # neighbouring dimensions turn together, not those of the two halves
     local_rope: Rope | None = None
@@ -64,7 +64,7 @@ class Shape:
     is_turned: bool = True  # False: there is no rotation at all
     scale: float | None = None
     softcap: float = 0.0
-    growth: QueryGrowth | None = None
+    temperature: AttentionTemperature | None = None
     sinks: str = ""  # of a layer's attention, in the checkpoint; empty: there are none
     parallel: bool = False
     residual_multiplier: float = 1.0
@@ -84,7 +84,7 @@ def describe_shaped(config: Config, shape: Shape) -> Decoder:
         name="embedding", source=names.in_model(names.embedding), rows=sizes.vocabulary, columns=sizes.hidden
     )
     head = replace(embedding, name="head", source=names.head, bias=shape.head_bias)
-    rope = Rope(base=shape.rope_keys.theta, rotated=0)
+    rope = Rope(base=shape.rope_keys.theta, rotary_dim=0)
     if shape.is_turned:
         rope = describe_rope(config, sizes.head_dim, shape.rope_keys)
     context = config.integer("max_position_embeddings")
@@ -130,7 +130,7 @@ def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -
 def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
     sizes, names = parts.sizes, shape.names
     turned = shape.rope(index) if shape.is_turned else None
-    pairs = rope.rotated if shape.interleaved and turned is not None else 0
+    pairs = rope.rotary_dim if shape.interleaved and turned is not None else 0
     q, k, v = parts.qkv(groups=shape.qkv_groups, bias=shape.qkv_bias, pairs=pairs)
     kind = shape.qk_norm_kind or shape.norm
 
@@ -149,12 +149,12 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         o=parts.linear("attention.o", names.o, sizes.hidden, sizes.heads * sizes.head_dim, bias=shape.o_bias),
         q_norm=qk_norm("attention.q_norm", names.q_norm, sizes.heads),
         k_norm=qk_norm("attention.k_norm", names.k_norm, sizes.kv_heads),
-        norm_turned=shape.norm_turned,
+        norm_after_rope=shape.norm_after_rope,
         window=shape.window(index),
         rope=turned,
         scale=shape.scale,
         softcap=shape.softcap,
-        growth=shape.growth,
+        temperature=shape.temperature,
         sinks=shape.sinks and f"{parts.source}.{shape.sinks}",
         gate=shape.gate(parts),
     )

@@ -7,7 +7,7 @@ import math
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Attention, Latent, Linear, Norm, Origin
+from embedllm.package.architecture import Attention, Linear, MultiHeadLatent, Norm, Origin
 
 _EPSILON = 1e-6  # of the small vectors' norms, whatever config.json says of the others'
 
@@ -39,7 +39,7 @@ def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int = 1536) -> 
     if of_q is not None:
         small_q = parts.linear("attention.q.small", "self_attn.q_a_proj", of_q, hidden, bias=bias)
     together = "kv_a_proj_with_mqa", rank + turned
-    latent = Latent(
+    mla = MultiHeadLatent(
         q=small_q,
         q_norm=None if of_q is None else _norm(parts, "q", of_q),
         kv=part("kv.small", together[0], rank, hidden, bias=bias, origin=Origin(rows=together[1])),
@@ -60,7 +60,7 @@ def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int = 1536) -> 
                origin=Origin(rows=both, start=still, block=value, stride=still + value)),
         o=parts.linear("attention.o", "self_attn.o_proj", hidden, heads * value, bias=bias),
         scale=_scale(config, size),
-        latent=latent,
+        mla=mla,
     )  # fmt: skip
 
 

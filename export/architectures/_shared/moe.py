@@ -15,7 +15,7 @@ class Experts:
     """How many a family has, of which size, and where its checkpoints have them."""
 
     count: int
-    used: int  # for a token
+    top_k: int  # for a token
     inner: int
     router: str = "mlp.gate"
     place: str = "mlp.experts"
@@ -24,10 +24,10 @@ class Experts:
     down: str = "down_proj"
 
 
-def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", normalised: bool = False) -> Moe:
-    """Without one that is shared. scores, normalised: of Moe. Raises UnsupportedModel for more used than there are."""
-    if experts.used > experts.count:
-        raise UnsupportedModel(f"{experts.used} experts of a token; expected at most all {experts.count} of a layer.")
+def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", norm_topk: bool = False) -> Moe:
+    """Without one that is shared. scores, norm_topk: of Moe. Raises UnsupportedModel for more used than there are."""
+    if experts.top_k > experts.count:
+        raise UnsupportedModel(f"{experts.top_k} experts of a token; expected at most all {experts.count} of a layer.")
     hidden = parts.sizes.hidden
     return Moe(
         router=parts.linear("mlp.router", experts.router, experts.count, hidden),
@@ -35,9 +35,9 @@ def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", normalis
             gated(parts, f"mlp.experts.{number}", f"{experts.place}.{number}", experts)
             for number in range(experts.count)
         ),
-        used=experts.used,
+        top_k=experts.top_k,
         scores=scores,
-        normalised=normalised,
+        norm_topk=norm_topk,
     )
 
 
@@ -81,10 +81,10 @@ def grouped(config: Config, moe: Moe) -> Moe:
             f"{count} experts in {groups} groups ('n_group'), of which {used} take part ('topk_group'); "
             "expected groups of equal size, and at most all of them."
         )
-    if moe.used > used * (count // groups):
-        raise UnsupportedModel(f"{moe.used} experts of a token; expected at most the {used * (count // groups)} of "
+    if moe.top_k > used * (count // groups):
+        raise UnsupportedModel(f"{moe.top_k} experts of a token; expected at most the {used * (count // groups)} of "
                                f"{used} groups ('topk_group').")  # fmt: skip
-    return replace(moe, groups=groups, used_groups=used)
+    return replace(moe, groups=groups, top_k_groups=used)
 
 
 def corrected(parts: Parts, index: int) -> Moe | None:
@@ -94,10 +94,10 @@ def corrected(parts: Parts, index: int) -> Moe | None:
         return None
     experts = Experts(
         count=config.integer("n_routed_experts", config.integer("num_local_experts", 0, least=0)),
-        used=config.integer("num_experts_per_tok"),
+        top_k=config.integer("num_experts_per_tok"),
         inner=config.integer("moe_intermediate_size"),
     )
-    moe = mixture(parts, experts, scores="sigmoid", normalised=config.flag("norm_topk_prob", False))
+    moe = mixture(parts, experts, scores="sigmoid", norm_topk=config.flag("norm_topk_prob", False))
     shared = replace(experts, inner=experts.inner * config.integer("n_shared_experts", 1))
     return replace(
         grouped(config, moe),

@@ -9,12 +9,12 @@ from dataclasses import replace
 from embedllm.errors import ExportError
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Linear, TokenInput, TokenInputs
+from embedllm.package.architecture import Linear, PerLayerEmbedding, PerLayerInput
 
 
-def token_inputs(
+def per_layer_embedding(
     config: Config, names: Names, embedding: Linear, *, layers: int, size: int, others: bool = False
-) -> TokenInputs:
+) -> PerLayerEmbedding:
     """What `layers` layers are told, `size` values each. others: there may be tokens without a row of their own."""
     columns, hidden = layers * size, embedding.columns
     rows = config.integer("vocab_size_per_layer_input", 262_144)
@@ -22,26 +22,28 @@ def token_inputs(
         raise ExportError(
             f"config.json: 'vocab_size_per_layer_input' is {rows} and 'vocab_size' {embedding.rows}; expected no fewer."
         )
-    norm = RMS.named(config, "token_inputs.norm", names.in_model("per_layer_projection_norm"), size)
+    norm = RMS.named(config, "per_layer_embedding.norm", names.in_model("per_layer_projection_norm"), size)
     source = names.in_model("per_layer_model_projection")
-    return TokenInputs(
-        table=Linear(name="token_inputs", source=names.in_model("embed_tokens_per_layer"), rows=rows, columns=columns),
-        projection=Linear(name="token_inputs.projection", source=source, rows=columns, columns=hidden),
+    return PerLayerEmbedding(
+        table=Linear(
+            name="per_layer_embedding", source=names.in_model("embed_tokens_per_layer"), rows=rows, columns=columns
+        ),
+        projection=Linear(name="per_layer_embedding.projection", source=source, rows=columns, columns=hidden),
         norm=replace(norm, epsilon=norm.epsilon * hidden),  # as of a projection that is divided by sqrt(hidden)
         table_multiplier=math.sqrt(size),
         multiplier=math.sqrt(0.5),
     )
 
 
-def token_input(parts: Parts, size: int, activation: str) -> TokenInput:
+def per_layer_input(parts: Parts, size: int, activation: str) -> PerLayerInput:
     """How a layer reads them."""
     hidden = parts.sizes.hidden
     norm = parts.norm_kind.named(
-        parts.config, f"{parts.name}.token_input.norm", f"{parts.source}.post_per_layer_input_norm", hidden
+        parts.config, f"{parts.name}.per_layer_input.norm", f"{parts.source}.post_per_layer_input_norm", hidden
     )
-    return TokenInput(
-        gate=parts.linear("token_input.gate", "per_layer_input_gate", size, hidden),
-        up=parts.linear("token_input.up", "per_layer_projection", hidden, size),
+    return PerLayerInput(
+        gate=parts.linear("per_layer_input.gate", "per_layer_input_gate", size, hidden),
+        up=parts.linear("per_layer_input.up", "per_layer_projection", hidden, size),
         norm=norm,
         activation=activation,
     )

@@ -60,7 +60,7 @@ def _rope(config: Config, parameters: Config, head_dim: int, keys: RopeKeys) -> 
         raise UnsupportedModel(
             f"{keys.part_key} is {part}; expected a part of the {head_dim} values of a head that is an even number."
         )
-    return Rope(base=base, rotated=rotated, scaling=_scaling(config, parameters, rotated))
+    return Rope(base=base, rotary_dim=rotated, scaling=_scaling(config, parameters, rotated))
 
 
 def _scaling(config: Config, parameters: Config, rotated: int) -> RopeScaling | None:
@@ -73,14 +73,14 @@ def _scaling(config: Config, parameters: Config, rotated: int) -> RopeScaling | 
     if kind == "linear":
         return LinearScaling(factor=parameters.number("factor", above=0))
     if kind == "dynamic":
-        return DynamicScaling(factor=parameters.number("factor", above=0), trained=own_context)
+        return DynamicScaling(factor=parameters.number("factor", above=0), original_context=own_context)
     if kind == "llama3":
         low = parameters.number("low_freq_factor", above=0)
         return Llama3Scaling(
             factor=parameters.number("factor", above=0),
             low_frequency_factor=low,
             high_frequency_factor=parameters.number("high_freq_factor", above=low),
-            trained=trained,
+            original_context=trained,
         )
     if kind == "yarn":
         return _yarn(parameters, own_context, trained)
@@ -94,7 +94,7 @@ def _yarn(parameters: Config, own_context: int, trained: int) -> YarnScaling:
     own_factor = _yarn_attention_factor(parameters, factor)
     return YarnScaling(
         factor=factor,
-        trained=trained,
+        original_context=trained,
         beta_fast=parameters.number("beta_fast", 32.0, above=0),
         beta_slow=parameters.number("beta_slow", 1.0, above=0),
         attention_factor=parameters.number("attention_factor", own_factor, above=0),
@@ -119,7 +119,7 @@ def _long(parameters: Config, own_context: int, trained: int, rotated: int) -> L
     return LongRopeScaling(
         short=tuple(short),
         long=tuple(long),
-        trained=trained,
+        original_context=trained,
         context=own_context,
         attention_factor=parameters.number("attention_factor", own_factor, above=0),
     )

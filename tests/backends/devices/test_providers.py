@@ -28,7 +28,7 @@ from embedllm.backends.system.ort_builds import Build, conflict
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.package.graph_flavors import DIALECTS
+from embedllm.package.graph_variants import VARIANTS
 from embedllm.package.package import open_package
 from embedllm.sampling.options import Sampling
 
@@ -73,8 +73,8 @@ def test_cuda_is_not_given_an_odd_number_of_zero_points_a_row(
 
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_each_row_can_be_used(row: Provider) -> None:
-    assert set(row.dialects) <= {dialect.name for dialect in DIALECTS}
-    assert set(row.exact) <= set(row.dialects)
+    assert set(row.variants) <= {variant.name for variant in VARIANTS}
+    assert set(row.exact) <= set(row.variants)
     assert row.hardware in ("CPU", "GPU", "NPU")
     assert row.platforms <= {"linux", "win32", "darwin"}
     assert "MatMulNBits" in row.runs
@@ -330,13 +330,13 @@ def test_webgpu_is_right_by_its_probe() -> None:
         pytest.skip(f"webgpu: {found.reason}")
     outcome = probe.run(found)
     assert outcome.ok
-    assert outcome.dialect in ("webgpu-float16", "gpu-float32")
+    assert outcome.variant in ("webgpu-float16", "gpu-float32")
 
 
 @pytest.mark.gpu
 def test_cuda_is_right_by_its_probe() -> None:
     outcome = probe.run(a_device("cuda"))
-    assert (outcome.ok, outcome.dialect) == (True, "generic-float16")
+    assert (outcome.ok, outcome.variant) == (True, "generic-float16")
 
 
 @pytest.mark.parametrize("row", [row for row in PROVIDERS if row.module], ids=named)
@@ -397,7 +397,7 @@ def test_the_openvino_plug_in_is_right_by_its_name_and_by_its_path() -> None:
         assert found.available
         assert "OpenVINOExecutionProvider 1." in found.backend
         outcome = probe.run(found)
-        assert (outcome.ok, outcome.dialect) == (True, "generic-float32")
+        assert (outcome.ok, outcome.variant) == (True, "generic-float32")
 
 
 @openvino_ep

@@ -83,13 +83,13 @@ def test_a_graph_that_cannot_be_says_why(tiny_package: Callable[..., Path]) -> N
 
 
 def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
-    graphs = [graph for graph in package.manifest["graphs"] if graph["dialect"] != "openvino"]  # type: ignore[attr-defined]
+    graphs = [graph for graph in package.manifest["graphs"] if graph["variant"] != "openvino"]  # type: ignore[attr-defined]
     older = Package(package.folder, {**package.manifest, "graphs": graphs})
-    has = ", ".join(f"'{graph.dialect}'" for graph in older.graphs)
+    has = ", ".join(f"'{graph.variant}'" for graph in older.graphs)
     lack = f"'package' has no 'openvino' graph (it has {has})"
     devices = found(older, "openvino", "openvino+cpu", "openvino:AUTO")
     for name in ("openvino", "npu-on-cpu", "openvino:AUTO"):
-        remedy = f"embedllm graph {package.folder} --flavour openvino"
+        remedy = f"embedllm graph {package.folder} --variant openvino"
         assert (devices[name].reason, devices[name].remedy) == (lack, remedy)
     assert devices["openvino+cpu"].reason == f"'openvino': {lack}"
     assert devices["cpu"].available
@@ -98,14 +98,14 @@ def test_a_folder_without_the_graph_says_what_it_has(package: Package) -> None:
 
 
 def test_a_folder_without_the_graphs_for_webgpu_says_which_command_adds_the_best(package: Package) -> None:
-    graphs = [graph for graph in package.manifest["graphs"] if graph["dialect"] == "generic-float16"]  # type: ignore[attr-defined]
+    graphs = [graph for graph in package.manifest["graphs"] if graph["variant"] == "generic-float16"]  # type: ignore[attr-defined]
     older = Package(package.folder, {**package.manifest, "graphs": graphs})
     webgpu = Device(name="webgpu", backend="onnxruntime", description="", available=True)
     with pytest.raises(DeviceUnavailable) as caught:
         registry.open_engine(older, webgpu)
     ((_, reason, remedy),) = caught.value.tried
     assert reason == "'package' has no 'webgpu-float16' or 'gpu-float32' graph (it has 'generic-float16')"
-    assert remedy == f"embedllm graph {package.folder} --flavour webgpu-float16"
+    assert remedy == f"embedllm graph {package.folder} --variant webgpu-float16"
 
 
 def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(package: Package) -> None:

@@ -16,12 +16,12 @@ import embedllm
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.backends.options import USUAL, Knobs
 from embedllm.errors import ContextFull, DeviceUnavailable
-from embedllm.package.foreign.detect import manifest_of
-from embedllm.package.foreign.genai_config import read_config
-from embedllm.package.foreign.genai_pipeline import read as read_pipeline
+from embedllm.package.external.detect import manifest_of
+from embedllm.package.external.genai_config import read_config
+from embedllm.package.external.genai_pipeline import read as read_pipeline
 from embedllm.package.package import Package, open_package
 from tests.package.test_onnx_folders import greedy
-from tests.support.foreign_folders import Edit, stripped
+from tests.support.external_folders import Edit, stripped
 from tests.support.genai_folders import PAD, combined, pictures, pipeline, windowed
 from tests.support.traced_models import CONTEXT, VOCABULARY, expected, weights
 
@@ -238,7 +238,7 @@ def with_shared_buffers(package: Path, folder: Path) -> Package:
     told["search"] = {**told["search"], "past_present_share_buffer": True}
     config.write_text(json.dumps(told))
     reading = read_pipeline(read_config(config))
-    return Package(reading.root, manifest_of(reading), reading.foreign)
+    return Package(reading.root, manifest_of(reading), reading.external)
 
 
 def test_a_sequence_that_outgrows_its_buffers_goes_on_in_larger_ones(

@@ -87,7 +87,7 @@ def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Ca
 @pytest.mark.parametrize("case", CASES)
 def test_every_described_field_follows_the_reference(case: str, recipe: Recipe, tmp_path: Path) -> None:
     """In float16, whose rounding is told against the spread of the logits."""
-    folder = described_package(tmp_path / "package", CASES[case](plain()), recipe, flavour="generic-float16")
+    folder = described_package(tmp_path / "package", CASES[case](plain()), recipe, variant="generic-float16")
     package = open_package(folder)
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()
     expected = ReferenceEngine(package).open().feed_all(tokens)
@@ -103,7 +103,7 @@ def test_matrices_that_were_carried_over_follow_the_reference(name: str, tmp_pat
     """Minimums of groups, and scales that the float16 graph rounds."""
     decoder = plain()
     source = HeldRandomSource(decoder, PACKINGS[name])
-    folder = described_package(tmp_path / "package", decoder, Recipe(), flavour="generic-float16", source=source)
+    folder = described_package(tmp_path / "package", decoder, Recipe(), variant="generic-float16", source=source)
     package = open_package(folder)
     assert set(packings(package.manifest).values()) == {PACKINGS[name]}
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 40).tolist()

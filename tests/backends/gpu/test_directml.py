@@ -55,8 +55,8 @@ PROMPTS = ["list files by size", "show disk usage", "count lines in a.txt", "com
            "sort names.txt", "extract the archive d.tar.gz"]  # fmt: skip
 
 
-def graph_of(package: Package, dialect: str = "directml-float16") -> Graph:
-    graph = package.graph(dialect)
+def graph_of(package: Package, variant: str = "directml-float16") -> Graph:
+    graph = package.graph(variant)
     assert graph is not None
     return graph
 

@@ -36,7 +36,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "demo_greedy.json").
 PROMPTS: list[list[int]] = [row["prompt_tokens"] for row in GOLDEN if not row["tools"]][:40:2]
 REPLY = 16  # tokens
 FLOAT32, FLOAT16, PACKED = "gpu-float32", "webgpu-float16", "generic-float16"
-FLAVOURS = (FLOAT32, FLOAT16)
+VARIANTS = (FLOAT32, FLOAT16)
 # measured on lavapipe (docs/webgpu.md): tiny models, logits up to 5; the demo's, logits up to 31
 TINY_ATOL = {FLOAT32: 1e-4, FLOAT16: 0.05}
 DEMO_ATOL = {FLOAT32: 5e-3, FLOAT16: 0.3}
@@ -62,15 +62,15 @@ def device() -> Device:
 
 @pytest.fixture(scope="module")
 def open_engine(device: Device) -> Iterator[Opens]:
-    """A function that loads a package in a flavour, once for equal ones."""
+    """A function that loads a package in a variant, once for equal ones."""
     from embedllm.backends.gpu import webgpu
 
     opened: dict[tuple[Path, str], WebGpuEngine] = {}
 
-    def make(package: Package, flavour: str = FLOAT32) -> WebGpuEngine:
-        key = (package.folder, flavour)
+    def make(package: Package, variant: str = FLOAT32) -> WebGpuEngine:
+        key = (package.folder, variant)
         if key not in opened:
-            graph = package.graph(flavour)
+            graph = package.graph(variant)
             assert graph is not None
             opened[key] = webgpu.WebGpuEngine(package, graph, device)
         return opened[key]
@@ -102,9 +102,9 @@ class Compared:
     ties: int = 0  # replies that went another way where the best two were nearer than the difference
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_greedy_replies_and_their_logits_are_the_exact_ones(flavour: str, open_engine: Opens, demo: Package) -> None:
-    engine, exact, seen = open_engine(demo, flavour), ReferenceEngine(demo), Compared()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_replies_and_their_logits_are_the_exact_ones(variant: str, open_engine: Opens, demo: Package) -> None:
+    engine, exact, seen = open_engine(demo, variant), ReferenceEngine(demo), Compared()
     for prompt in PROMPTS:
         ours, theirs = engine.open(), exact.open()
         tokens: Sequence[int] = prompt
@@ -121,22 +121,22 @@ def test_greedy_replies_and_their_logits_are_the_exact_ones(flavour: str, open_e
             tokens = [best]
         ours.close()
         theirs.close()
-    print(f"{flavour}: {seen}")  # noqa: T201 - the numbers of docs/webgpu.md
-    assert seen.worst <= DEMO_ATOL[flavour]
+    print(f"{variant}: {seen}")  # noqa: T201 - the numbers of docs/webgpu.md
+    assert seen.worst <= DEMO_ATOL[variant]
     assert seen.ties <= 1
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_follow_the_reference(
-    model: str, flavour: str, open_engine: Opens, tiny_package: Callable[..., Path]
+    model: str, variant: str, open_engine: Opens, tiny_package: Callable[..., Path]
 ) -> None:
     family, recipe, config = MODELS[model]
     package = open_package(tiny_package(family, recipe, **config))
     tokens = random_tokens(3, 60, 307)
     expected = ReferenceEngine(package).open().feed_all(tokens)
-    session = open_engine(package, flavour).open()
-    atol = TINY_ATOL[flavour]
+    session = open_engine(package, variant).open()
+    atol = TINY_ATOL[variant]
     np.testing.assert_allclose(session.feed_all(tokens), expected, atol=atol, rtol=0)  # in pieces, where it has to be
     session.rewind(0)
     np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=atol, rtol=0)
@@ -240,10 +240,10 @@ def test_a_session_grows_and_goes_on(open_engine: Opens, demo: Package) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_the_kv_goes_to_the_cpu_and_back(flavour: str, open_engine: Opens, demo: Package) -> None:
-    tokens, atol = random_tokens(7, 60), DEMO_ATOL[flavour]
-    engine, graph = open_engine(demo, flavour), demo.graph("generic-float32")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_kv_goes_to_the_cpu_and_back(variant: str, open_engine: Opens, demo: Package) -> None:
+    tokens, atol = random_tokens(7, 60), DEMO_ATOL[variant]
+    engine, graph = open_engine(demo, variant), demo.graph("generic-float32")
     assert graph is not None
     on_gpu, on_cpu = engine.open(), OrtEngine(demo, graph, cpu.devices()[0]).open()
     expected = row(on_gpu, tokens)

@@ -19,7 +19,7 @@ from embedllm.backends.system import vulkan
 from embedllm.backends.system.vulkan import Adapter
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
-from embedllm.package.graph_flavors import FLOAT16, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import FLOAT16, WEBGPU_FLOAT16
 from embedllm.package.package import open_package
 
 GPU = ProviderDevice(
@@ -186,4 +186,4 @@ def test_a_graph_of_an_older_version_is_refused_where_the_provider_would_compute
         webgpu.WebGpuEngine(package, older, device)
     assert loaded == [newer.file, older.file][: 1 if refused else 2]
     if isinstance(caught.value, DeviceUnavailable):
-        assert caught.value.tried[0][2].startswith(f"embedllm graph {package.folder} --flavour webgpu-float16; ")
+        assert caught.value.tried[0][2].startswith(f"embedllm graph {package.folder} --variant webgpu-float16; ")

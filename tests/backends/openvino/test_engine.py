@@ -32,7 +32,7 @@ from embedllm.export.onnx import decoder as onnx_graph
 from embedllm.export.verify import compare
 from embedllm.export.writing.plan import plan
 from embedllm.loading.resolve import package_folder
-from embedllm.package.graph_flavors import FLOAT32
+from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import WEIGHTS, Package, open_package
 from embedllm.types import Logits
 from tests.support.openings import device, ort_engine, ov_engine, paged_engine
@@ -535,7 +535,7 @@ def test_a_folder_without_its_model_is_incomplete(folder: Path, tmp_path: Path) 
     (tmp_path / "copy" / "openvino_model.xml").unlink()
     with pytest.raises(DeviceUnavailable, match=r"is incomplete: cannot read 'openvino_model.xml'") as caught:
         embedllm.load(tmp_path / "copy", device="openvino")
-    assert f"embedllm graph {tmp_path / 'copy'} --flavour openvino" in str(caught.value)
+    assert f"embedllm graph {tmp_path / 'copy'} --variant openvino" in str(caught.value)
     with embedllm.load(tmp_path / "copy", device="cpu") as llm:  # which does not need it
         assert llm.device.name == "cpu"
 

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     @cache
     def made(case: str, recipe: str) -> Path:
         place = tmp_path_factory.mktemp("described") / "package"
-        return described_package(place, CASES[case](plain()), RECIPES[recipe], flavour="openvino")
+        return described_package(place, CASES[case](plain()), RECIPES[recipe], variant="openvino")
 
     return made
 

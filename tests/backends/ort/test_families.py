@@ -25,7 +25,7 @@ CLOSE = 1e-4  # of the spread of the logits; measured up to 7e-6: the order of f
 def test_logits_follow_the_reference(case: str, recipe: str, tmp_path: Path) -> None:
     """A prompt, steps, a rewind, several tokens on top, and one whose last logits alone are computed."""
     decoder = CASES[case](plain())
-    package = open_package(described_package(tmp_path / "package", decoder, RECIPES[recipe], flavour="generic-float32"))
+    package = open_package(described_package(tmp_path / "package", decoder, RECIPES[recipe], variant="generic-float32"))
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 24).tolist()
     expected = ReferenceEngine(package).open().feed_all(tokens)
     session = open_engine(package, device("cpu"), exact=True).open()

@@ -26,14 +26,14 @@ from embedllm.backends.probe import runner as probe_run
 from embedllm.backends.probe.probe import Outcome
 from embedllm.backends.reference.engine import ReferenceEngine, ReferenceSession
 from embedllm.errors import DeviceUnavailable
-from embedllm.package.graph_flavors import FLOAT16, FLOAT32
+from embedllm.package.graph_variants import FLOAT16, FLOAT32
 from embedllm.package.package import open_package
 from tests.support.openings import device
 from tools import make_probe
 
 ROUGHEST = max(probe._ROUNDED, *probe._TOLERANCES.values())
 GPU = Device(name="cuda", backend="onnxruntime 1.31.1", description="NVIDIA H200", available=True)
-FINE = Outcome(ok=True, dialect=FLOAT16.name, max_difference=0.01, seconds=0.5)
+FINE = Outcome(ok=True, variant=FLOAT16.name, max_difference=0.01, seconds=0.5)
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def test_the_steps_read_a_prompt_decode_rewind_and_continue() -> None:
 def test_devices_that_compute_rightly_pass(name: str) -> None:
     outcome = probe.run(device(name))
     assert (outcome.ok, outcome.reason) == (True, "")
-    assert outcome.max_difference < probe.tolerance(outcome.dialect) / 2
-    assert outcome.dialect == next(iter(drivers.known_driver(device(name)).dialects), "")
+    assert outcome.max_difference < probe.tolerance(outcome.variant) / 2
+    assert outcome.variant == next(iter(drivers.known_driver(device(name)).variants), "")
 
 
 def test_the_command_that_is_run_writes_the_outcome() -> None:
     outcome = probe_run.in_process(probe_run.command(device("cpu")))
-    assert (outcome.ok, outcome.dialect) == (True, FLOAT32.name)
+    assert (outcome.ok, outcome.variant) == (True, FLOAT32.name)
 
 
 def test_the_command_says_why_a_device_is_not_there() -> None:
@@ -204,15 +204,15 @@ def test_what_is_not_a_number_is_wrong(place: int) -> None:
 def test_a_graph_that_fails_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU does not have the q and k norms of the float16 graph's attention."""
     cpu = drivers.known_driver(device("cpu"))
-    both = replace(cpu, dialects=(FLOAT16.name, FLOAT32.name), probed=True)
+    both = replace(cpu, variants=(FLOAT16.name, FLOAT32.name), probed=True)
     monkeypatch.setitem(drivers._DRIVERS, "cpu", both)
     outcome = probe.run(device("cpu"))
-    assert (outcome.ok, outcome.dialect) == (True, FLOAT32.name)
+    assert (outcome.ok, outcome.variant) == (True, FLOAT32.name)
     assert outcome.reason.startswith(f"'{FLOAT16.name}': ")
     assert outcome.reason.endswith(f"; '{FLOAT32.name}' is used")
-    assert probe_run.dialects(device("cpu"), outcome) == (FLOAT32.name,)
-    assert probe_run.dialects(device("cpu"), replace(outcome, dialect=FLOAT16.name)) == both.dialects
-    assert probe_run.dialects(device("cpu"), None) == ()
+    assert probe_run.variants(device("cpu"), outcome) == (FLOAT32.name,)
+    assert probe_run.variants(device("cpu"), replace(outcome, variant=FLOAT16.name)) == both.variants
+    assert probe_run.variants(device("cpu"), None) == ()
 
 
 # --- processes and threads
@@ -557,7 +557,7 @@ def test_a_device_that_passes_is_used(
         assert model.device.name == "openvino"
         remembered = probe_run.remembered(model.device)
     assert remembered is not None
-    assert (remembered.ok, remembered.dialect) == (True, "openvino")
+    assert (remembered.ok, remembered.variant) == (True, "openvino")
 
 
 def test_on_a_machine_with_a_cpu_only_auto_probes_nothing_and_writes_nothing(

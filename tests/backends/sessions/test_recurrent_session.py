@@ -20,7 +20,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource, read_json
-from embedllm.export.graphs import write_flavour
+from embedllm.export.graphs import write_variant
 from embedllm.export.quantization.float_forward import FloatPass
 from embedllm.hub.location import Location
 from embedllm.package.package import open_package
@@ -229,8 +229,8 @@ def test_devices_without_such_states_say_so(lfm2: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="no 'int8-kv' graph"):
         load(lfm2, device="cpu", kv="int8")
     with pytest.raises(ExportError, match="keep a state of fixed size"):
-        write_flavour(lfm2, "generic-float16")
-    assert {graph.dialect for graph in open_package(lfm2).graphs} == {"generic-float32", "openvino"}
+        write_variant(lfm2, "generic-float16")
+    assert {graph.variant for graph in open_package(lfm2).graphs} == {"generic-float32", "openvino"}
 
 
 @pytest.mark.parametrize("checkpoint", [tiny_lfm2, tiny_qwen3_5])

@@ -23,11 +23,11 @@ from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import window_retention
 from embedllm.backends.sessions.step_batcher import _Step
 from embedllm.export import Recipe
-from embedllm.export.graphs import write_flavour
+from embedllm.export.graphs import write_variant
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.sequence import HeldSequence
 from embedllm.loading.memory_estimate import fit
-from embedllm.package.graph_flavors import INT4_KV, INT8_KV, Dialect
+from embedllm.package.graph_variants import INT4_KV, INT8_KV, GraphVariant
 from embedllm.package.package import open_package
 from tests.support.decoder_cases import CASES, VOCABULARY, attending, by_layer, kv_heads, plain
 from tests.support.described import described_package
@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, of which the first has a window."""
     decoder = replace(by_layer({"window": WINDOW}, {})(kv_heads(5)(plain())), context=CONTEXT)
     recipe = Recipe(method="nearest")
-    return described_package(tmp_path_factory.mktemp("window") / "package", decoder, recipe, flavour="generic-float32")
+    return described_package(
+        tmp_path_factory.mktemp("window") / "package", decoder, recipe, variant_name="generic-float32"
+    )
 
 
 def pair(folder: Path, *, exact: bool = False) -> tuple[OrtSession, OrtSession]:
@@ -196,7 +198,7 @@ def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: 
 @pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rotations"])
 def test_every_kind_of_layer_with_a_window_may_forget(case: str, tmp_path: Path) -> None:
     decoder = replace(CASES[case](plain()), context=1024)
-    folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), flavour="generic-float32")
+    folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant_name="generic-float32")
     both = pair(folder)
     for start in range(0, 600, 200):
         same(both, TOKENS[start : start + 200])
@@ -271,13 +273,13 @@ def test_a_pair_of_engines_keeps_all_as_each_gets_it_from_the_other(folder: Path
     np.testing.assert_array_equal(rows[0], rows[1])
 
 
-@pytest.mark.parametrize("dialect", [INT8_KV, INT4_KV])
-def test_quantized_kv_is_freed_alike(tiny_package: Callable[..., Path], tmp_path: Path, dialect: Dialect) -> None:
+@pytest.mark.parametrize("variant", [INT8_KV, INT4_KV])
+def test_quantized_kv_is_freed_alike(tiny_package: Callable[..., Path], tmp_path: Path, variant: GraphVariant) -> None:
     plain = tiny_package("mistral", None, sliding_window=WINDOW, max_position_embeddings=1500)
     folder = Path(shutil.copytree(plain, tmp_path / "package"))
-    write_flavour(folder, dialect.name, tokens=TOKENS[:100])
+    write_variant(folder, variant.name, tokens=TOKENS[:100])
     package = open_package(folder)
-    graph = package.graph(dialect.name)
+    graph = package.graph(variant.name)
     assert graph is not None
     both = [OrtEngine(package, graph, device("cpu")).open() for _ in range(2)]
     both[1].keeps_all = True

@@ -59,7 +59,7 @@ def test_a_llama_by_hand() -> None:
     decoder = described("llama", num_key_value_heads=1)
     assert (decoder.model_type, decoder.vocabulary, decoder.hidden, decoder.context) == ("llama", 307, 64, 128)
     assert not decoder.tied
-    assert decoder.rope == Rope(base=10_000, rotated=16)
+    assert decoder.rope == Rope(base=10_000, rotary_dim=16)
     assert len(decoder.layers) == 2
     layer = decoder.layers[1]
     shapes = {linear.source.removeprefix("model.layers.1."): (linear.rows, linear.columns) for linear in linears(layer)}
@@ -195,28 +195,28 @@ ROPES: dict[str, tuple[dict[str, object], RopeScaling | None]] = {
     "none": ({}, None),
     "default": ({"rope_type": "default"}, None),
     "linear": ({"rope_type": "linear", "factor": 2}, LinearScaling(factor=2.0)),
-    "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, DynamicScaling(factor=2.0, trained=128)),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, DynamicScaling(factor=2.0, original_context=128)),
     "llama3": (
         {"rope_type": "llama3", **LLAMA3},
-        Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, trained=32),
+        Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=32),
     ),
     "yarn": (
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-        YarnScaling(factor=4.0, trained=32, beta_fast=32.0, beta_slow=1.0,
+        YarnScaling(factor=4.0, original_context=32, beta_fast=32.0, beta_slow=1.0,
                     attention_factor=0.1 * math.log(4) + 1, truncate=True),
     ),
     "yarn without its factor": (
         {"rope_type": "yarn", "original_max_position_embeddings": 64, "factor": None, "truncate": False},
-        YarnScaling(factor=2.0, trained=64, beta_fast=32.0, beta_slow=1.0,
+        YarnScaling(factor=2.0, original_context=64, beta_fast=32.0, beta_slow=1.0,
                     attention_factor=0.1 * math.log(2) + 1, truncate=False),
     ),
     "yarn of the trained length": (
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2},
-        YarnScaling(factor=4.0, trained=128, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=True),
+        YarnScaling(factor=4.0, original_context=128, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=True),
     ),
     "yarn of DeepSeek": (
         {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5},
-        YarnScaling(factor=4.0, trained=128, beta_fast=32.0, beta_slow=1.0, truncate=True,
+        YarnScaling(factor=4.0, original_context=128, beta_fast=32.0, beta_slow=1.0, truncate=True,
                     attention_factor=(0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)),
     ),
 }  # fmt: skip
@@ -225,14 +225,14 @@ ROPES: dict[str, tuple[dict[str, object], RopeScaling | None]] = {
 LONGROPE = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8,
             "original_max_position_embeddings": 32}  # fmt: skip
 ROPES["longrope"] = LONGROPE, LongRopeScaling(
-    short=(1.0,) * 8, long=(2.0,) * 8, trained=32, context=128,
+    short=(1.0,) * 8, long=(2.0,) * 8, original_context=32, context=128,
     attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("keys", "scaling"), ROPES.values(), ids=ROPES)
 def test_rope_scaling_in_its_old_and_new_place(keys: dict[str, object], scaling: RopeScaling | None) -> None:
-    expected = Rope(base=500_000.0, rotated=16, scaling=scaling)
+    expected = Rope(base=500_000.0, rotary_dim=16, scaling=scaling)
     old = {"type" if key == "rope_type" else key: value for key, value in keys.items()}
     assert rope_of(rope_theta=500_000, rope_scaling=keys) == expected
     assert rope_of(rope_theta=500_000, rope_scaling=old) == expected
@@ -243,7 +243,7 @@ def test_rope_scaling_in_its_old_and_new_place(keys: dict[str, object], scaling:
 def test_the_trained_length_may_stand_outside_of_the_rope_parameters() -> None:
     rope = rope_of(original_max_position_embeddings=64, rope_scaling={"type": "yarn", "factor": 2.0})
     assert isinstance(rope.scaling, YarnScaling)
-    assert rope.scaling.trained == 64
+    assert rope.scaling.original_context == 64
 
 
 def test_equal_rope_keys_in_both_places_are_one() -> None:
@@ -453,7 +453,7 @@ def test_the_context_of_an_export_chooses_the_factors_of_longrope(context: int |
     rope = describe(tiny(rope_scaling=LONGROPE), context).rope
     assert isinstance(rope.scaling, LongRopeScaling)
     found = tables(rope, 3)[0] / np.float32(rope.scaling.attention_factor)
-    plain = tables(Rope(base=rope.base * 1.0, rotated=16), 3)
+    plain = tables(Rope(base=rope.base * 1.0, rotary_dim=16), 3)
     expected = np.cos(np.arccos(plain[0]) / divided)
     np.testing.assert_allclose(found, expected, atol=1e-3)
 

@@ -13,7 +13,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.tensor_mapping import read_matrix
 from embedllm.export.quantization.imatrix import read_importance
 from embedllm.package.architecture import Linear, Origin
-from embedllm.package.graph_flavors import DIRECTML
+from embedllm.package.graph_variants import DIRECTML
 from embedllm.package.package import open_package
 from embedllm.package.tensors import kv_bytes
 from tests.support.calibration_texts import kl, logits, text, with_outliers
@@ -58,7 +58,7 @@ def test_rows_that_the_source_has_last_come_first() -> None:
 
 
 def test_adapters_at_run_time_and_llama_cpps_importance_are_refused(tmp_path: Path) -> None:
-    folder = described_package(tmp_path / "small", DECODER, Recipe(), flavour="openvino")
+    folder = described_package(tmp_path / "small", DECODER, Recipe(), variant="openvino")
     with pytest.raises(PackageError, match=r"'.*small' makes keys and values of small vectors.*--lora"):
         check_adaptable(open_package(folder))
     with pytest.raises(ExportError, match="cut in another way"):

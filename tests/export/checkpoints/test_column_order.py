@@ -26,7 +26,7 @@ from embedllm.export.checkpoints.quantized.packed_integers import (
     sorted_by_group,
 )
 from embedllm.export.checkpoints.quantized.schemes import scheme_of
-from embedllm.export.graphs import write_flavour
+from embedllm.export.graphs import write_variant
 from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.writing.passthrough import carried
 from embedllm.files.safetensors_header import Tensor, read_header
@@ -209,8 +209,8 @@ def test_an_adapter_reads_what_comes_before_the_order(name: str, ordered: Path, 
 
 def test_a_graph_is_written_anew_without_the_source(ordered: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(ordered, tmp_path / "copy")
-    for flavour in ("generic-float32", "openvino", "wasm-float32"):
-        write_flavour(copy, flavour)
+    for variant in ("generic-float32", "openvino", "wasm-float32"):
+        write_variant(copy, variant)
     for name in ("model.onnx", "openvino_model.xml", "model.wasm.onnx", "embedllm.json"):
         assert (copy / name).read_bytes() == (ordered / name).read_bytes()
 
@@ -288,14 +288,14 @@ def test_groups_that_compressed_tensors_never_chose_are_plain(tmp_path: Path) ->
     source.close()
 
 
-@pytest.mark.parametrize(("name", "flavour"), [("cpu", "generic-float32"), ("openvino", "openvino")])
-def test_experts_and_the_head_have_orders_too(name: str, flavour: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "variant"), [("cpu", "generic-float32"), ("openvino", "openvino")])
+def test_experts_and_the_head_have_orders_too(name: str, variant: str, tmp_path: Path) -> None:
     """And minimums, whose sums are of groups in that order."""
     decoder = CASES["mixture, normalised, biases"](plain())
     head = dataclasses.replace(decoder.embedding, name="head", source="lm_head")
     decoder = dataclasses.replace(decoder, head=head)
     source = OrderedRandomSource(decoder, MINIMUMS, plain=decoder.embedding.source)
-    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), flavour=flavour, source=source)
+    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant=variant, source=source)
     found = packings(open_package(folder).manifest)
     assert found["head"].order == "head"
     assert found["layers.1.mlp.experts.2.up"].order != found["layers.1.mlp.experts.2.down"].order != ""

@@ -22,7 +22,7 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable, ExportError, PackageError
 from embedllm.export import Recipe, convert, open_source
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
-from embedllm.export.graphs import write_flavour
+from embedllm.export.graphs import write_variant
 from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.sharding import join, shard
 from embedllm.files.safetensors_header import read_header
@@ -149,7 +149,7 @@ def test_what_a_source_holds_is_stored_bit_for_bit(family: str, folders: dict[st
     source.close()
 
 
-ATOL = 2e-5  # of logits up to 5: as in test_dialects.py, the order of float32 sums differs
+ATOL = 2e-5  # of logits up to 5: as in test_variants.py, the order of float32 sums differs
 TOKENS = np.random.default_rng(3).integers(0, 307, 40).tolist()
 
 
@@ -220,10 +220,10 @@ class HeldExperts(RandomSource):
         return rounded(self.rows(name, start, stop), PACKINGS["4 bits, minimums"])
 
 
-@pytest.mark.parametrize(("name", "flavour"), [("cpu", "generic-float32"), ("openvino", "openvino")])
-def test_experts_have_minimums_too(name: str, flavour: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "variant"), [("cpu", "generic-float32"), ("openvino", "openvino")])
+def test_experts_have_minimums_too(name: str, variant_name: str, tmp_path: Path) -> None:
     decoder = CASES["mixture, normalised, biases"](plain())
-    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), flavour=flavour,
+    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant_name=variant_name,
                                source=HeldExperts(decoder))  # fmt: skip
     package = open_package(folder)
     assert {"minimum": True, "scale_bits": 32}.items() <= section(package.manifest, "layers.0.mlp.experts.0.up").items()
@@ -296,8 +296,8 @@ def test_scales_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_graph_is_written_anew_without_the_source(folders: dict[str, Path], tmp_path: Path) -> None:
     copy = shutil.copytree(folders["llama"], tmp_path / "copy")
-    for flavour in ("generic-float32", "openvino"):
-        write_flavour(copy, flavour)
+    for variant_name in ("generic-float32", "openvino"):
+        write_variant(copy, variant_name)
     for name in ("model.onnx", "openvino_model.xml", "embedllm.json"):
         assert (copy / name).read_bytes() == (folders["llama"] / name).read_bytes()
 

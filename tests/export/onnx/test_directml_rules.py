@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from embedllm.export import Recipe
 from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.graph_flavors import DIRECTML, FLOAT16, FLOAT32
+from embedllm.package.graph_variants import DIRECTML, FLOAT16, FLOAT32
 from embedllm.package.package import open_package
 from tests.backends.gpu.test_directml import MODELS
 from tests.support.decoder_cases import CASES, plain
@@ -56,12 +56,12 @@ def test_every_export_for_directml_passes(model: str, tiny_package: MakePackage)
 
 @pytest.mark.parametrize("case", [name for name, change in CASES.items() if not DIRECTML.lack(change(plain()))])
 def test_what_other_families_have_passes_where_there_is_a_graph_of_it(case: str, tmp_path: Path) -> None:
-    folder = described_package(tmp_path / "package", CASES[case](plain()), Recipe(), flavour=DIRECTML.name)
+    folder = described_package(tmp_path / "package", CASES[case](plain()), Recipe(), variant_name=DIRECTML.name)
     assert check_directml(load(folder, DIRECTML.file)) == ()
 
 
 @pytest.mark.parametrize(
-    ("dialect", "problems"),
+    ("variant", "problems"),
     [
         (FLOAT16, {"no kernel is known for GatherBlockQuantized", "GroupQueryAttention needs input 1",
                    "GroupQueryAttention does not take the input q_norm_weight"}),
@@ -70,8 +70,8 @@ def test_what_other_families_have_passes_where_there_is_a_graph_of_it(case: str,
     ],
     ids=["float16", "float32"],
 )  # fmt: skip
-def test_the_other_flavours_do_not_pass(dialect: object, problems: set[str], tiny_package: MakePackage) -> None:
-    found = check_directml(load(tiny_package("qwen3"), dialect.file))  # type: ignore[attr-defined]  # a Dialect
+def test_the_other_variants_do_not_pass(variant: object, problems: set[str], tiny_package: MakePackage) -> None:
+    found = check_directml(load(tiny_package("qwen3"), variant.file))  # type: ignore[attr-defined]  # a GraphVariant
     assert problems <= {problem.partition(": ")[2] for problem in found}
 
 
@@ -131,7 +131,7 @@ def test_an_input_that_a_kernel_does_not_take_is_found(
 
 
 def test_an_odd_number_of_8_bit_zero_points_is_found(tiny_package: MakePackage) -> None:
-    """As another dialect has them: ours unpacks such matrices."""
+    """As another variant has them: ours unpacks such matrices."""
     folder = tiny_package("llama", Recipe(bits=8, symmetric=False), hidden_size=96, intermediate_size=160)
     found = check_directml(load(folder, FLOAT16.file))
     assert "'layers.0.gate': MatMulNBits misreads rows of 3 zero points, an odd number, of 8 bits" in found
@@ -158,5 +158,5 @@ def test_inspect_says_what_directml_would_not_take(tiny_package: MakePackage, tm
     broken = model.SerializeToString(deterministic=True).replace(b"QuickGelu", b"FastGeluX")  # of the same size
     (tmp_path / DIRECTML.file).write_bytes(broken)
     assert len(broken) == (folder / DIRECTML.file).stat().st_size
-    graph = next(g for g in describe_package(open_package(tmp_path)).graphs if g.dialect == DIRECTML.name)
+    graph = next(g for g in describe_package(open_package(tmp_path)).graphs if g.variant == DIRECTML.name)
     assert graph.problems == tuple(f"'layers.{at}.silu': no kernel is known for FastGeluX" for at in range(2))

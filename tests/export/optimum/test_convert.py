@@ -97,7 +97,7 @@ def test_a_folder_that_optimum_wrote_loads_as_it_is(source: Path, tmp_path: Path
     exporters.main_export(str(source), tmp_path / "own", task="text-generation-with-past")
     write_tokenizer(tmp_path / "own", VOCABULARY)
     package = open_package(tmp_path / "own")
-    assert package.foreign is not None
+    assert package.external is not None
     session, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])).open(), expected(source, TOKENS)
     assert off(session.feed_all(TOKENS[:32]), right[:32]) < 1e-3
     session.rewind(20)

@@ -3,7 +3,7 @@
 //   node tests/web/node/driver.mjs NODE_MODULES CHROMIUM
 //
 // Each line is {"id", "do", ...arguments}, each answer {"id", "value"} or {"id", "error": {name, message, stack}}.
-// Events: {"event": "console" | "error" | "foreign" | "crash" | "closed", "context", "page", "text"}. Nothing but
+// Events: {"event": "console" | "error" | "external" | "crash" | "closed", "context", "page", "text"}. Nothing but
 // 127.0.0.1 is reached: a proxy that leads nowhere takes all else, and every such attempt is an event.
 // Chromium ends with this process, which ends with its stdin.
 
@@ -35,7 +35,7 @@ const nowhere = createServer((socket) => {
     const line = data.toString("latin1").split("\r\n", 1)[0];
     // Chromium's own errands, of no page; which flags silence them changes from version to version
     const isErrand = /google(apis)?\.com|gstatic\.com|gvt1\.com/.test(line);
-    if (!isErrand) say({event: "foreign", context: 0, page: 0, text: line});
+    if (!isErrand) say({event: "external", context: 0, page: 0, text: line});
     socket.end("HTTP/1.1 502 Nothing is reached from tests\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
   });
 });
@@ -76,7 +76,7 @@ const commands = {
     }
     contexts.set(id, context);
     context.on("request", (request) => {
-      if (!isLocal(request.url())) say({event: "foreign", context: id, page: 0, text: request.url()});
+      if (!isLocal(request.url())) say({event: "external", context: id, page: 0, text: request.url()});
     });
     for (const page of context.pages()) watchPage(page, id);
     context.on("page", (page) => watchPage(page, id));

@@ -84,7 +84,7 @@ class Browser:
         What a test expects of them it takes away first: forget(kind).
         """
         with self._lock:
-            wrong = [event for event in self._events if event.kind in ("foreign", "error", "crash")]
+            wrong = [event for event in self._events if event.kind in ("external", "error", "crash")]
             self._events.clear()
         assert not wrong, "in the browser: " + "; ".join(f"{event.kind}: {event.text}" for event in wrong)
 

@@ -12,7 +12,7 @@ from embedllm.package.package import Package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignDescription:
+class ExternalDescription:
     """All that is known of it."""
 
     name: str
@@ -20,7 +20,7 @@ class ForeignDescription:
     maker: str
     graph: str  # the file that is run
     passed_over: tuple[str, ...]  # other graphs of the same model
-    flavour: str
+    variant: str
     files: dict[str, int]  # bytes, of the graph and its weights
     model_type: str
     kv: dict[str, int]  # layers, by KV heads and the size of a key
@@ -32,25 +32,25 @@ class ForeignDescription:
     memory: tuple[Memory, ...]
 
 
-def describe_foreign(package: Package, contexts: Sequence[int] = ()) -> ForeignDescription:
+def describe_external(package: Package, contexts: Sequence[int] = ()) -> ExternalDescription:
     """What such a folder holds; contexts as in describe_package(). Raises ValueError for one that is too long."""
-    foreign, traced = package.foreign, package.traced
-    if foreign is None:
+    external, traced = package.external, package.traced
+    if external is None:
         raise PackageError(f"'{package.folder}' has a manifest of ours.")
     graph = package.graphs[0]
     layers = Counter(f"{heads} KV heads of {size}" for heads, size in traced.kv)
-    return ForeignDescription(
+    return ExternalDescription(
         name=package.name,
         folder=str(package.folder),
-        maker=foreign.maker,
+        maker=external.maker,
         graph=graph.file,
-        passed_over=foreign.passed_over,
-        flavour=graph.dialect,
+        passed_over=external.passed_over,
+        variant=graph.variant,
         files={name: entry.bytes for name, entry in package.files.items()},
         model_type=traced.model_type,
         kv=dict(layers),
         activations=graph.activations,
-        appends=foreign.names.appends,
+        appends=external.names.appends,
         vocabulary=traced.vocabulary,
         context=package.context,
         stop_tokens=package.stop_tokens,
@@ -58,12 +58,12 @@ def describe_foreign(package: Package, contexts: Sequence[int] = ()) -> ForeignD
     )
 
 
-def facts(found: ForeignDescription) -> Iterator[tuple[str, str]]:
+def facts(found: ExternalDescription) -> Iterator[tuple[str, str]]:
     """For a table."""
     yield "name", found.name
     yield "folder", found.folder
     yield "written by", found.maker
-    yield "graph", f"{found.graph}, as {found.flavour}"
+    yield "graph", f"{found.graph}, as {found.variant}"
     yield "not chosen", ", ".join(found.passed_over) or "nothing"
     yield "files", ", ".join(f"{name} ({count:,} bytes)" for name, count in found.files.items())
     yield "model type", found.model_type

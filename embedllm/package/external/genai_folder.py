@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embedllm.errors import PackageError
+from embedllm.package.external import genai_pipeline
+from embedllm.package.external.config_files import Texts, whole
+from embedllm.package.external.detect import Reading
+from embedllm.package.external.genai_config import CONFIG, MAKER, Config, read_config, section, text
+from embedllm.package.external.onnx_folder import reading_of
 from embedllm.package.external_graph import Names
-from embedllm.package.foreign import genai_pipeline
-from embedllm.package.foreign.config_files import Texts, whole
-from embedllm.package.foreign.detect import Reading
-from embedllm.package.foreign.genai_config import CONFIG, MAKER, Config, read_config, section, text
-from embedllm.package.foreign.onnx_folder import reading_of
 
 # ours by the providers of its session_options
 _DEVICES = {"cuda": "cuda", "dml": "directml", "webgpu": "webgpu"}

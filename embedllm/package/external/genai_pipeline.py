@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from embedllm.errors import PackageError
+from embedllm.package.external.config_files import Texts, whole
+from embedllm.package.external.detect import ExternalFolder, Reading, Window
+from embedllm.package.external.genai_config import MAKER, Config, section
+from embedllm.package.external.onnx_folder import weights_of
 from embedllm.package.external_graph import Names, Traced
-from embedllm.package.foreign.config_files import Texts, whole
-from embedllm.package.foreign.detect import Foreign, Reading, Window
-from embedllm.package.foreign.genai_config import MAKER, Config, section
-from embedllm.package.foreign.onnx_folder import weights_of
-from embedllm.package.graph_flavors import GENAI
+from embedllm.package.graph_variants import GENAI
 from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline
 
 DEVICES = ("genai",)
@@ -35,7 +35,7 @@ def read(config: Config) -> Reading:
         root=root,
         graph=config.path,
         weights=tuple(dict.fromkeys([*graphs, *beside])),
-        dialect=GENAI,
+        variant=GENAI,
         activations=_activations(outlines),
         described=Traced(
             model_type=texts.model_type,
@@ -46,7 +46,7 @@ def read(config: Config) -> Reading:
             in_pieces=True,  # until it is found otherwise: backends/genai/engine.py
         ),
         stop_tokens=texts.stop_tokens(vocabulary, stated=config.model.get("eos_token_id")),
-        foreign=Foreign(
+        external=ExternalFolder(
             maker=MAKER,
             names=Names(rounds=any(node.operator in _ROUNDING for outline in outlines for node in outline.nodes)),
             devices=DEVICES,

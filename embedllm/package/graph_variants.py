@@ -1,4 +1,4 @@
-"""What differs between the graphs of one model: a row per flavour, read by onnx_graph.py."""
+"""What differs between the graphs of one model: a row per variant, read by onnx_graph.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from embedllm.package.architecture import Decoder, Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """One flavour of graph: which operators with which attributes, in which types."""
+class GraphVariant:
+    """One variant of graph: which operators with which attributes, in which types."""
 
     name: str
     file: str
@@ -57,15 +57,15 @@ class Dialect:
             return ""
         if decoder.is_mixture:
             return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
-        if decoder.is_latent:
+        if decoder.uses_mla:
             return "its keys and values are made of small vectors, which is not written for DirectML"
         if any(attention.softcap or attention.sinks for attention in decoder.attentions):
             return "its attention has a soft cap or sinks, which DirectML's does not have"
         if len(decoder.kv_attentions) < len(decoder.attentions):
             return "a layer reads the keys and values of another, which DirectML's attention does not"
-        if decoder.streams is not None:
+        if decoder.altup_streams is not None:
             return "it has several streams, whose operators are not known to run on DirectML"
-        if any(attention.growth is not None for attention in decoder.attentions):
+        if any(attention.temperature is not None for attention in decoder.attentions):
             return "its queries grow with their positions, by operators that are not known to run on DirectML"
         if any(isinstance(layer.mlp, Mlp) and layer.mlp.limit for layer in decoder.layers):
             return "its mlps have limits, whose operators are not known to run on DirectML"
@@ -75,13 +75,13 @@ class Dialect:
         for attention in decoder.attentions:
             if attention.rope is None:
                 continue
-            rotated = decoder.ropes[attention.rope].rotated
+            rotated = decoder.ropes[attention.rope].rotary_dim
             if rotated != attention.head_dim:
                 return f"{rotated} of {attention.head_dim} head dimensions turn; DirectML's rotation turns all of them"
         return ""
 
 
-FLOAT32 = Dialect(
+FLOAT32 = GraphVariant(
     name="generic-float32",
     file="model.onnx",
     activations="float32",
@@ -93,7 +93,7 @@ FLOAT32 = Dialect(
     gathers_elements=True,
     recurrent=True,
 )
-FLOAT16 = Dialect(
+FLOAT16 = GraphVariant(
     name="generic-float16",
     file="model.fp16.onnx",
     activations="float16",
@@ -135,15 +135,15 @@ INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, rec
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
 TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
 STATEFUL = (
-    "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/foreign/openvino_folder.py
+    "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/external/openvino_folder.py
 )
-GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/foreign/genai_pipeline.py
+GENAI = "onnxruntime-genai"  # of several graphs, which that library runs: embedllm/package/external/genai_pipeline.py
 # in the order of an export and its manifest
-DIALECTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
+VARIANTS = (FLOAT32, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16, DIRECTML, WASM)
 CALIBRATED = (INT8_KV, INT4_KV)  # not part of an export: the model has to run to make one
 _ENCODERS = (FLOAT32.name, FLOAT16.name)  # there are graphs of models that read whole texts
 KV_SCALES = ("kv.key_scale", "kv.value_scale")  # end the names of what lies in these graphs, not in the weights file
-OPENVINO = "openvino"  # the dialect of the OpenVINO model, whose operators need no table
+OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need no table
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual

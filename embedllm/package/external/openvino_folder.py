@@ -10,10 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from embedllm.errors import PackageError
+from embedllm.package.external.config_files import Texts
+from embedllm.package.external.detect import ExternalFolder, Reading
 from embedllm.package.external_graph import Names, Traced
-from embedllm.package.foreign.config_files import Texts
-from embedllm.package.foreign.detect import Foreign, Reading
-from embedllm.package.graph_flavors import STATEFUL
+from embedllm.package.graph_variants import STATEFUL
 
 _DEVICES = ("openvino-gpu", "openvino")
 GRAPH = "openvino_model.xml"
@@ -46,7 +46,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         root=root,
         graph=path,
         weights=(path.with_suffix(".bin"),),
-        dialect=STATEFUL,
+        variant=STATEFUL,
         activations="float32",
         described=Traced(
             model_type=texts.model_type,
@@ -54,10 +54,10 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
             vocabulary=vocabulary,
             kv=kv,
             parameters=found.stored,
-            in_pieces=True,  # until it is found otherwise: backends/ov_foreign.py
+            in_pieces=True,  # until it is found otherwise: backends/ov_external.py
         ),
         stop_tokens=texts.stop_tokens(vocabulary),
-        foreign=Foreign(
+        external=ExternalFolder(
             maker="optimum-intel",
             names=Names(),
             devices=_DEVICES,

@@ -33,14 +33,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class ExternalFolder:
     """How a folder is to be read that has no manifest."""
 
     maker: str  # what writes such folders
     names: Names  # of an ONNX graph
     devices: tuple[str, ...]  # what "auto" means for it: those that run it, best first, or "auto" itself
     weights: str  # the file that a runtime is told of beside the graph; the graph itself where it names them
-    # by device, what of the graph it does not compute, or wrongly: embedllm/package/foreign/known_defects.py
+    # by device, what of the graph it does not compute, or wrongly: embedllm/package/external/known_defects.py
     faults: Mapping[str, str] = field(default_factory=dict)
     prefers: str = ""  # the device that it was made for, which "auto" tries first; empty: its maker says nothing
     passed_over: tuple[str, ...] = ()  # graphs that were not chosen
@@ -60,19 +60,19 @@ class Reading:
     root: Path  # where its texts are
     graph: Path
     weights: tuple[Path, ...]  # files that the graph's weights lie in, where it is not the graph's own
-    dialect: str
+    variant: str
     activations: str
     described: Traced
     stop_tokens: list[int]
-    foreign: Foreign
+    external: ExternalFolder
 
 
-def read_foreign(path: Path) -> Reading | None:
+def read_external(path: Path) -> Reading | None:
     """What is at a path, a folder or one of its graphs; None when nothing is known there.
 
     Raises PackageError for what is known and cannot be run.
     """
-    from embedllm.package.foreign import genai_folder, onnx_folder, openvino_folder
+    from embedllm.package.external import genai_folder, onnx_folder, openvino_folder
 
     root = _root(path)
     chosen = path if path.is_file() else None
@@ -85,7 +85,7 @@ def read_foreign(path: Path) -> Reading | None:
 def manifest_of(reading: Reading) -> dict[str, object]:
     """What a manifest would say of it. Raises PackageError for files outside of the folder, or missing."""
     files = {_name(path, reading): _entry(path) for path in (reading.graph, *reading.weights)}
-    graph = {"file": _name(reading.graph, reading), "dialect": reading.dialect, "activations": reading.activations}
+    graph = {"file": _name(reading.graph, reading), "variant": reading.variant, "activations": reading.activations}
     return {
         "name": reading.root.resolve().name,
         "files": files,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from embedllm.errors import PackageError
 from embedllm.files.free_memory import free_bytes
+from embedllm.package.external.config_files import Texts
+from embedllm.package.external.detect import ExternalFolder, Reading
+from embedllm.package.external.known_defects import faults
 from embedllm.package.external_graph import Names, Traced
-from embedllm.package.foreign.config_files import Texts
-from embedllm.package.foreign.detect import Foreign, Reading
-from embedllm.package.foreign.known_defects import faults
-from embedllm.package.graph_flavors import TRACED
+from embedllm.package.graph_variants import TRACED
 from embedllm.package.manifest_fields import plain_name
 from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT32, INT64, Declared, Outline, read_outline
 
@@ -28,7 +28,7 @@ _ROUNDED, _HALVES = ("_quantized", "_int8", "_uint8"), ("_q4f16", "_fp16")
 FLOAT16_FIRST = (*_HALVES, "_q4", "", "_bnb4", *_ROUNDED)
 FLOAT32_FIRST = ("_q4", "", "_bnb4", *_ROUNDED, *_HALVES)
 _GRAPH = re.compile(r"(?:model|decoder_model_merged)(_\w+)?\.onnx")
-# inputs that are known besides tokens, mask and positions: docs/guide-foreign-folders.md
+# inputs that are known besides tokens, mask and positions: docs/guide-external-folders.md
 OTHERS = ("use_cache_branch", "num_logits_to_keep", "logits_to_keep")
 _WHOLE = (INT32, INT64)
 _ROUNDING = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
@@ -75,11 +75,11 @@ def reading_of(
         root=root,
         graph=path,
         weights=weights_of(outline, path),
-        dialect=TRACED.name,
+        variant=TRACED.name,
         activations=activations,
         described=described,
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=eos),
-        foreign=Foreign(maker=maker, names=names, devices=DEVICES, faults=faults(outline), prefers=prefers,
+        external=ExternalFolder(maker=maker, names=names, devices=DEVICES, faults=faults(outline), prefers=prefers,
                         weights=path.relative_to(root).as_posix(), passed_over=passed_over, is_asked=is_asked),
     )  # fmt: skip
 

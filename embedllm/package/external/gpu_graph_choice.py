@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from embedllm.errors import PackageError
-from embedllm.package.foreign.onnx_folder import FLOAT16_FIRST, FLOAT32_FIRST, best, in_order
+from embedllm.package.external.onnx_folder import FLOAT16_FIRST, FLOAT32_FIRST, best, in_order
 from embedllm.package.package import Package, open_package
 
 _log = logging.getLogger("embedllm")
@@ -18,11 +18,11 @@ def on_gpu(package: Package, provider: str, *, has_float16: bool, memory: int) -
     provider: by which it runs ("cuda"), that computes not every graph rightly. has_float16: the GPU computes in it.
     memory: bytes of its own; 0: the machine's.
     """
-    foreign = package.foreign
-    if foreign is None or foreign.is_asked or not foreign.passed_over:
+    external = package.external
+    if external is None or external.is_asked or not external.passed_over:
         return package
     own = package.graphs[0].file
-    names = sorted((own, *foreign.passed_over))
+    names = sorted((own, *external.passed_over))
     paths = in_order([package.folder / name for name in names], FLOAT16_FIRST if has_float16 else FLOAT32_FIRST)
     opened: dict[Path, Package] = {}
     for path in paths:
@@ -31,7 +31,7 @@ def on_gpu(package: Package, provider: str, *, has_float16: bool, memory: int) -
         except PackageError as error:
             _log.info("'%s' is not run: %s", path.name, error)
             continue
-        if found.foreign is not None and provider not in found.foreign.faults:
+        if found.external is not None and provider not in found.external.faults:
             opened[path] = found
     chosen = best(list(opened), memory or None)
     return package if chosen is None else opened[chosen]
