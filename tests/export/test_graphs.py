@@ -46,11 +46,11 @@ def folder(tiny_package: MakePackage, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_package("qwen3"), tmp_path / "package"))
 
 
-def forget(folder: Path, variant_name: str) -> None:
+def forget(folder: Path, variant: str) -> None:
     """Makes it a folder that an older version wrote, which had not this variant."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    file = next(graph["file"] for graph in manifest["graphs"] if graph["variant"] == variant_name)
-    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["variant"] != variant_name]
+    file = next(graph["file"] for graph in manifest["graphs"] if graph["variant"] == variant)
+    manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["variant"] != variant]
     del manifest["files"][file]
     (folder / file).unlink()
     write_json(folder / MANIFEST, manifest)
@@ -117,13 +117,13 @@ def test_inspect_shows_every_variant_and_that_nothing_is_stored_twice(tiny_packa
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_added_variant_is_that_of_an_export(
-    recipe: str, variant_name: str, tiny_package: MakePackage, tmp_path: Path
+    recipe: str, variant: str, tiny_package: MakePackage, tmp_path: Path
 ) -> None:
     fresh = tiny_package("qwen2", RECIPES[recipe])
     folder = Path(shutil.copytree(fresh, tmp_path / "package"))
-    forget(folder, variant_name)
+    forget(folder, variant)
     assert contents(folder) != contents(fresh)
-    write_variant(folder, variant_name)
+    write_variant(folder, variant)
     assert contents(folder) == contents(fresh)
     open_package(folder).check()
 
@@ -137,8 +137,8 @@ def test_an_added_variant_runs(folder: Path) -> None:
 
 def test_writing_a_variant_anew_changes_nothing(folder: Path) -> None:
     before = contents(folder)
-    for variant_name in NAMES:
-        write_variant(folder, variant_name)
+    for variant in NAMES:
+        write_variant(folder, variant)
     assert contents(folder) == before
 
 
@@ -187,7 +187,7 @@ def test_a_folder_is_usable_wherever_the_writing_stops(
 
 @pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("damage", ["missing", "longer", "other bytes"])
-def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, variant_name: str, folder: Path) -> None:
+def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, variant: str, folder: Path) -> None:
     before = contents(folder)
     for graph in open_package(folder).graphs:
         path = folder / graph.file
@@ -195,7 +195,7 @@ def test_a_damaged_graph_is_mended_while_others_are_damaged_too(damage: str, var
             path.unlink()
         else:
             path.write_bytes(path.read_bytes() + b"x" if damage == "longer" else b"x" * path.stat().st_size)
-    graph = write_variant(folder, variant_name)
+    graph = write_variant(folder, variant)
     assert (folder / graph.file).read_bytes() == before[graph.file]
     for other in NAMES:
         write_variant(folder, other)

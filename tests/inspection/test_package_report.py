@@ -52,7 +52,7 @@ def test_the_shape_is_that_of_the_config(tiny: Description) -> None:
 def test_a_mixture_is_told_by_its_experts_and_those_of_a_token(tiny: Description, tmp_path: Path) -> None:
     decoder = mixtures(experts=6, used=2, inner=48)(plain())
     model = describe_package(
-        open_package(described_package(tmp_path / "package", decoder, Recipe(), variant_name="openvino"))
+        open_package(described_package(tmp_path / "package", decoder, Recipe(), variant="openvino"))
     ).architecture
     assert (model.experts, model.experts_used, model.mlp) == (6, 2, (48,))
     assert (tiny.architecture.experts, tiny.architecture.experts_used) == (0, 0)

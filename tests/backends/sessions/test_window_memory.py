@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decoder = replace(by_layer({"window": WINDOW}, {})(kv_heads(5)(plain())), context=CONTEXT)
     recipe = Recipe(method="nearest")
     return described_package(
-        tmp_path_factory.mktemp("window") / "package", decoder, recipe, variant_name="generic-float32"
+        tmp_path_factory.mktemp("window") / "package", decoder, recipe, variant="generic-float32"
     )
 
 
@@ -198,7 +198,7 @@ def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: 
 @pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rotations"])
 def test_every_kind_of_layer_with_a_window_may_forget(case: str, tmp_path: Path) -> None:
     decoder = replace(CASES[case](plain()), context=1024)
-    folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant_name="generic-float32")
+    folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant="generic-float32")
     both = pair(folder)
     for start in range(0, 600, 200):
         same(both, TOKENS[start : start + 200])

@@ -221,9 +221,9 @@ class HeldExperts(RandomSource):
 
 
 @pytest.mark.parametrize(("name", "variant"), [("cpu", "generic-float32"), ("openvino", "openvino")])
-def test_experts_have_minimums_too(name: str, variant_name: str, tmp_path: Path) -> None:
+def test_experts_have_minimums_too(name: str, variant: str, tmp_path: Path) -> None:
     decoder = CASES["mixture, normalised, biases"](plain())
-    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant_name=variant_name,
+    folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant=variant,
                                source=HeldExperts(decoder))  # fmt: skip
     package = open_package(folder)
     assert {"minimum": True, "scale_bits": 32}.items() <= section(package.manifest, "layers.0.mlp.experts.0.up").items()
@@ -296,8 +296,8 @@ def test_scales_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_graph_is_written_anew_without_the_source(folders: dict[str, Path], tmp_path: Path) -> None:
     copy = shutil.copytree(folders["llama"], tmp_path / "copy")
-    for variant_name in ("generic-float32", "openvino"):
-        write_variant(copy, variant_name)
+    for variant in ("generic-float32", "openvino"):
+        write_variant(copy, variant)
     for name in ("model.onnx", "openvino_model.xml", "embedllm.json"):
         assert (copy / name).read_bytes() == (folders["llama"] / name).read_bytes()
 
