@@ -18,7 +18,8 @@ from embedllm.export.gguf.encoders import sentences_of, task_of
 from embedllm.export.gguf.metadata_files import write_texts
 from embedllm.export.gguf.reader import GgufModel, Placed, read_model
 from embedllm.export.gguf.rope import ROTATIONS
-from embedllm.export.gguf.tensor_names import Place, places
+from embedllm.export.gguf.tensor_location import Place
+from embedllm.export.gguf.tensor_names import places
 from embedllm.export.gguf.types import READ, TYPES, floats, packed, packing_of
 from embedllm.hub.location import Location
 from embedllm.package.architecture import Linear, Norm, Origin

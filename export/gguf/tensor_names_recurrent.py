@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.gguf.tensor_names import Place, has_rows, matrix, norm_weights
+from embedllm.export.gguf.tensor_location import Place, has_rows, matrix, norm_weights
 from embedllm.package.architecture import DeltaNet, Linear, ShortConv
 
 if TYPE_CHECKING:
