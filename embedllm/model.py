@@ -13,9 +13,9 @@ from embedllm.backends.base import Device, Engine
 from embedllm.cancel import Cancel
 from embedllm.embeddings import Encoding, Ranked
 from embedllm.embeddings import present as encoding_of
-from embedllm.generation.admission import Places
+from embedllm.generation.admission import Slots
 from embedllm.generation.async_stream import AsyncStream
-from embedllm.generation.batch import begun_once, run_batch
+from embedllm.generation.batch import reject_first_only, run_batch
 from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
@@ -59,7 +59,7 @@ class Model:
         owns_draft: bool = False,
         memory: Fit | None = None,
         prefixes: Prefixes | None = None,  # None: no prefix cache
-        places: Places | None = None,  # None: the usual number
+        slots: Slots | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
         tuned: str = "",
@@ -73,7 +73,7 @@ class Model:
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
         guessing = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, places=places,
+        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, slots=slots,
                              adapters=adapters)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters)  # fmt: skip
@@ -196,12 +196,13 @@ class Model:
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
         requests = [self.request(prompt, sampling, **options) for prompt in prompts]
-        requests = begun_once(requests)
+        requests = reject_first_only(requests)
 
         def run(request: Request, switch: Cancel) -> Completion:
             return collect(self.runner.stream(request, switch))
 
-        return run_batch(requests, run, cancel or Cancel(), parallel=min(self.runner.parallel, self.runner.places.most))
+        return run_batch(requests, run, cancel or Cancel(),
+                         parallel=min(self.runner.parallel, self.runner.slots.max_running))  # fmt: skip
 
     def generate_n(
         self,
@@ -221,7 +222,7 @@ class Model:
         used, cancel = sampling or self.sampling, cancel or Cancel()
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
         requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
-        return [collect(self.runner.stream(request, cancel)) for request in begun_once(requests)]
+        return [collect(self.runner.stream(request, cancel)) for request in reject_first_only(requests)]
 
     def beam_search(
         self,

@@ -1,9 +1,10 @@
-"""Which replies run: so many at once, the others wait in turn or are refused. Standard library only.
+"""Admission: at most N requests run simultaneously, the others wait in a queue or are rejected. Standard library only.
 
-A reply has a place from its first step to its end. One whose consumer pauses between two chunks lends it: at once when
-the consumer's own thread or task is what waits, else after a pause of _PAUSE_S while others wait. It is a pause, too,
-when an event loop does not come to take what a worker computed, or the place that a task was given. So nobody waits for
-a reply that waits for them, however threads, tasks and tools that call the model are nested; who pauses may wait then.
+A request has a slot from its first step to its end. When its consumer pauses between two chunks, the request is
+preempted: immediately when the consumer's own thread or task is the one that waits, otherwise after it was idle for
+_IDLE_S while others wait. An event loop that does not fetch a computed chunk, or a slot granted to one of its tasks,
+counts as a pause too. So nested threads, tasks and tools that call the model cannot deadlock; a preempted request
+waits for a slot again before its next step.
 """
 
 from __future__ import annotations
@@ -26,167 +27,173 @@ if TYPE_CHECKING:
     from embedllm.backends.base import Engine, Fit
     from embedllm.cancel import Cancel
 
-MOST_WAITING = 1024  # calls; each costs its prompt and a thread or a task
-USUAL = 16  # replies at once
-_threads, _local = count(1), threading.local()
-_PAUSE_S = 1.0  # of a consumer, after which its place is lent
+MAX_WAITING = 1024  # requests; each costs its prompt and a thread or a task
+DEFAULT_SEQUENCES = 16  # requests that run simultaneously
+_MAX_SEQUENCES = 256  # the same where there is much memory
+_IDLE_S = 1.0  # of a consumer, after which its request is preempted
+_thread_ids, _local = count(1), threading.local()
 
 
-class Places:
-    """The places of a model, and who waits for one. Used from any thread."""
+class Slots:
+    """The slots of a model, and the queue for them. Used from any thread."""
 
     def __init__(
-        self, most: int = USUAL, most_waiting: int = MOST_WAITING, *, clock: Callable[[], float] = time.monotonic
+        self,
+        max_running: int = DEFAULT_SEQUENCES,
+        max_waiting: int = MAX_WAITING,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.most = most
-        self.most_waiting = most_waiting
+        self.max_running = max_running
+        self.max_waiting = max_waiting
         self.clock = clock
-        self._lock = threading.RLock()  # a place may be left by the garbage collector, in the thread that has it
-        self._held: set[Place] = set()
-        self._waiting: list[Place] = []  # in the order in which they are served
-        self._first: Place | None = None  # of these, who was told that it is: it looks for pauses
+        self._lock = threading.RLock()  # the garbage collector may release a slot in the thread that has the lock
+        self._running: set[Slot] = set()
+        self._queue: list[Slot] = []  # in the order in which they are served
+        self._head: Slot | None = None  # of the queue, as it was last notified: it looks for idle consumers
         self._is_closed = False
 
     @property
     def running(self) -> int:
-        """Replies that have a place."""
-        return len(self._held)
+        """Requests that have a slot."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Replies that wait for one."""
-        return len(self._waiting)
+        """Requests that wait for a slot."""
+        return len(self._queue)
 
     def close(self) -> None:
-        """Ends all that wait, as cancelled; whoever comes now is not kept waiting."""
+        """Ends all waiting requests as cancelled; later ones do not wait."""
         with self._lock:
             self._is_closed = True
-            waiting, self._waiting = self._waiting, []
-        for place in waiting:
-            place.is_ended = True
-            place.wake()
+            waiting, self._queue = self._queue, []
+        for slot in waiting:
+            slot.is_ended = True
+            slot.wake()
 
-    def ask(self, place: Place) -> bool:
-        """Whether the place is had at once; else it waits. Raises Busy when too many do."""
+    def request(self, slot: Slot) -> bool:
+        """Whether the slot is granted immediately; otherwise it is queued. Raises Busy when the queue is full."""
         with self._lock:
             if self._is_closed:
                 return True
-            if len(self._held) < self.most and not self._waiting:
-                place.is_lent = False
-                self._held.add(place)
+            if len(self._running) < self.max_running and not self._queue:
+                slot.is_preempted = False
+                self._running.add(slot)
                 return True
-            if len(self._held) >= self.most:
-                self._lend([held for held in list(self._held) if held.is_stuck_while(place)])
-            new = [other for other in self._waiting if other.is_refusable]
-            if len(self._held) >= self.most and place.is_refusable and len(new) >= self.most_waiting:
+            if len(self._running) >= self.max_running:
+                self._preempt([running for running in list(self._running) if running.is_blocked_by(slot)])
+            new = [other for other in self._queue if other.is_rejectable]
+            if len(self._running) >= self.max_running and slot.is_rejectable and len(new) >= self.max_waiting:
                 raise Busy(
-                    f"{len(self._held)} replies run and {len(new)} wait, which is all that this model takes. Ask again "
-                    "later, or load it with larger max_sequences and max_waiting.",
-                    running=len(self._held),
+                    f"the queue is full: {len(self._running)} requests run and {len(new)} wait. Try again later, or "
+                    "load the model with larger max_sequences and max_waiting.",
+                    running=len(self._running),
                     waiting=len(new),
                 )
-            self._queue(place)
-            self._serve()
-            return self._goes_on(place)
+            self._enqueue(slot)
+            self._grant()
+            return self._mark_granted(slot)
 
-    def has(self, place: Place) -> bool:
-        """Whether a place that was asked for is had by now. Lends out what is free after a pause."""
+    def is_granted(self, slot: Slot) -> bool:
+        """Whether a requested slot is granted by now. Preempts requests whose consumers are idle."""
         with self._lock:
             now = self.clock()
-            if place not in self._held:
-                if place.is_lent and place not in self._waiting and not place.is_ended:
-                    self._queue(place)  # lent between its turn and now
-                self._lend([held for held in list(self._held) if now - held.rests_since >= _PAUSE_S])
-                self._serve()
-            return self._goes_on(place)
+            if slot not in self._running:
+                if slot.is_preempted and slot not in self._queue and not slot.is_ended:
+                    self._enqueue(slot)  # preempted between its grant and now
+                self._preempt([running for running in list(self._running) if now - running.idle_since >= _IDLE_S])
+                self._grant()
+            return self._mark_granted(slot)
 
-    def is_first(self, place: Place) -> bool:
+    def is_first(self, slot: Slot) -> bool:
         """Whether it is the next to be served."""
-        return self._first is place
+        return self._head is slot
 
-    def back(self, place: Place) -> bool:
-        """Notes that a place rests no more; whether it is still had."""
+    def mark_busy(self, slot: Slot) -> bool:
+        """Notes that the consumer of a slot is no longer idle; whether it still has the slot."""
         with self._lock:
-            place.rests_since = math.inf
-            return not place.is_lent
+            slot.idle_since = math.inf
+            return not slot.is_preempted
 
-    def leave(self, place: Place) -> None:
+    def release(self, slot: Slot) -> None:
         with self._lock:
-            self._held.discard(place)
-            if place in self._waiting:
-                self._waiting.remove(place)
-            self._serve()
+            self._running.discard(slot)
+            if slot in self._queue:
+                self._queue.remove(slot)
+            self._grant()
 
-    def _queue(self, place: Place) -> None:
-        insort(self._waiting, place, key=lambda one: one.rank)
+    def _enqueue(self, slot: Slot) -> None:
+        insort(self._queue, slot, key=lambda one: one.rank)
 
-    def _goes_on(self, place: Place) -> bool:
-        """Whether a place is had; whoever asks comes to use it."""
-        if place not in self._held:
+    def _mark_granted(self, slot: Slot) -> bool:
+        """Whether a slot is granted; its consumer is not idle then."""
+        if slot not in self._running:
             return False
-        place.rests_since = math.inf
+        slot.idle_since = math.inf
         return True
 
-    def _lend(self, held: list[Place]) -> None:
-        for place in held:
-            place.is_lent = True
-            self._held.discard(place)
+    def _preempt(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            slot.is_preempted = True
+            self._running.discard(slot)
 
-    def _serve(self) -> None:
-        while (first := self._next()) is not None and len(self._held) < self.most:
-            self._waiting.remove(first)
+    def _grant(self) -> None:
+        """Gives free slots to the head of the queue."""
+        while (first := self._next()) is not None and len(self._running) < self.max_running:
+            self._queue.remove(first)
             if first.wake():
-                first.is_lent = False
-                first.rests_since = self.clock() if first.task else math.inf  # its event loop may be blocked
-                self._held.add(first)
-        if first is not self._first and first is not None:
+                first.is_preempted = False
+                first.idle_since = self.clock() if first.task else math.inf  # its event loop may be blocked
+                self._running.add(first)
+        if first is not self._head and first is not None:
             first.wake()
-        self._first = first
+        self._head = first
 
-    def _next(self) -> Place | None:
-        """The first that waits and could go on; a thread that waits holds up the tasks of its event loop."""
-        blocked = {place.thread for place in self._waiting if place.task == 0}
-        return next((place for place in self._waiting if place.task == 0 or place.thread not in blocked), None)
+    def _next(self) -> Slot | None:
+        """The first of the queue that is not blocked; a thread that waits blocks the tasks of its event loop."""
+        blocked = {slot.thread for slot in self._queue if slot.task == 0}
+        return next((slot for slot in self._queue if slot.task == 0 or slot.thread not in blocked), None)
 
 
-class Place:
-    """One reply's place: asked for, waited for, had, lent and left."""
+class Slot:
+    """The slot of one request: requested, waited for, granted, preempted and released."""
 
-    def __init__(self, among: Places, priority: int = 0, *, is_refusable: bool = True) -> None:
+    def __init__(self, slots: Slots, priority: int = 0, *, is_rejectable: bool = True) -> None:
         """priority: lower ones are served earlier; see PRIORITY_S."""
         self.rank = 0.0  # lower ones are served earlier
         self.queued_s = 0.0  # waited so far
-        self.is_refusable = is_refusable  # by a full queue
-        self.is_lent = False  # another has it until the consumer comes back
+        self.is_rejectable = is_rejectable  # by a full queue
+        self.is_preempted = False  # the consumer was idle; the slot is requested again when it comes back
         self.is_ended = False  # by the end of the model
-        self.rests_since = math.inf  # when the consumer got the last chunk
-        self.wake: Callable[[], bool] = lambda: True  # tells whoever waits to look again; False: nobody does any more
-        self._among = among
+        self.idle_since = math.inf  # when the consumer got the last chunk
+        self.wake: Callable[[], bool] = lambda: True  # tells the waiting thread or task to check; False: it is gone
+        self._slots = slots
         self._priority = priority
-        self.thread, self.task = _user()  # that drives the reply; task 0: none, or all while the thread waits
+        self.thread, self.task = _current_caller()  # that drives the request; task 0: none, or all while it waits
 
-    def is_stuck_while(self, other: Place) -> bool:
-        """Whether the reply cannot go on as long as another waits.
+    def is_blocked_by(self, other: Slot) -> bool:
+        """Whether this request cannot continue as long as another waits.
 
-        A thread that waits holds up all that it drives, and the tasks of its event loop; a task only what it drives.
+        A thread that waits blocks all that it drives, and the tasks of its event loop; a task only what it drives.
         """
         return self.thread == other.thread and other.task in (0, self.task)
 
-    def enter(self, cancel: Cancel) -> None:
-        """Waits for the place, in this thread. Raises Busy; Interrupted when it is cancelled or the model closed."""
+    def acquire(self, cancel: Cancel) -> None:
+        """Waits for the slot in this thread. Raises Busy; Interrupted when it is cancelled or the model closed."""
         woken: SimpleQueue[None] = SimpleQueue()  # a signal handler may put into it
 
         def wake() -> bool:
             woken.put(None)
             return True
 
-        with self._asked(wake, cancel, is_task=False) as is_had:
-            while not (is_had or self._is_had(cancel)):
+        with self._requested(wake, cancel, is_task=False) as is_granted:
+            while not (is_granted or self._check_granted(cancel)):
                 with suppress(Empty):
-                    woken.get(timeout=_PAUSE_S if self._among.is_first(self) else None)
+                    woken.get(timeout=_IDLE_S if self._slots.is_first(self) else None)
 
-    async def aenter(self, cancel: Cancel) -> None:
-        """As enter(), without blocking the event loop."""
+    async def aacquire(self, cancel: Cancel) -> None:
+        """As acquire(), without blocking the event loop."""
         import asyncio  # only asynchronous callers need it
 
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -197,9 +204,9 @@ class Place:
                 return True
             return False
 
-        with self._asked(wake, cancel, is_task=True) as is_had:
-            while not (is_had or self._is_had(cancel)):
-                timer = loop.call_later(_PAUSE_S, woken.set) if self._among.is_first(self) else None
+        with self._requested(wake, cancel, is_task=True) as is_granted:
+            while not (is_granted or self._check_granted(cancel)):
+                timer = loop.call_later(_IDLE_S, woken.set) if self._slots.is_first(self) else None
                 try:
                     await woken.wait()
                 finally:
@@ -207,106 +214,103 @@ class Place:
                         timer.cancel()
                 woken.clear()
 
-    def rest(self) -> None:
-        """The consumer has a chunk: until resume() the place may be lent."""
-        self.rests_since = self._among.clock()
+    def mark_idle(self) -> None:
+        """The consumer has a chunk: until reacquire() the request may be preempted."""
+        self.idle_since = self._slots.clock()
 
-    def go_on(self) -> None:
-        """Its event loop has taken what was computed: until the next chunk the place is not lent any more."""
-        self.rests_since = math.inf
+    def mark_busy(self) -> None:
+        """Its event loop has fetched the computed chunk: until the next chunk the request is not preempted."""
+        self.idle_since = math.inf
 
-    def resume(self, cancel: Cancel) -> None:
-        """The consumer wants the next chunk: waits until a place that was lent is had again, or it is cancelled."""
-        self.thread, self.task = _user()
-        if not self._among.back(self):
-            with suppress(Interrupted):  # the next step sees it, too
-                self.enter(cancel)
+    def reacquire(self, cancel: Cancel) -> None:
+        """The consumer wants the next chunk: after a preemption waits for a slot again, unless it is cancelled."""
+        self.thread, self.task = _current_caller()
+        if not self._slots.mark_busy(self):
+            with suppress(Interrupted):  # the next step raises it, too
+                self.acquire(cancel)
 
-    async def aresume(self, cancel: Cancel) -> None:
-        """As resume(), without blocking the event loop."""
-        self.thread, self.task = _user()
-        if not self._among.back(self):
+    async def areacquire(self, cancel: Cancel) -> None:
+        """As reacquire(), without blocking the event loop."""
+        self.thread, self.task = _current_caller()
+        if not self._slots.mark_busy(self):
             with suppress(Interrupted):
-                await self.aenter(cancel)
+                await self.aacquire(cancel)
 
-    def leave(self) -> None:
-        """The reply is over, or nobody wants it any more. Twice is fine."""
+    def release(self) -> None:
+        """The request is done or abandoned. May be called twice."""
         self.is_ended = True
-        self._among.leave(self)
-        self.is_lent = False
+        self._slots.release(self)
+        self.is_preempted = False
         self.wake()
 
     @contextmanager
-    def _asked(self, wake: Callable[[], bool], cancel: Cancel, *, is_task: bool) -> Iterator[bool]:
-        """Within the block the place is asked for; gives whether it is had."""
-        began = self._among.clock()
+    def _requested(self, wake: Callable[[], bool], cancel: Cancel, *, is_task: bool) -> Iterator[bool]:
+        """Within the block the slot is requested; gives whether it is granted already."""
+        began = self._slots.clock()
         self.wake = wake
-        self.thread, self.task = _user()
+        self.thread, self.task = _current_caller()
         if not is_task:
             self.task = 0
-        # who comes back has KV already, and goes first
-        self.rank = began + self._priority * PRIORITY_S if not self.is_lent else -math.inf
-        self.is_refusable = self.is_refusable and not self.is_lent
-        if self._among.ask(self):
-            self.thread, self.task = _user()
+        # a preempted request has KV already, and goes first
+        self.rank = began + self._priority * PRIORITY_S if not self.is_preempted else -math.inf
+        self.is_rejectable = self.is_rejectable and not self.is_preempted
+        if self._slots.request(self):
+            self.thread, self.task = _current_caller()
             yield True
             return
         try:
             with cancel.watching(self._wake_if):
                 yield False
         except BaseException:
-            self._among.leave(self)
+            self._slots.release(self)
             raise
         finally:
-            self.queued_s += self._among.clock() - began
-            self.thread, self.task = _user()
+            self.queued_s += self._slots.clock() - began
+            self.thread, self.task = _current_caller()
 
     def _wake_if(self, stop: bool) -> None:
         if stop:
             self.wake()
 
-    def _is_had(self, cancel: Cancel) -> bool:
-        """Raises Interrupted when it need not be had any more."""
-        if self._among.has(self):
+    def _check_granted(self, cancel: Cancel) -> bool:
+        """Raises Interrupted when it is no longer needed."""
+        if self._slots.is_granted(self):
             return True
         if cancel.cancelled or self.is_ended:
             raise Interrupted
         return False
 
 
-def _user() -> tuple[int, int]:
-    """The thread and the task of an event loop that run now; 0: no task."""
+def _current_caller() -> tuple[int, int]:
+    """The current thread and the current task of an event loop; 0: no task."""
     task = None
     if (asyncio := sys.modules.get("asyncio")) is not None:
         with suppress(RuntimeError, AttributeError):  # no event loop runs in this thread, or it is being imported
             task = asyncio.current_task()
     if not hasattr(_local, "thread"):
-        _local.thread = next(_threads)  # not its ident, which a later thread may have again
+        _local.thread = next(_thread_ids)  # not its ident, which a later thread may get again
     return _local.thread, 0 if task is None else id(task)
 
 
-_MOST = 256  # replies at once, where there is much memory
-
-
-def check_places(most: int | None, most_waiting: int | None) -> None:
-    """Raises ValueError for no place, fewer than none that wait, and what is no whole number."""
-    for name, value, least in (("max_sequences", most, 1), ("max_waiting", most_waiting, 0)):
+def check_concurrency(max_sequences: int | None, max_waiting: int | None) -> None:
+    """Raises ValueError for values out of range and for what is no whole number."""
+    for name, value, least in (("max_sequences", max_sequences, 1), ("max_waiting", max_waiting, 0)):
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
 
 
-def places(memory: Fit | None, engine: Engine, most: int | None, most_waiting: int | None) -> Places:
-    """Places for as many replies as were asked for; None: as many as have room for a whole context of KV.
+def make_slots(memory: Fit | None, engine: Engine, max_sequences: int | None, max_waiting: int | None) -> Slots:
+    """Slots for max_sequences requests; None: as many as have memory for the KV of a whole context.
 
-    There are places for those that the engine runs in one step in any case.
+    At least as many as the engine runs in one step.
     """
-    if most is None:
-        most = max(_fitting(memory), best_parallel(engine))
-    return Places(most, MOST_WAITING if most_waiting is None else most_waiting)
+    if max_sequences is None:
+        max_sequences = max(_sequences_that_fit(memory), best_parallel(engine))
+    return Slots(max_sequences, MAX_WAITING if max_waiting is None else max_waiting)
 
 
-def _fitting(memory: Fit | None) -> int:
+def _sequences_that_fit(memory: Fit | None) -> int:
     if memory is None or memory.free_bytes is None:
-        return USUAL
+        return DEFAULT_SEQUENCES
     more = (memory.free_bytes - memory.needed_bytes) // max(memory.kv_bytes + memory.scratch_bytes, 1)
-    return min(max(1 + more, USUAL), _MOST)
+    return min(max(1 + more, DEFAULT_SEQUENCES), _MAX_SEQUENCES)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.backends.base import Interrupted, Interruptible
 from embedllm.cancel import Cancel
-from embedllm.generation.admission import Place
+from embedllm.generation.admission import Slot
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Feed, Proposer, arun
@@ -33,15 +33,15 @@ class AsyncStream:
 
     def __init__(
         self,
-        entered: AbstractContextManager[Place],
-        running: Callable[[Place], AbstractContextManager[Running]],
+        entered: AbstractContextManager[Slot],
+        running: Callable[[Slot], AbstractContextManager[Running]],
         cancel: Cancel,
         feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]],
         *,
-        unserved: Callable[[Place], Chunk],
+        unserved: Callable[[Slot], Chunk],
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
-        """entered: gives a place to ask for. running: begins once it is had. unserved: when that is never.
+        """entered: gives a slot to ask for. running: begins once it is had. unserved: when that is never.
 
         feed: is given what to call when it is done, from any thread.
         """
@@ -53,7 +53,7 @@ class AsyncStream:
         self._noting = noting or nullcontext(lambda chunk: None)
         self._note: Callable[[Chunk], None] = lambda chunk: None
         self._held = ExitStack()
-        self._place: Place | None = None
+        self._slot: Slot | None = None
         self._chunks: AsyncGenerator[Chunk, None] | None = None
 
     def __aiter__(self) -> AsyncStream:
@@ -63,8 +63,8 @@ class AsyncStream:
         try:
             if self._chunks is None:
                 self._chunks = await self._begun()
-            elif self._place is not None:
-                await self._place.aresume(self._cancel)
+            elif self._slot is not None:
+                await self._slot.areacquire(self._cancel)
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._held.close()
@@ -72,24 +72,24 @@ class AsyncStream:
         except BaseException as error:
             self._held.__exit__(type(error), error, error.__traceback__)
             raise
-        if self._place is not None:
+        if self._slot is not None:
             if chunk.finish_reason is not None:
-                self._place.leave()
-            self._place.rest()
+                self._slot.release()
+            self._slot.mark_idle()
         self._note(chunk)
         return chunk
 
     async def _begun(self) -> AsyncGenerator[Chunk, None]:
-        """The chunks, once there is a place."""
-        place = self._held.enter_context(self._entered)
+        """The chunks, once there is a slot."""
+        slot = self._held.enter_context(self._entered)
         self._note = self._held.enter_context(self._noting)
         try:
-            await place.aenter(self._cancel)
+            await slot.aacquire(self._cancel)
         except Interrupted:
-            return _only(self._unserved(place))
-        used, pieces, generation, proposer = self._held.enter_context(self._running(place))
-        self._place = place
-        return arun(generation, used, pieces, self._cancel, proposer, feed=partial(_feed, self._feed, place))
+            return _only(self._unserved(slot))
+        used, pieces, generation, proposer = self._held.enter_context(self._running(slot))
+        self._slot = slot
+        return arun(generation, used, pieces, self._cancel, proposer, feed=partial(_feed, self._feed, slot))
 
     async def aclose(self) -> None:
         """Ends it, as leaving the loop does."""
@@ -99,14 +99,14 @@ class AsyncStream:
 
 
 async def _feed(
-    feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]], place: Place, asked: Feed
+    feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]], slot: Slot, asked: Feed
 ) -> Sequence[Logits]:
-    """Does what the loop asks for; from its end until the event loop comes to it the place may be lent."""
+    """Does what the loop asks for; from its end until the event loop comes to it the slot may be lent."""
     # no closure over the stream, which would have to be collected then
     try:
-        return await feed(asked, place.rest)
+        return await feed(asked, slot.mark_idle)
     finally:
-        place.go_on()
+        slot.mark_busy()
 
 
 async def _only(chunk: Chunk) -> AsyncGenerator[Chunk, None]:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _Reply = TypeVar("_Reply")
 
 
-def begun_once(requests: Sequence[Request]) -> list[Request]:
+def reject_first_only(requests: Sequence[Request]) -> list[Request]:
     """Requests of one call, of which a full queue can refuse the first only: what was begun is not lost."""
-    return [*requests[:1], *(replace(request, is_refusable=False) for request in requests[1:])]
+    return [*requests[:1], *(replace(request, is_rejectable=False) for request in requests[1:])]
 
 
 def run_batch(

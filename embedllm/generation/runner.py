@@ -12,7 +12,7 @@ from embedllm.adapters.adapter import Adapter, Adapters
 from embedllm.backends.base import Engine, FeedsAll, Interrupted, Prioritized, best_parallel
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull
-from embedllm.generation.admission import Place, Places
+from embedllm.generation.admission import Slot, Slots
 from embedllm.generation.async_stream import AsyncStream, Feeder, Running
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
@@ -54,7 +54,7 @@ class Request:
     shift: Shift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
     dropped_tokens: int = 0  # of a conversation, before this
     priority: int = 0  # lower ones are served earlier
-    is_refusable: bool = True  # by a full queue; False: part of a call that was begun
+    is_rejectable: bool = True  # by a full queue; False: part of a call that was begun
     adapter: Adapter | None = None
 
 
@@ -68,10 +68,10 @@ class Runner:
         *,
         draft: Runner | None = None,
         prefixes: Prefixes | None = None,
-        places: Places | None = None,
+        slots: Slots | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary. places: None takes the usual number.
+        """draft: of a smaller model with the same vocabulary. slots: None takes the usual number.
 
         adapters: None: the engine takes none.
         """
@@ -83,9 +83,9 @@ class Runner:
         self.adapters = adapters
         self._experience = Experience()
         self.parallel = best_parallel(engine)  # requests that best run at once
-        self.places = places or Places()
+        self.slots = slots or Slots()
         # a device for several has them take turns by itself: a thread for each, so that no prompt keeps a step from it
-        self._feeder = Feeder(max(self.parallel, self.places.most) if self.parallel > 1 else 1)
+        self._feeder = Feeder(max(self.parallel, self.slots.max_running) if self.parallel > 1 else 1)
 
     @property
     def engine(self) -> Engine:
@@ -120,23 +120,23 @@ class Runner:
     def stream(
         self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
     ) -> Generator[Chunk, None, None]:
-        """Runs a request on the given sequence, or on one from the pool, once it has a place.
+        """Runs a request on the given sequence, or on one from the pool, once it has a slot.
 
         Raises Busy when too many wait for one.
         """
-        with self._entered(request, sequence) as place:
+        with self._entered(request, sequence) as slot:
             try:
-                place.enter(cancel)
+                slot.acquire(cancel)
             except Interrupted:
-                yield _unserved(request, place)
+                yield _unserved(request, slot)
                 return
-            with self._decoding(request, cancel, sequence, place) as (used, pieces, generation, proposer):
+            with self._decoding(request, cancel, sequence, slot) as (used, pieces, generation, proposer):
                 for chunk in run(generation, used, pieces, cancel, proposer):
                     if chunk.finish_reason is not None:
-                        place.leave()
-                    place.rest()
+                        slot.release()
+                    slot.mark_idle()
                     yield chunk
-                    place.resume(cancel)
+                    slot.reacquire(cancel)
 
     def astream(
         self,
@@ -168,25 +168,25 @@ class Runner:
         length_penalty: float,
         early_stopping: bool | Literal["never"],
     ) -> list[Reply]:
-        """The best replies that following so many at once finds; see BeamSearch. They have one place together."""
+        """The best replies that following so many at once finds; see BeamSearch. They have one slot together."""
         room = self._context - len(request.prompt)
         limit = min(room, request.max_tokens or room)
         search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
                             stop_tokens=request.stop_tokens, limit=limit)  # fmt: skip
         limit_reason = "length" if request.max_tokens is not None and request.max_tokens <= room else "context"
-        with self._entered(request, None) as place:
+        with self._entered(request, None) as slot:
             is_served = True
             try:
-                place.enter(cancel)
+                slot.acquire(cancel)
             except Interrupted:
                 is_served = False
-            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=place.queued_s,
+            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=slot.queued_s,
                                 adapter=request.adapter)  # fmt: skip
             return runner.run(limit_reason) if is_served else runner.cancelled()
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits; a request that runs ends as cancelled at its next step."""
-        self.places.close()
+        self.slots.close()
         self._feeder.close()
         self.sequences.close()
 
@@ -197,18 +197,18 @@ class Runner:
             yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
     @contextmanager
-    def _entered(self, request: Request, sequence: HeldSequence | None) -> Iterator[Place]:
-        """Within the block a request has the given sequence, and a place to ask for."""
+    def _entered(self, request: Request, sequence: HeldSequence | None) -> Iterator[Slot]:
+        """Within the block a request has the given sequence, and a slot to ask for."""
         with nullcontext() if sequence is None else self.sequences.using(sequence):
-            place = Place(self.places, request.priority, is_refusable=request.is_refusable)
+            slot = Slot(self.slots, request.priority, is_rejectable=request.is_rejectable)
             try:
-                yield place
+                yield slot
             finally:
-                place.leave()
+                slot.release()
 
     @contextmanager
     def _decoding(
-        self, request: Request, cancel: Cancel, sequence: HeldSequence | None, place: Place
+        self, request: Request, cancel: Cancel, sequence: HeldSequence | None, slot: Slot
     ) -> Iterator[Running]:
         """Within the block, a sequence is the request's: it, the pieces to feed, the rule, and what guesses."""
         with ExitStack() as held:
@@ -217,7 +217,7 @@ class Runner:
             if isinstance(used.session, Prioritized):
                 used.session.priority = request.priority
             held.enter_context(used.interruptible(cancel))
-            pieces, generation = self._begin(used, request, place.queued_s)
+            pieces, generation = self._begin(used, request, slot.queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
@@ -292,7 +292,7 @@ class Runner:
         return min(room, wanted), "context" if wanted > room else "length"
 
 
-def _unserved(request: Request, place: Place) -> Chunk:
-    """All of a reply that was cancelled while it waited for its place."""
-    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=place.queued_s)
+def _unserved(request: Request, slot: Slot) -> Chunk:
+    """All of a reply that was cancelled while it waited for its slot."""
+    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=slot.queued_s)
     return Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from embedllm.adapters.adapter import Adapters
 from embedllm.backends.base import Device
 from embedllm.backends.options import Knobs, OpenVINOOptions
-from embedllm.generation.admission import check_places, places
+from embedllm.generation.admission import check_concurrency, make_slots
 from embedllm.generation.defaults import read_defaults
 from embedllm.kv_cache.fingerprint import model_kind
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE, Prefixes, cache_folder
@@ -117,7 +117,7 @@ def load(
     from embedllm.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
 
     given = Knobs(threads=threads)
-    check_places(max_sequences, max_waiting)
+    check_concurrency(max_sequences, max_waiting)
     found_at = find_package(path, revision=revision, token=token, local_files_only=local_files_only,
                             on_progress=on_progress)  # fmt: skip
     package = open_package(found_at, whole=False)
@@ -171,7 +171,7 @@ def load(
         prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
                  owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
-                 settings=settings, places=places(memory, engine, max_sequences, max_waiting),
+                 settings=settings, slots=make_slots(memory, engine, max_sequences, max_waiting),
                  adapters=None if found is None else Adapters(found),
                  tuned=measured.told(engine.device.name, is_overruled=threads != 0))  # fmt: skip
 

@@ -114,7 +114,7 @@ def soak(
             time.sleep(_SAMPLE_S)
             result.sizes.append(size(began))
         gc.collect()
-        places = llm.runner.places
+        slots = llm.runner.slots
         if places.running or places.waiting:
             result.troubles.append(f"{places.running} places are held and {places.waiting} waited for, by nobody")
     alone.close()

@@ -20,7 +20,7 @@ from embedllm.backends.base import Fit, Interrupted
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy
 from embedllm.generation import admission
-from embedllm.generation.admission import USUAL, Place, Places, check_places, places
+from embedllm.generation.admission import DEFAULT_SEQUENCES, Slot, Slots, check_concurrency, make_slots
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
 from embedllm.sampling.options import Sampling
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 def runner(most: int = 1, waiting: int = 8, engine: FakeEngine | None = None) -> Runner:
-    return Runner(engine or FakeEngine(), Bytes(), places=Places(most, waiting))
+    return Runner(engine or FakeEngine(), Bytes(), slots=Slots(most, waiting))
 
 
 def request(*prompt: int, priority: int = 0) -> Request:
@@ -72,17 +72,17 @@ async def read(chunks: AsyncIterator[Chunk]) -> list[int | None]:
 
 
 @contextmanager
-def occupied(among: Places, count: int = 1) -> Iterator[list[Place]]:
-    """Within the block, other threads' replies have so many places."""
-    held = [Place(among) for _ in range(count)]
+def occupied(slots: Slots, count: int = 1) -> Iterator[list[Slot]]:
+    """Within the block, other threads' requests have this many slots."""
+    held = [Slot(slots) for _ in range(count)]
     with ThreadPoolExecutor(1) as thread:
-        for place in held:
-            thread.submit(place.enter, Cancel()).result(WAIT_S)
+        for slot in held:
+            thread.submit(slot.acquire, Cancel()).result(WAIT_S)
     try:
         yield held
     finally:
-        for place in held:
-            place.leave()
+        for slot in held:
+            slot.release()
 
 
 # --- the order
@@ -98,22 +98,22 @@ class Clock:
 @given(st.lists(st.tuples(st.floats(0, 60), st.integers(-4, 4)), min_size=1, max_size=8))
 def test_they_are_served_by_priority_and_the_time_that_they_have_waited(calls: list[tuple[float, int]]) -> None:
     clock = Clock()
-    among, served = Places(1, 8, clock=clock), list[int]()
+    slots, served = Slots(1, 8, clock=clock), list[int]()
 
-    def wait(which: int, place: Place) -> None:
-        place.enter(Cancel())
+    def wait(which: int, slot: Slot) -> None:
+        slot.acquire(Cancel())
         served.append(which)
-        place.leave()
+        slot.release()
 
     calls = sorted(calls, key=lambda call: call[0])
-    with ThreadPoolExecutor(len(calls)) as threads, occupied(among):
+    with ThreadPoolExecutor(len(calls)) as threads, occupied(slots):
         for which, (came, priority) in enumerate(calls):
             clock.now = came
-            threads.submit(wait, which, Place(among, priority))
-            until(lambda which=which: among.waiting == which + 1)
+            threads.submit(wait, which, Slot(slots, priority))
+            until(lambda which=which: slots.waiting == which + 1)
     ranks = [came + 10 * priority for came, priority in calls]
     assert served == sorted(range(len(calls)), key=lambda which: ranks[which])
-    assert (among.running, among.waiting) == (0, 0)
+    assert (slots.running, slots.waiting) == (0, 0)
 
 
 def test_no_more_run_at_once_than_there_are_places() -> None:
@@ -141,7 +141,7 @@ def test_no_more_run_at_once_than_there_are_places() -> None:
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(reply, range(12))) == [alone(1, which) for which in range(12)]
     assert max(most) <= 3
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 # --- a full queue
@@ -149,10 +149,10 @@ def test_no_more_run_at_once_than_there_are_places() -> None:
 
 def test_a_full_queue_is_said_at_once_with_its_numbers_and_the_next_call_works() -> None:
     one = runner(1, 1)
-    with ThreadPoolExecutor(1) as threads, occupied(one.places):
+    with ThreadPoolExecutor(1) as threads, occupied(one.slots):
         waiting = threads.submit(lambda: list(one.stream(request(1), Cancel())))
-        until(lambda: one.places.waiting == 1)
-        with pytest.raises(Busy, match="1 replies run and 1 wait, which is all that this model takes") as found:
+        until(lambda: one.slots.waiting == 1)
+        with pytest.raises(Busy, match="1 requests run and 1 wait") as found:
             next(one.stream(request(2), Cancel()))
         assert (found.value.running, found.value.waiting) == (1, 1)
         with pytest.raises(Busy):
@@ -160,12 +160,12 @@ def test_a_full_queue_is_said_at_once_with_its_numbers_and_the_next_call_works()
     assert waiting.result(WAIT_S)[0].statistics.queued_s > 0
     (*_, last) = one.stream(request(2), Cancel())
     assert last.statistics.queued_s == 0
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 def test_without_a_queue_a_call_beyond_the_places_is_refused() -> None:
     one = runner(2, 0)
-    with occupied(one.places, 2), pytest.raises(Busy, match="2 replies run and 0 wait"):
+    with occupied(one.slots, 2), pytest.raises(Busy, match="2 requests run and 0 wait"):
         next(one.stream(request(2), Cancel()))
 
 
@@ -174,17 +174,17 @@ def test_without_a_queue_a_call_beyond_the_places_is_refused() -> None:
 
 def test_a_call_that_is_cancelled_while_it_waits_ends_at_once() -> None:
     one, cancel = runner(), Cancel()
-    with ThreadPoolExecutor(1) as threads, occupied(one.places):
+    with ThreadPoolExecutor(1) as threads, occupied(one.slots):
         waiting = threads.submit(lambda: list(one.stream(request(1, 2), cancel)))
-        until(lambda: one.places.waiting == 1)
+        until(lambda: one.slots.waiting == 1)
         cancel.cancel()
         (only,) = waiting.result(WAIT_S)
         assert (only.finish_reason, only.text, only.token) == ("cancelled", "", None)
         assert (only.statistics.prompt_tokens, only.statistics.tokens) == (2, 0)
         assert only.statistics.queued_s > 0
-        assert one.places.waiting == 0
+        assert one.slots.waiting == 0
         assert [chunk.finish_reason for chunk in one.stream(request(1), cancel)] == ["cancelled"]
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 @pytest.mark.parametrize("how", ["switch", "task"])
@@ -192,9 +192,9 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue(how: str) -> N
     one, cancel = runner(), Cancel()
 
     async def main() -> None:
-        with occupied(one.places):
+        with occupied(one.slots):
             task = asyncio.create_task(read(one.astream(request(1), cancel)))
-            while not one.places.waiting:
+            while not one.slots.waiting:
                 await asyncio.sleep(0)
             if how == "switch":
                 threading.Thread(target=cancel.cancel).start()
@@ -203,28 +203,28 @@ def test_a_task_that_is_cancelled_while_it_waits_leaves_the_queue(how: str) -> N
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            assert one.places.waiting == 0
+            assert one.slots.waiting == 0
         assert await asyncio.wait_for(read(one.astream(request(1), Cancel())), WAIT_S) == alone(1)
 
     asyncio.run(main())
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 def test_closing_an_asynchronous_stream_that_waits_ends_it() -> None:
     one = runner()
 
     async def main() -> list[int | None]:
-        with occupied(one.places):
+        with occupied(one.slots):
             stream = one.astream(request(1), Cancel())
             task = asyncio.create_task(read(stream))
-            while not one.places.waiting:
+            while not one.slots.waiting:
                 await asyncio.sleep(0)
             await stream.aclose()
-            assert one.places.waiting == 0
+            assert one.slots.waiting == 0
             return await asyncio.wait_for(task, WAIT_S)
 
     assert asyncio.run(main()) == [None]
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 def test_streams_that_never_begin_or_are_left_early_hold_no_place() -> None:
@@ -232,15 +232,15 @@ def test_streams_that_never_begin_or_are_left_early_hold_no_place() -> None:
     streams = [one.stream(request(1), Cancel()), one.astream(request(1), Cancel())]  # made, and kept
     left = one.stream(request(2), Cancel())
     next(left)
-    assert one.places.running == 1
+    assert one.slots.running == 1
     left.close()
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
     async def leave() -> None:
         async for _ in one.astream(request(2), Cancel()):
             break
         gc.collect()
-        assert one.places.running == 0
+        assert one.slots.running == 0
 
     asyncio.run(leave())
     assert in_time(lambda: [chunk.token for chunk in one.stream(request(3), Cancel())]) == alone(3)
@@ -267,14 +267,14 @@ def test_streams_that_the_garbage_collector_ends_wait_for_nothing_that_its_threa
     in_time(collect)
     one.sequences._writing.wait()
     assert [session.closed for session in engine.sessions] == [True, True, False]
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 def test_a_reply_that_is_over_has_no_place_though_its_stream_is_kept() -> None:
     one = runner()
     stream = one.stream(request(1), Cancel())
     assert [next(stream).finish_reason for _ in range(3)][-1] == "length"
-    assert one.places.running == 0
+    assert one.slots.running == 0
     assert list(stream) == []
 
 
@@ -282,10 +282,10 @@ def test_closing_ends_those_who_wait_in_threads_and_tasks() -> None:
     one = runner()
 
     async def main() -> None:
-        with ThreadPoolExecutor(1) as threads, occupied(one.places):
+        with ThreadPoolExecutor(1) as threads, occupied(one.slots):
             waiting = threads.submit(lambda: [chunk.finish_reason for chunk in one.stream(request(1), Cancel())])
             task = asyncio.create_task(read(one.astream(request(1), Cancel())))
-            while one.places.waiting < 2:
+            while one.slots.waiting < 2:
                 await asyncio.sleep(0)
             one.close()
             assert await asyncio.wait_for(task, WAIT_S) == [None]
@@ -310,7 +310,7 @@ def test_a_call_within_the_loop_over_a_stream_has_its_place() -> None:
         return found
 
     assert in_time(nested) == [alone(1), *[alone(2)] * 3]
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 def test_streams_that_are_read_in_turn_share_one_place() -> None:
@@ -318,7 +318,7 @@ def test_streams_that_are_read_in_turn_share_one_place() -> None:
     streams = [one.stream(request(1, which), Cancel()) for which in range(3)]
     found = in_time(lambda: list(zip(*streams, strict=True)))
     assert [[chunk.token for chunk in each] for each in zip(*found, strict=True)] == [alone(1, w) for w in range(3)]
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 def test_a_task_that_calls_within_its_own_stream_has_its_place() -> None:
@@ -331,7 +331,7 @@ def test_a_task_that_calls_within_its_own_stream_has_its_place() -> None:
 
 
 def test_who_waits_for_other_threads_between_two_chunks_lends_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(admission, "_IDLE_S", 0.01)
     one = runner()
 
     def spread() -> list[int | None]:
@@ -344,11 +344,11 @@ def test_who_waits_for_other_threads_between_two_chunks_lends_its_place(monkeypa
         return found
 
     assert in_time(spread) == alone(1)
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 def test_a_place_is_not_lent_while_its_reply_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission, "_IDLE_S", 0.0)
     begun, go = threading.Event(), threading.Event()
 
     def during(session: FakeSession) -> None:
@@ -356,16 +356,16 @@ def test_a_place_is_not_lent_while_its_reply_is_computed(monkeypatch: pytest.Mon
         assert go.wait(WAIT_S)
 
     one = runner(1, 8, FakeEngine(during_feed=during))
-    other = Place(one.places)
+    other = Slot(one.slots)
     with ThreadPoolExecutor(2) as threads:
         running = threads.submit(lambda: list(one.stream(request(1), Cancel())))
         assert begun.wait(WAIT_S)
-        waiting = threads.submit(other.enter, Cancel())
-        until(lambda: one.places.waiting == 1)
-        assert not one.places.has(other)
+        waiting = threads.submit(other.acquire, Cancel())
+        until(lambda: one.slots.waiting == 1)
+        assert not one.slots.is_granted(other)
         go.set()
         waiting.result(WAIT_S)
-        other.leave()
+        other.release()
         assert [chunk.token for chunk in running.result(WAIT_S)] == alone(1)
 
 
@@ -376,29 +376,29 @@ def test_a_thread_that_blocks_its_event_loop_does_not_wait_for_the_tasks_of_it()
         first = one.astream(request(1), Cancel())
         begun = [(await anext(first)).token]
         queued = [asyncio.create_task(read(one.astream(request(2, which), Cancel()))) for which in range(3)]
-        while one.places.waiting < 3:
+        while one.slots.waiting < 3:
             await asyncio.sleep(0)
         blocking = [chunk.token for chunk in one.stream(request(3), Cancel())]  # waits in the loop's own thread
         return [blocking, begun + await read(first), *await asyncio.gather(*queued)]
 
     expected = [alone(3), alone(1), *(alone(2, which) for which in range(3))]
     assert in_time(lambda: asyncio.run(main())) == expected
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 def test_a_thread_that_blocks_its_event_loop_is_not_passed_over_for_a_task_of_it() -> None:
-    """The place comes free when a task of that loop is the first to wait, which cannot take it."""
+    """The slot comes free when a task of that loop is the first to wait, which cannot take it."""
     one = runner(1, 9)
 
     async def main() -> list[int | None]:
-        with ThreadPoolExecutor(1) as threads, occupied(one.places) as (held,):
+        with ThreadPoolExecutor(1) as threads, occupied(one.slots) as (held,):
             task = asyncio.create_task(read(one.astream(request(1), Cancel())))
-            while one.places.waiting < 1:
+            while one.slots.waiting < 1:
                 await asyncio.sleep(0)
 
             def free_it() -> None:
-                until(lambda: one.places.waiting == 2)
-                held.leave()
+                until(lambda: one.slots.waiting == 2)
+                held.release()
 
             freed = threads.submit(free_it)
             found = [chunk.token for chunk in one.stream(request(2), Cancel())]
@@ -413,32 +413,32 @@ def test_a_place_that_is_lent_before_its_task_has_seen_it_is_had_later() -> None
     one = runner()
 
     async def main() -> list[list[int | None]]:
-        with occupied(one.places) as (held,):
+        with occupied(one.slots) as (held,):
             task = asyncio.create_task(read(one.astream(request(1), Cancel())))
-            while one.places.waiting < 1:
+            while one.slots.waiting < 1:
                 await asyncio.sleep(0)
-            held.leave()  # the task has the place now; it learns of it when the loop comes to it
+            held.release()  # the task has the slot now; it learns of it when the loop comes to it
             blocking = [chunk.token for chunk in one.stream(request(2), Cancel())]
             return [await asyncio.wait_for(task, WAIT_S), blocking]
 
     assert in_time(lambda: asyncio.run(main())) == [alone(1), alone(2)]
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_an_event_loop_that_is_blocked_by_who_waits_in_other_threads_lends_the_places_of_its_tasks(
     is_begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as by generate_batch(), while the task's place was given, or its reply is computed in a worker."""
-    monkeypatch.setattr(admission, "_PAUSE_S", 0.01)
+    """Such as by generate_batch(), while the task's slot was given, or its reply is computed in a worker."""
+    monkeypatch.setattr(admission, "_IDLE_S", 0.01)
     one = runner()
 
     async def main() -> list[list[int | None]]:
-        with ThreadPoolExecutor(1) as threads, occupied(one.places) as (held,):
+        with ThreadPoolExecutor(1) as threads, occupied(one.slots) as (held,):
             task = asyncio.create_task(read(one.astream(request(1), Cancel())))
-            while one.places.waiting < 1:
+            while one.slots.waiting < 1:
                 await asyncio.sleep(0)
-            held.leave()
+            held.release()
             while is_begun and not one.sequences._all:
                 await asyncio.sleep(0)
             other = threads.submit(lambda: [chunk.token for chunk in one.stream(request(2), Cancel())])
@@ -446,12 +446,12 @@ def test_an_event_loop_that_is_blocked_by_who_waits_in_other_threads_lends_the_p
             return [await asyncio.wait_for(task, WAIT_S), found]
 
     assert in_time(lambda: asyncio.run(main())) == [alone(1), alone(2)]
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_PAUSE_S", 0.002)
+    monkeypatch.setattr(admission, "_IDLE_S", 0.002)
     from random import Random
 
     one = runner(2, 999)
@@ -492,7 +492,7 @@ def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int, monkey
 
     in_time(everything)
     gc.collect()
-    assert (one.places.running, one.places.waiting) == (0, 0)
+    assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
 def test_tasks_whose_prompts_take_their_time_keep_no_step_of_another_from_a_device_for_several() -> None:
@@ -527,9 +527,9 @@ def test_a_conversation_s_second_turn_is_refused_while_the_first_waits() -> None
     one = runner()
     kept = one.sequences.new()
     with ThreadPoolExecutor(1) as threads:
-        with occupied(one.places):
+        with occupied(one.slots):
             first = threads.submit(lambda: [chunk.token for chunk in one.stream(request(1), Cancel(), kept)])
-            until(lambda: one.places.waiting == 1)
+            until(lambda: one.slots.waiting == 1)
             with pytest.raises(ValueError, match="has a reply under way"):
                 next(one.stream(request(2), Cancel(), kept))
         assert first.result(WAIT_S) == alone(1)
@@ -543,24 +543,24 @@ def test_a_beam_search_waits_for_a_place_and_can_be_cancelled_there() -> None:
         return [reply.finish_reason for reply in one.beam_search(request(1), cancel, beams=2, length_penalty=1.0,
                                                                  early_stopping=False)]  # fmt: skip
 
-    with ThreadPoolExecutor(1) as threads, occupied(one.places):
+    with ThreadPoolExecutor(1) as threads, occupied(one.slots):
         waiting = threads.submit(search)
-        until(lambda: one.places.waiting == 1)
+        until(lambda: one.slots.waiting == 1)
         cancel.cancel()
         assert set(waiting.result(WAIT_S)) == {"cancelled"}
     cancel = Cancel()
     assert in_time(search) == ["length"] * 2
-    assert one.places.running == 0
+    assert one.slots.running == 0
 
 
 def test_a_place_that_was_left_is_not_had() -> None:
-    among = Places(1)
-    with occupied(among):
-        gone = Place(among)
-        gone.leave()
+    slots = Slots(1)
+    with occupied(slots):
+        gone = Slot(slots)
+        gone.release()
         with pytest.raises(Interrupted):
-            in_time(lambda: gone.enter(Cancel()))
-    assert (among.running, among.waiting) == (0, 0)
+            in_time(lambda: gone.acquire(Cancel()))
+    assert (slots.running, slots.waiting) == (0, 0)
 
 
 # --- how many
@@ -573,17 +573,23 @@ def memory(free_bytes: int | None) -> Fit:
 
 @pytest.mark.parametrize(
     ("free_bytes", "expected"),
-    [(None, USUAL), (1100, USUAL), (1100 + 40 * 100, 41), (1100 + 40 * 100 - 1, 40), (10**9, 256)],
+    [
+        (None, DEFAULT_SEQUENCES),
+        (1100, DEFAULT_SEQUENCES),
+        (1100 + 40 * 100, 41),
+        (1100 + 40 * 100 - 1, 40),
+        (10**9, 256),
+    ],
 )
 def test_there_are_places_for_as_many_as_have_room(free_bytes: int | None, expected: int) -> None:
-    assert places(memory(free_bytes), FakeEngine(), None, None).most == expected
-    assert places(memory(free_bytes), FakeEngine(), 3, 5).most == 3
+    assert make_slots(memory(free_bytes), FakeEngine(), None, None).max_running == expected
+    assert make_slots(memory(free_bytes), FakeEngine(), 3, 5).max_running == 3
 
 
 def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="max_sequences is 0; expected a whole number from 1"):
-        check_places(0, None)
+        check_concurrency(0, None)
     with pytest.raises(ValueError, match="max_waiting is -1; expected a whole number from 0"):
-        check_places(None, -1)
+        check_concurrency(None, -1)
     with pytest.raises(ValueError, match=r"priority is 1\.5; expected a whole number"):
         runner().check(replace(request(1), priority=1.5))  # type: ignore[arg-type]  # as a caller may

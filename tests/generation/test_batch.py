@@ -13,14 +13,14 @@ import pytest
 import embedllm
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy, DeviceError
-from embedllm.generation.admission import Place
+from embedllm.generation.admission import Slot
 from embedllm.generation.batch import run_batch
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request
 from embedllm.sampling.options import Sampling
 
 GREEDY = Sampling(temperature=0)
-PROMPTS = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
+PROMPTS = [[(seed * at) % 300 for at in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
 WAIT_S = 120  # a test that waits this long has failed
 
 
@@ -104,7 +104,7 @@ def test_cancelling_ends_all_and_leaves_the_switch_to_its_owner(llm: embedllm.Mo
     assert not failing.cancelled
 
 
-# --- with few places
+# --- with few slots
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_batches_from_a_pool_of_threads_share_the_places(llm: embedllm.Model, na
     with ThreadPoolExecutor(3) as threads:
         found = [threads.submit(replies, narrow, PROMPTS) for _ in range(3)]
         assert [one.result(WAIT_S) for one in found] == [expected] * 3
-    assert (narrow.runner.places.running, narrow.runner.places.waiting) == (0, 0)
+    assert (narrow.runner.slots.running, narrow.runner.slots.waiting) == (0, 0)
 
 
 def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
@@ -136,7 +136,7 @@ def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
     stream = narrow.runner.stream
 
     def noted(request: Request, cancel: Cancel) -> Iterator[Chunk]:
-        asked.append(request.is_refusable)
+        asked.append(request.is_rejectable)
         return stream(request, cancel)
 
     monkeypatch.setattr(narrow.runner, "stream", noted)
@@ -146,9 +146,9 @@ def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
 
 def test_a_conversation_has_a_place_only_while_it_replies(narrow: embedllm.Model) -> None:
     talks = [narrow.runner.sequences.new() for _ in range(5)]
-    for talk in talks:  # more than there are places, each with its KV
+    for talk in talks:  # more than there are slots, each with its KV
         list(narrow.runner.stream(requests(1)[0], Cancel(), talk))
-    assert narrow.runner.places.running == 0
+    assert narrow.runner.slots.running == 0
     assert [talk.tokens for talk in talks] == [[0]] * 5
 
 
@@ -156,16 +156,16 @@ def test_too_many_calls_are_refused_and_those_that_wait_are_served(narrow: embed
     def reply(prompt: list[int]) -> tuple[int, ...]:
         return narrow.generate(prompt, GREEDY, max_tokens=4, stop_tokens=[], priority=1).tokens
 
-    held = [Place(narrow.runner.places) for _ in range(2)]
-    for place in held:
-        place.enter(Cancel())
+    held = [Slot(narrow.runner.slots) for _ in range(2)]
+    for slot in held:
+        slot.acquire(Cancel())
     with ThreadPoolExecutor(5) as threads:
         waiting = [threads.submit(reply, prompt) for prompt in PROMPTS[:3]]
-        while narrow.runner.places.waiting < 3:
+        while narrow.runner.slots.waiting < 3:
             threading.Event().wait(0.001)
         with pytest.raises(Busy) as found:
             threads.submit(reply, PROMPTS[3]).result(WAIT_S)
         assert (found.value.running, found.value.waiting) == (2, 3)
-        for place in held:
-            place.leave()
+        for slot in held:
+            slot.release()
         assert [one.result(WAIT_S) for one in waiting] == [tokens[:4] for tokens in replies(narrow, PROMPTS[:3])]

@@ -15,7 +15,7 @@ import embedllm
 from embedllm import Model, Sampling
 from embedllm.backends.base import FeedsAll
 from embedllm.cancel import Cancel
-from embedllm.generation.admission import Place
+from embedllm.generation.admission import Slot
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
 from embedllm.kv_cache.sequence_pool import HeldSequence
@@ -46,16 +46,16 @@ def test_any_proposals_give_the_plain_tokens(llm: Model) -> None:
     request = llm.request(PROMPT, GREEDY, max_tokens=24, stop_tokens=(), speculate="off")
     plain = tokens(list(llm.runner.stream(request, Cancel())))
     for seed in range(6):
-        random, proposals, place = Random(seed), [], 1
-        while place < len(plain):
+        random, proposals, at = Random(seed), [], 1
+        while at < len(plain):
             right = random.randrange(5)
-            proposals.append([*plain[place : place + right], *random.choices(range(20), k=random.randrange(3))])
-            place += right + 1
+            proposals.append([*plain[at : at + right], *random.choices(range(20), k=random.randrange(3))])
+            at += right + 1
         session = llm.runner.engine.open(64)
         assert isinstance(session, FeedsAll)
         sequence = HeldSequence(session)
-        place = Place(llm.runner.places)
-        with llm.runner._decoding(request, Cancel(), sequence, place) as running:  # pyright: ignore[reportPrivateUsage]
+        slot = Slot(llm.runner.slots)
+        with llm.runner._decoding(request, Cancel(), sequence, slot) as running:  # pyright: ignore[reportPrivateUsage]
             used, pieces, generation, _ = running
             chunks = list(run(generation, used, pieces, Cancel(), Guesses(proposals)))
         assert tokens(chunks) == plain

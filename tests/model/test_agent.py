@@ -23,7 +23,7 @@ from embedllm import (
     run_tools,
 )
 from embedllm.backends.base import Engine
-from embedllm.generation.admission import Places
+from embedllm.generation.admission import Slots
 from embedllm.generation.defaults import Defaults
 from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
@@ -51,28 +51,28 @@ class Folder:
     stop_tokens = frozenset({END})
 
 
-def scripted(*replies: str, template: str = TEMPLATE, places: Places | None = None) -> tuple[Model, list[str]]:
+def scripted(*replies: str, template: str = TEMPLATE, slots: Slots | None = None) -> tuple[Model, list[str]]:
     """A model that gives these replies in turn, and the prompts that it was given."""
     prompts: list[str] = []
     left = list(replies)
     now = b""
-    place = 0
+    at = 0
 
     def next_token(tokens: Sequence[int]) -> int:
-        nonlocal now, place
-        if place == 0:
+        nonlocal now, at
+        if at == 0:
             prompts.append(bytes(token for token in tokens if token != END).decode())
             now = left.pop(0).encode()
-        place += 1
-        if place > len(now):
-            place = 0
+        at += 1
+        if at > len(now):
+            at = 0
             return END
-        return now[place - 1]
+        return now[at - 1]
 
     engine = FakeEngine(next_token, context=100_000, chunk=100_000)
     defaults = Defaults(sampling=Sampling(temperature=0.0), max_tokens=None)
     model = Model(cast("Package", Folder()), cast("Engine", engine), tokenizer=Codec(), defaults=defaults,
-                  template=ChatTemplate(template), places=places)  # fmt: skip
+                  template=ChatTemplate(template), slots=slots)  # fmt: skip
     return model, prompts
 
 
@@ -387,7 +387,7 @@ def test_the_demo_writes_the_call_that_it_must(choice: str) -> None:
 
 
 def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
-    model, _ = scripted(call("ask", '{"question": "2+2"}'), "four", "It is four.", places=Places(1, 0))
+    model, _ = scripted(call("ask", '{"question": "2+2"}'), "four", "It is four.", slots=Slots(1, 0))
 
     def ask(question: str) -> str:
         """Ask.
@@ -399,7 +399,7 @@ def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
 
     done = run_tools(model, ASK, [ask])
     assert (said(done), done.text) == (["four"], "It is four.")
-    assert (model.runner.places.running, model.runner.places.waiting) == (0, 0)
+    assert (model.runner.slots.running, model.runner.slots.waiting) == (0, 0)
 
 
 # --- cancelled between two replies

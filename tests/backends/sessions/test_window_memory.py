@@ -52,9 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, of which the first has a window."""
     decoder = replace(by_layer({"window": WINDOW}, {})(kv_heads(5)(plain())), context=CONTEXT)
     recipe = Recipe(method="nearest")
-    return described_package(
-        tmp_path_factory.mktemp("window") / "package", decoder, recipe, variant="generic-float32"
-    )
+    return described_package(tmp_path_factory.mktemp("window") / "package", decoder, recipe, variant="generic-float32")
 
 
 def pair(folder: Path, *, exact: bool = False) -> tuple[OrtSession, OrtSession]:
