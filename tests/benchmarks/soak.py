@@ -115,8 +115,8 @@ def soak(
             result.sizes.append(size(began))
         gc.collect()
         slots = llm.runner.slots
-        if places.running or places.waiting:
-            result.troubles.append(f"{places.running} places are held and {places.waiting} waited for, by nobody")
+        if slots.running or slots.waiting:
+            result.troubles.append(f"{slots.running} requests have a slot and {slots.waiting} wait, though none is left")
     alone.close()
     result.differences = str(alone.differences)
     after = size(began)
