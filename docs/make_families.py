@@ -15,15 +15,15 @@ _INTRODUCTION = """\
 # Model families
 
 Made by `python docs/make_families.py --write` from the first lines of the files in
-[export/architectures](../export/architectures) and from the cases in [tests/support/families.py](../tests/families.py).
+[export/architectures](../export/architectures) and from the cases in [tests/support/families.py](../tests/support/families.py).
 
 "Verified" says what the tiny random models of a family have in them. Each is made by the configuration class of
 transformers 5.23, and for a prompt longer than its window and the steps after it, the logits of our description of it
-(by the [NumPy reference](../backends/reference.py), on the checkpoint's own floats) are within 0.001 of transformers',
-measured in standard deviations of the logits ([tests/export/architectures/test_families.py](../tests/test_families.py)). The same test finds
+(by the [NumPy reference](../backends/reference/engine.py), on the checkpoint's own floats) are within 0.001 of transformers',
+measured in standard deviations of the logits ([tests/export/architectures/test_families.py](../tests/export/architectures/test_families.py)). The same test finds
 a tensor of the checkpoint that the description forgets. No published weights are part of the tests.
 
-Then each is exported ([tests/export/architectures/test_engines.py](../tests/test_families_engines.py)). On ONNX Runtime's CPU and
+Then each is exported ([tests/export/architectures/test_engines.py](../tests/export/architectures/test_engines.py)). On ONNX Runtime's CPU and
 on OpenVINO, 16 bits give transformers' logits and 4 bits the reference's, both within 0.001 as above, prompts, steps
 and rewound sequences alike; at 32 bits, greedy replies of 32 tokens are transformers', one by one and of prompts of
 different lengths at once. Every field that CUDA takes was run there too, in float16, with 4 and with 16 bits:
@@ -62,10 +62,10 @@ is; so is a variant of a family that its file does not describe, by the key and 
 _ENCODERS = """
 ## Models that embed or score texts
 
-From [export/encoders](../export/encoders), proved by the cases in [tests/support/encoders.py](../tests/encoders.py): texts of
+From [export/encoders](../export/encoders), proved by the cases in [tests/support/encoders.py](../tests/support/encoders.py): texts of
 different lengths at once, longer than the windows, give the vectors or scores that transformers gives of each alone,
 with 16 bits within 0.001 of their spread, on ONNX Runtime's CPU, OpenVINO and the reference, and 4 bits are computed as
-the reference does ([tests/export/encoders/test_encoders.py](../tests/test_encoders.py)). How to use them:
+the reference does ([tests/export/encoders/test_encoders.py](../tests/export/encoders/test_encoders.py)). How to use them:
 [guide-embeddings.md](guide-embeddings.md).
 
 """
@@ -73,7 +73,7 @@ _HOW = """
 ## Add a family in 15 minutes
 
 The example adds HyperCLOVA X SEED; it is not part of the package, and a test does what follows with the text of this
-page ([tests/export/architectures/test_docs.py](../tests/test_families_docs.py)).
+page ([tests/export/architectures/test_docs.py](../tests/export/architectures/test_docs.py)).
 
 1. Read the family's modelling code and its config.json beside Llama's. Here: norms behind attention and mlp as well,
    and four multipliers.
@@ -86,10 +86,10 @@ page ([tests/export/architectures/test_docs.py](../tests/test_families_docs.py))
 
 from dataclasses import replace
 
-from embedllm.export.architectures.common import Shape, describe_shaped
-from embedllm.export.architectures.common_parts import LLAMA
-from embedllm.export.config import Config
-from embedllm.export.decoder import Decoder
+from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
+from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures.config import Config
+from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:
@@ -122,9 +122,9 @@ def describe(config: Config) -> Decoder:
 4. `pytest -m peer tests/export/architectures/test_families.py -k hyperclovax`. A difference from transformers shows as a failure, and so
    does a tensor that was forgotten. Then `python docs/make_families.py --write`.
 
-Where the fields of [Shape](../export/architectures/common.py) and [Decoder](../export/decoder.py) do not say what a
+Where the fields of [Shape](../export/architectures/_shared/decoder_shape.py) and [Decoder](../embedllm/package/architecture.py) do not say what a
 family has, a field is missing: it is added there, to
-[backends/reference/layers.py](../backends/reference_layers.py), and to both writers of graphs.
+[backends/reference/layers.py](../backends/reference/layers.py), and to both writers of graphs.
 """
 
 

@@ -14,12 +14,12 @@ from embedllm.export.architectures.config import Config
 from embedllm.files.nearest import nearest
 from embedllm.package.architecture import Decoder, DynamicScaling, LongRopeScaling, YarnScaling
 
-_SHARED = "common"  # files here whose names begin so are no families
+_NO_FAMILIES = {"_shared", "config"}  # modules here that describe none
 
 
 def families() -> list[str]:
     """Every model_type that can be exported."""
-    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith(_SHARED))
+    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if name not in _NO_FAMILIES)
 
 
 def about(model_type: str) -> tuple[str, str]:

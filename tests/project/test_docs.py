@@ -40,3 +40,20 @@ def test_links_lead_to_files(page: Path) -> None:
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+NAMED = re.compile(
+    r"\[`([A-Za-z_.]+(?<!\.py))`\]\(([^)#\s]+\.py)\)"
+)  # a name of the code, with the file that defines it
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if NAMED.search(page.read_text(encoding="utf-8"))],
+                         ids=lambda page: page.name)  # fmt: skip
+def test_names_are_defined_where_their_links_lead(page: Path) -> None:
+    missing = []
+    for name, target in NAMED.findall(page.read_text(encoding="utf-8")):
+        code = (page.parent / target).read_text(encoding="utf-8")
+        for part in name.split("."):
+            if not re.search(rf"^\s*((async )?def|class) {part}\b|^{part}\b.*=", code, re.MULTILINE):
+                missing.append(f"{name} in {target}")
+    assert not missing
