@@ -1,137 +1,109 @@
-"""Whether the arguments of a tool call are what the tool's schema asks for.
-
-Checked are: type (with "nullable"), enum, const, anyOf, oneOf (as anyOf), properties, required, additionalProperties,
-items, prefixItems, and the bounds of numbers, texts and lists. Other keywords are left to the tool.
-"""
+"""Whether the arguments of a tool call are valid under the tool's JSON Schema. The check is jsonschema's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.protocols import Validator
+
     from embedllm.text.chat_template import JSON
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "number": (int, float),
-    "integer": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
+_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
+_BOUNDS = (
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+)
+_MOST_SHOWN = 100  # characters
 
 
 def check_arguments(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON]) -> None:
-    """Raises ValueError, naming the argument and what is expected, unless the arguments are those of the schema.
+    """Raises ValueError, naming the argument, what was found and what is expected, unless the arguments are valid.
 
-    parameters: the "parameters" of a tool's schema. An argument that it does not name is refused, unless
-    "additionalProperties" lets it in.
+    parameters: the "parameters" of a tool's schema, of the draft that its "$schema" names, else 2020-12; OpenAPI's
+    "nullable" counts too, and a type that JSON Schema does not know is no restriction. An argument that it does not
+    name is refused, unless "additionalProperties" lets it in. A "$ref" is followed within the schema only.
     """
-    _check_object(dict(arguments), {"additionalProperties": False, **parameters}, "")
+    from jsonschema import Draft202012Validator  # not at the top: 0.1 s
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+    from referencing import Registry
 
-
-def _check(value: JSON, schema: JSON, where: str) -> None:
-    if not isinstance(schema, Mapping):
-        if schema is False:
-            raise ValueError(f"{where} is not allowed.")
-        return
-    if value is None and schema.get("nullable") is True:
-        return
-    _check_type(value, schema, where)
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        if isinstance(options, list) and not any(_is(value, option, where) for option in options):
-            raise ValueError(f"{where} is {_shown(value)}, expected one of {_shown(options)}.")
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list) and not any(_is_same(value, choice) for choice in choices):
-        raise ValueError(f"{where} is {_shown(value)}, expected {'one of ' if len(choices) > 1 else ''}"
-                         f"{', '.join(map(_shown, choices))}.")  # fmt: skip
-    _check_bounds(value, schema, where)
-    if isinstance(value, dict):
-        _check_object(value, schema, where)
-    elif isinstance(value, list):
-        _check_items(value, schema, where)
-
-
-def _check_type(value: JSON, schema: Mapping[str, JSON], where: str) -> None:
-    kind = schema.get("type")
-    kinds = kind if isinstance(kind, list) else [kind]
-    known = [name for name in kinds if isinstance(name, str) and name in _TYPES]
-    if known and not any(_has_type(value, name) for name in known):
-        raise ValueError(f"{where} is {_shown(value)}, expected {' or '.join(known)}.")
-
-
-def _has_type(value: JSON, name: str) -> bool:
-    if isinstance(value, bool):
-        return name == "boolean"
-    if name == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[name])
-
-
-def _check_bounds(value: JSON, schema: Mapping[str, JSON], where: str) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        size: float = value
-        names = ("minimum", "maximum")
-    elif isinstance(value, str | list):
-        size = len(value)
-        names = ("minLength", "maxLength") if isinstance(value, str) else ("minItems", "maxItems")
-    else:
-        return
-    least, most = (schema.get(name) for name in names)
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    is_number = names[0] == "minimum"
-    wrong = (
-        (isinstance(least, int | float) and size < least)
-        or (isinstance(most, int | float) and size > most)
-        or (is_number and isinstance(above, int | float) and size <= above)
-        or (is_number and isinstance(below, int | float) and size >= below)
-    )
-    if wrong:
-        bounds = {name: schema[name] for name in (*names, "exclusiveMinimum", "exclusiveMaximum") if name in schema}
-        raise ValueError(f"{where} is {_shown(value)}, expected {_shown(bounds)}.")
-
-
-def _check_object(value: dict[str, JSON], schema: Mapping[str, JSON], where: str) -> None:
-    properties, required = schema.get("properties"), schema.get("required")
-    named = properties if isinstance(properties, Mapping) else {}
-    for name in required if isinstance(required, list) else []:
-        if name not in value:
-            raise ValueError(f"the argument '{_path(where, str(name))}' is missing.")
-    others = schema.get("additionalProperties", True)
-    for name, item in value.items():
-        if name not in named and others is False:
-            raise ValueError(f"there is no argument '{_path(where, name)}'; expected {', '.join(named) or 'none'}.")
-        _check(item, named.get(name, others), f"the argument '{_path(where, name)}'")
-
-
-def _check_items(value: Sequence[JSON], schema: Mapping[str, JSON], where: str) -> None:
-    first = schema.get("prefixItems")
-    places = first if isinstance(first, list) else []
-    for place, item in enumerate(value):
-        _check(item, places[place] if place < len(places) else schema.get("items"), f"{where}[{place}]")
-
-
-def _is(value: JSON, schema: JSON, where: str) -> bool:
+    schema = {"additionalProperties": False, **parameters}
+    validator = _lenient(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
     try:
-        _check(value, schema, where)
-    except ValueError:
-        return False
-    return True
+        error = best_match(validator.iter_errors(dict(arguments)))
+    except Exception as problem:  # a malformed schema fails anywhere in the library
+        raise ValueError(
+            f"the tool's schema cannot be applied ({type(problem).__name__}: {problem}). Correct its 'parameters'."
+        ) from problem
+    if error is not None:
+        raise ValueError(_message(error))
 
 
-def _is_same(value: JSON, other: JSON) -> bool:
-    """JSON's equality: true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+@cache
+def _lenient(base: type[Validator]) -> Callable[..., Validator]:
+    """The validator, lenient on "nullable" values that are null, and on types that it does not know."""
+    from jsonschema.validators import extend
+
+    def of_known_types(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def check(validator: Validator, types: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
+            names = types if isinstance(types, list) else [types]
+            known = [name for name in names if name in _TYPES]
+            return rule(validator, known, value, schema) or () if known else ()
+
+        return check
+
+    def unless_null(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def check(validator: Validator, keyword: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
+            is_free = value is None and isinstance(schema, Mapping) and schema.get("nullable") is True
+            return () if is_free else rule(validator, keyword, value, schema) or ()
+
+        return check
+
+    rules = {**base.VALIDATORS, "type": of_known_types(base.VALIDATORS["type"])}
+    return extend(base, {name: unless_null(rule) for name, rule in rules.items()})
 
 
-def _path(where: str, name: str) -> str:
-    return f"{where.removeprefix('the argument ').strip(chr(39))}.{name}" if where else name
+def _message(error: ValidationError) -> str:
+    """What is wrong with which argument."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    where, value, schema = f"the argument '{path[1:]}'", cast("Any", error.instance), error.schema
+    rule, expected = error.validator, cast("Any", error.validator_value)
+    if not isinstance(schema, Mapping):  # "false"; jsonschema 4.26 gives such an error no path of its own
+        return f"{where if path else 'an argument'} is {_shown(value)}, expected none."
+    if rule == "required":
+        name = next(name for name in expected if name not in value)
+        return f"the argument '{f'{path}.{name}'[1:]}' is missing."
+    if rule == "additionalProperties":
+        named = schema.get("properties", {})
+        name = next(name for name in value if name not in named)
+        return f"there is no argument '{f'{path}.{name}'[1:]}'; expected {', '.join(named) or 'none'}."
+    return f"{where} is {_shown(value)}, expected {_expected(str(rule), expected, schema)}."
+
+
+def _expected(rule: str, value: object, schema: Mapping[str, JSON]) -> str:
+    if rule == "type":
+        return " or ".join(map(str, value if isinstance(value, list) else [value]))
+    if rule in ("enum", "const"):
+        choices = [_shown(choice) for choice in (value if rule == "enum" and isinstance(value, list) else [value])]
+        return f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
+    if rule in ("anyOf", "oneOf"):
+        return f"{'exactly ' if rule == 'oneOf' else ''}one of {_shown(value)}"
+    bounds = {name: schema[name] for name in _BOUNDS if name in schema}
+    return _shown(bounds if rule in bounds else {rule: value})
 
 
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else f"{text[:100]}... ({len(text)} characters)"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"

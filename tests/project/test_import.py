@@ -29,6 +29,7 @@ HOMES = {
     "huggingface_hub": ("embedllm.hub.location", "embedllm.hub.repository"),
     "jinja2": ("embedllm.text.jinja_sandbox",),
     "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot", "embedllm.files.image"),
+    "jsonschema": ("embedllm.tools.arguments",),
     "js": ("embedllm.backends.browser.javascript",),  # this and "pyodide" are there in Pyodide only
     "onnxruntime_genai": ("embedllm.backends.genai.engine",),
     "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
@@ -62,6 +63,7 @@ HOMES = {
         "embedllm.backends.gpu.webgpu_attention_check",
     ),
     "onnxruntime": ("embedllm.backends.ort.runtime",),
+    "referencing": ("embedllm.tools.arguments",),  # of jsonschema
     "rich": ("embedllm.cli.main",),
     "tokenizers": ("embedllm.text.tokenizer",),
     "transformers": ("embedllm.export.openvino.tokenizer",),

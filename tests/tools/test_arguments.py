@@ -19,16 +19,23 @@ SCHEMA: dict[str, Any] = {
         "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
         "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
         "inner": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/row"}},
+        "word": {"type": "string", "pattern": "^a"},
+        "closed": False,
+        "both": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        "loose": {"type": "any"},
         "either": {"anyOf": [{"type": "string"}, {"type": "array"}]},
     },
     "required": ["text"],
+    "$defs": {"row": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}},
 }
 
 
 @pytest.mark.parametrize(
     "more",
     [{}, {"count": 4}, {"count": 2.0}, {"size": 1.5}, {"size": True}, {"kind": "b"}, {"maybe": None}, {"items": [1]},
-     {"pair": ["a", 1, None]}, {"inner": {"a": "x", "b": 1}}, {"either": []}],
+     {"pair": ["a", 1, None]}, {"inner": {"a": "x", "b": 1}}, {"either": []}, {"list": [{"a": "x"}]},
+     {"loose": 1}, {"both": 1.5}],
 )  # fmt: skip
 def test_what_the_schema_describes_is_taken(more: dict[str, Any]) -> None:
     check_arguments({"text": "abc", **more}, SCHEMA)
@@ -47,10 +54,15 @@ def test_what_the_schema_describes_is_taken(more: dict[str, Any]) -> None:
         ({"kind": "c"}, 'one of "a", "b"'),
         ({"maybe": "x"}, "expected integer"),
         ({"items": []}, "minItems"),
-        ({"items": [1, "x"]}, r"'items'\[1\] is \"x\""),
-        ({"pair": [1, 1]}, r"'pair'\[0\] is 1"),
+        ({"items": [1, "x"]}, r"'items\[1\]' is \"x\""),
+        ({"pair": [1, 1]}, r"'pair\[0\]' is 1"),
         ({"inner": {}}, "'inner.a' is missing"),
         ({"either": 1}, "one of"),
+        ({"list": [{"a": 1}]}, r"'list\[0\].a' is 1, expected string"),
+        ({"list": [{"b": 1}]}, r"'list\[0\].a' is missing"),
+        ({"word": "b"}, r'\'word\' is "b", expected \{"pattern": "\^a"\}'),
+        ({"closed": 1}, "is 1, expected none"),
+        ({"both": 7}, "'both' is 7, expected exactly one of"),
         ({"other": 1}, "there is no argument 'other'; expected text, count"),
     ],
 )
@@ -62,3 +74,21 @@ def test_what_it_does_not_describe_is_refused_by_name(more: dict[str, Any], prob
 def test_a_missing_argument_is_named() -> None:
     with pytest.raises(ValueError, match="the argument 'text' is missing"):
         check_arguments({}, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"minimum": "1"}, {"pattern": "("}, {"$ref": "#/$defs/none"}, {"$ref": "https://example.com/a.json"},
+     {"anyOf": 3}],
+)  # fmt: skip
+def test_a_malformed_schema_is_named_and_nothing_is_fetched(broken: dict[str, Any]) -> None:
+    value = "x" if "pattern" in broken else 1
+    with pytest.raises(ValueError, match="the tool's schema cannot be applied"):
+        check_arguments({"a": value}, {"properties": {"a": broken}})
+
+
+def test_the_draft_that_the_schema_names_is_followed() -> None:
+    older = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"items": [{"type": "string"}]}}}
+    check_arguments({"a": ["x", 1]}, older)
+    with pytest.raises(ValueError, match=r"'a\[0\]' is 1, expected string"):
+        check_arguments({"a": [1]}, older)
