@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from embedllm.backends.options import USUAL, Knobs, OpenVINOOptions
+from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.package.package import Graph, Package
 from embedllm.types import Logits
 
@@ -245,13 +245,13 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class OpenOptions:
     """What an engine is opened with."""
 
     package: Package
     device: Device
     graph: Graph | None  # of the driver's variants, when it has any
-    knobs: Knobs = USUAL
+    runtime: RuntimeOptions = DEFAULT
     exact: bool = False
     openvino: OpenVINOOptions | None = None
     kv: str | None = None  # of its driver's `kv`

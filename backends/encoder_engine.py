@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from embedllm.backends.base import Choices
+    from embedllm.backends.base import OpenOptions
     from embedllm.package.package import Package
     from embedllm.types import F32
 
@@ -107,27 +107,27 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         start += count
 
 
-def open_cpu(choices: Choices) -> EncoderEngine:
+def open_cpu(choices: OpenOptions) -> EncoderEngine:
     """On ONNX Runtime's CPU provider."""
     from embedllm.backends.ort.engine import session_options
     from embedllm.backends.ort.runtime import ort
 
-    options = session_options(choices.knobs, choices.exact)
+    options = session_options(choices.runtime, choices.exact)
     return _on_ort(choices, lambda path: ort.InferenceSession(
         path, options, providers=["CPUExecutionProvider"], enable_fallback=0))  # fmt: skip
 
 
-def open_cuda(choices: Choices) -> EncoderEngine:
+def open_cuda(choices: OpenOptions) -> EncoderEngine:
     """On ONNX Runtime's CUDA provider."""
     from embedllm.backends.gpu.cuda import index_of, lock_of, start
     from embedllm.backends.ort.engine import session_options
 
-    index, options = index_of(choices.device.name), session_options(choices.knobs, exact=False)
+    index, options = index_of(choices.device.name), session_options(choices.runtime, exact=False)
     return _on_ort(choices, lambda path: start(path, options, index, captures=False), lock=lock_of(index))
 
 
 def _on_ort(
-    choices: Choices, start: Callable[..., object], *, lock: AbstractContextManager[object] | None = None
+    choices: OpenOptions, start: Callable[..., object], *, lock: AbstractContextManager[object] | None = None
 ) -> EncoderEngine:
     """lock: taken for every run."""
     from embedllm.backends.ort.runtime import first_line, ort
@@ -151,7 +151,7 @@ def _on_ort(
     return EncoderEngine(choices.package, choices.device, run)
 
 
-def open_openvino(choices: Choices) -> EncoderEngine:
+def open_openvino(choices: OpenOptions) -> EncoderEngine:
     """On a device of OpenVINO."""
     from embedllm.backends.openvino.engine import compile_folder, properties
     from embedllm.backends.openvino.runtime import as_device_error, target_of
@@ -159,7 +159,7 @@ def open_openvino(choices: Choices) -> EncoderEngine:
 
     assert choices.graph is not None  # it has a variant
     target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()
-    chosen = properties(target, options, choices.knobs.threads, choices.exact)
+    chosen = properties(target, options, choices.runtime.threads, choices.exact)
     compiled = compile_folder(choices.package, choices.graph, target, chosen, cut_logits=False)
     lock = threading.Lock()  # as in ov.py
 
@@ -172,7 +172,7 @@ def open_openvino(choices: Choices) -> EncoderEngine:
     return EncoderEngine(choices.package, choices.device, run)
 
 
-def open_reference(choices: Choices) -> EncoderEngine:
+def open_reference(choices: OpenOptions) -> EncoderEngine:
     """In NumPy, text by text: nothing is filled up."""
     weights = ReferenceEngine(choices.package)
     layers, decoder = EncoderLayers(weights), choices.package.decoder

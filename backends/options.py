@@ -9,10 +9,10 @@ MOST_THREADS = 1024  # ONNX Runtime takes any number, and a million of them unti
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
+class RuntimeOptions:
     """How a device computes, where that is left open by what was asked for.
 
-    Nothing in here can round what is not rounded without it: a choice among Knobs never costs exactness.
+    Nothing in here can round what is not rounded without it: a choice among RuntimeOptions never costs exactness.
     """
 
     threads: int = 0  # of the CPU; 0: one a physical core
@@ -32,7 +32,7 @@ class Knobs:
         return ", ".join(filter(None, named)) or "default"
 
 
-USUAL = Knobs()
+DEFAULT = RuntimeOptions()
 
 
 _PRECISIONS = ("f32", "f16", "bf16")
@@ -41,7 +41,7 @@ _KV_TYPES = ("f32", "f16", "bf16", "u8")  # not u4: rewinding it corrupts memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVINOOptions:
-    """Choices for the devices "openvino", "openvino-gpu" and "npu". None leaves it to the plugin.
+    """OpenOptions for the devices "openvino", "openvino-gpu" and "npu". None leaves it to the plugin.
 
     What each costs in exactness is measured in docs/numerics.md; load(exact=True) goes before the first three.
     """

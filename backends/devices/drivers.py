@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from embedllm.backends.base import Choices, Device, Engine
+from embedllm.backends.base import Device, Engine, OpenOptions
 from embedllm.backends.devices.selection import family_of
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.errors import DeviceError
-from embedllm.package.graph_variants import GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL, TRACED
+from embedllm.package.graph_variants import EXTERNAL, GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL
 from embedllm.package.package import Graph, Package
 
 _log = logging.getLogger("embedllm")
@@ -22,7 +22,7 @@ _log = logging.getLogger("embedllm")
 class Driver:
     """How a device runs a folder."""
 
-    open: Callable[[Choices], Engine]
+    open: Callable[[OpenOptions], Engine]
     variants: tuple[str, ...] = ()  # of the graphs that it may run, best first; none: it reads the weights itself
     exact: tuple[str, ...] = ()  # those of them that it can compute in float32 throughout
     kv: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as `variants`, by the type of a quantized KV
@@ -33,10 +33,10 @@ class Driver:
     mixtures: bool = True  # of experts
     recurrent: bool = False  # its sessions keep states of fixed size, too, and are rewound by copies of them
     adapts: bool = False  # its sessions take adapters
-    traced: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
+    external_graphs: tuple[str, ...] = ()  # variants of graphs of other exporters that it runs
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     # the same for a model that embeds or scores texts; None: it runs none
-    open_encoder: Callable[[Choices], Engine] | None = None
+    open_encoder: Callable[[OpenOptions], Engine] | None = None
     tested: str = ""  # what it was run on
     # why its runtime cannot do what is asked (exact), and what helps; asked of devices that are there
     lack: Callable[[bool], tuple[str, str] | None] = lambda exact: None
@@ -55,7 +55,7 @@ class Driver:
         self, package: Package, *, exact: bool = False, kv: str | None = None, variants: Sequence[str] = ()
     ) -> list[Graph]:
         """Those of a folder."""
-        if kv is None and (found := [graph for graph in package.graphs if graph.variant in self.traced]):
+        if kv is None and (found := [graph for graph in package.graphs if graph.variant in self.external_graphs]):
             return found
         allowed = self.wanted(exact=exact, kv=kv, variants=variants)
         return [graph for one in allowed if (graph := package.graph(one)) is not None]
@@ -73,12 +73,12 @@ def known_driver(device: Device) -> Driver:
     return driver
 
 
-def _graph(choices: Choices) -> Graph:
+def _graph(choices: OpenOptions) -> Graph:
     assert choices.graph is not None  # the driver has variants
     return choices.graph
 
 
-def _open_cpu(provider: Provider, choices: Choices) -> Engine:
+def _open_cpu(provider: Provider, choices: OpenOptions) -> Engine:
     from embedllm.backends.ort.engine import OrtEngine, warn_of_age
 
     warn_of_age()
@@ -86,7 +86,7 @@ def _open_cpu(provider: Provider, choices: Choices) -> Engine:
         choices.package,
         _graph(choices),
         choices.device,
-        knobs=choices.knobs,
+        runtime=choices.runtime,
         exact=choices.exact,
         adapts=choices.adapts,
     )
@@ -98,7 +98,7 @@ def _cpu_lack(exact: bool) -> tuple[str, str] | None:
     return age_lack(exact=exact)
 
 
-def _open_host(provider: Provider, choices: Choices) -> Engine:
+def _open_host(provider: Provider, choices: OpenOptions) -> Engine:
     from embedllm.backends.ort.engine import OrtEngine
     from embedllm.backends.ort.host_providers import attachment
 
@@ -106,80 +106,80 @@ def _open_host(provider: Provider, choices: Choices) -> Engine:
         choices.package,
         _graph(choices),
         choices.device,
-        knobs=choices.knobs,
+        runtime=choices.runtime,
         exact=choices.exact,
         attachment=attachment(provider, choices.device),
     )
 
 
-def _open_cuda(provider: Provider, choices: Choices) -> Engine:
+def _open_cuda(provider: Provider, choices: OpenOptions) -> Engine:
     from embedllm.backends.gpu.cuda import CudaEngine
 
     return CudaEngine(choices.package, _graph(choices), choices.device)
 
 
-def _open_webgpu(provider: Provider, choices: Choices) -> Engine:
+def _open_webgpu(provider: Provider, choices: OpenOptions) -> Engine:
     from embedllm.backends.gpu.webgpu import WebGpuEngine
 
     return WebGpuEngine(choices.package, _graph(choices), choices.device)
 
 
-def _open_directml(provider: Provider, choices: Choices) -> Engine:
+def _open_directml(provider: Provider, choices: OpenOptions) -> Engine:
     from embedllm.backends.gpu.directml import DirectMLEngine
 
     return DirectMLEngine(choices.package, _graph(choices), choices.device)
 
 
-def _open_provider(provider: Provider, choices: Choices) -> Engine:
+def _open_provider(provider: Provider, choices: OpenOptions) -> Engine:
     """A provider of ONNX Runtime."""
-    if choices.graph is not None and choices.graph.variant == TRACED.name:
+    if choices.graph is not None and choices.graph.variant == EXTERNAL.name:
         return _open_traced(provider.engine, choices)
     return _ENGINES[provider.engine](provider, choices)
 
 
-def _open_traced(kind: str, choices: Choices) -> Engine:
+def _open_traced(kind: str, choices: OpenOptions) -> Engine:
     """A graph that another exporter has written. kind: a provider's `engine`."""
     from embedllm.backends.external_graph import placement
-    from embedllm.backends.external_graph.engine import TracedEngine
+    from embedllm.backends.external_graph.engine import ExternalGraphEngine
 
     if kind == "cpu":
         from embedllm.backends.ort.engine import warn_of_age
 
         warn_of_age()
-        place = placement.on_host(choices.device, choices.knobs, exact=choices.exact)
+        place = placement.on_host(choices.device, choices.runtime, exact=choices.exact)
     elif kind == "cuda":
         place = placement.on_cuda(choices.device)
     elif kind == "webgpu":
         place = placement.on_webgpu(choices.device)
     else:
         place = placement.on_directml(choices.device, choices.package.context)
-    return TracedEngine(choices.package, _graph(choices), place)
+    return ExternalGraphEngine(choices.package, _graph(choices), place)
 
 
-def _open_ov(choices: Choices) -> Engine:
+def _open_ov(choices: OpenOptions) -> Engine:
     from embedllm.backends.openvino.engine import OvEngine, properties
     from embedllm.backends.openvino.paged_engine import PagedEngine
     from embedllm.backends.openvino.runtime import target_of
 
     graph, target, options = _graph(choices), target_of(choices.device.name), _with_kv(choices)
     if target == "CPU" and not choices.adapts and graph.variant != STATEFUL:
-        chosen = properties(target, options or OpenVINOOptions(), choices.knobs.threads, choices.exact)
+        chosen = properties(target, options or OpenVINOOptions(), choices.runtime.threads, choices.exact)
         try:
             return PagedEngine(choices.package, graph, choices.device, chosen, joins=not choices.exact)
         except DeviceError as error:
             _log.info("replies on '%s' take turns, without paged attention: %s", choices.device.name, error)
-    return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.knobs.threads,
+    return OvEngine(choices.package, graph, choices.device, target, options=options, threads=choices.runtime.threads,
                     exact=choices.exact, adapts=choices.adapts)  # fmt: skip
 
 
-def _with_kv(choices: Choices) -> OpenVINOOptions | None:
+def _with_kv(choices: OpenOptions) -> OpenVINOOptions | None:
     """The options with the KV in OpenVINO's own 8-bit type, which is unsigned and needs no calibration."""
     if choices.kv is None:
         return choices.openvino
     return replace(choices.openvino or OpenVINOOptions(), kv="u8")
 
 
-def _open_npu(choices: Choices) -> Engine:
+def _open_npu(choices: OpenOptions) -> Engine:
     from embedllm.backends.openvino.npu import NpuEngine
 
     return NpuEngine(
@@ -192,23 +192,23 @@ def _open_npu(choices: Choices) -> Engine:
     )
 
 
-def _open_genai(choices: Choices) -> Engine:
+def _open_genai(choices: OpenOptions) -> Engine:
     from embedllm.backends.genai.engine import GenaiEngine
 
-    return GenaiEngine(choices.package, _graph(choices), choices.device, choices.knobs)
+    return GenaiEngine(choices.package, _graph(choices), choices.device, choices.runtime)
 
 
 def _genai_lack(exact: bool) -> tuple[str, str] | None:
     return ("onnxruntime-genai cannot be told to round nothing", "load it without exact") if exact else None
 
 
-def _open_reference(choices: Choices) -> Engine:
+def _open_reference(choices: OpenOptions) -> Engine:
     from embedllm.backends.reference.engine import ReferenceEngine
 
     return ReferenceEngine(choices.package)
 
 
-def _open_encoder(kind: str, choices: Choices) -> Engine:
+def _open_encoder(kind: str, choices: OpenOptions) -> Engine:
     from embedllm.backends import encoder_engine
 
     opened: Engine = getattr(encoder_engine, f"open_{kind}")(choices)
@@ -239,7 +239,7 @@ _DRIVERS = {
         adapts=provider.engine == "cpu",
         recurrent=provider.engine == "cpu",
         odd_zero_points=provider.engine != "cuda",
-        traced=(TRACED.name,) if provider.engine in _TRACED else (),
+        external_graphs=(EXTERNAL.name,) if provider.engine in _TRACED else (),
         probed=provider.probed,
         tested=provider.tested,
         lack=_LACKS.get(provider.engine, lambda exact: None),
@@ -254,7 +254,7 @@ _DRIVERS = {
         kv={"int8": _OV},
         adapts=True,
         recurrent=True,
-        traced=(STATEFUL,),
+        external_graphs=(STATEFUL,),
         open_encoder=partial(_open_encoder, "openvino"),
         tested="Linux x86-64, in every change",
     ),
@@ -262,7 +262,7 @@ _DRIVERS = {
         open=_open_ov,
         variants=_OV,
         exact=_OV,
-        traced=(STATEFUL,),
+        external_graphs=(STATEFUL,),
         probed=True,
         open_encoder=partial(_open_encoder, "openvino"),
         tested=UNTESTED,
@@ -288,7 +288,7 @@ _DRIVERS = {
     "genai": Driver(
         open=_open_genai,
         shares=False,
-        traced=(GENAI,),
+        external_graphs=(GENAI,),
         tested="Linux x86-64 on the CPU, in every change",
         lack=_genai_lack,
     ),

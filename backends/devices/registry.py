@@ -10,13 +10,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from embedllm.backends.base import Choices, Device, Engine
+from embedllm.backends.base import Device, Engine, OpenOptions
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.devices.discovery import SOURCES, Source, plug_in_devices
 from embedllm.backends.devices.drivers import driver_of, known_driver
 from embedllm.backends.devices.selection import Refusal, resolve
-from embedllm.backends.devices.support import model_lack, traced_lack
-from embedllm.backends.options import USUAL, Knobs, OpenVINOOptions
+from embedllm.backends.devices.support import external_graph_unsupported, model_lack
+from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.architecture import Decoder
 from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS
@@ -30,7 +30,7 @@ _WITHOUT_ADAPTERS = "use the device 'cpu' or 'openvino', or merge the adapter: e
 _log = logging.getLogger("embedllm")
 
 
-class Found:
+class DeviceCatalog:
     """The devices of this machine for one folder, listed source by source when they are first asked for."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Found:
         """Every device of every source, those that cannot be used with the reason."""
         return [device for source in SOURCES for device in self._devices_of(source)]
 
-    def named(self, name: str, *, automatic: bool = False) -> list[Device]:
+    def lookup(self, name: str, *, automatic: bool = False) -> list[Device]:
         """The devices that may be meant by a name; of a name that is not known, every one. See select.Find."""
         if PAIR in name and not name.startswith(_PLUG_IN):
-            halves = {half: self.named(half) for half in name.split(PAIR)}
+            halves = {half: self.lookup(half) for half in name.split(PAIR)}
             found = {device.name: device for devices in halves.values() for device in devices}
             return [*found.values(), *([self._checked(_pair(name, halves))] if name.count(PAIR) == 1 else [])]
         if name.startswith(_PLUG_IN):
@@ -79,7 +79,7 @@ class Found:
 
 def devices() -> list[Device]:
     """Every device of every backend, those that cannot be used with the reason."""
-    return Found().everything()
+    return DeviceCatalog().everything()
 
 
 def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = False) -> list[Device]:
@@ -87,10 +87,10 @@ def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = F
 
     wishes: what these names may mean, pairs and targets that no list has among them; none: every device.
     """
-    found = Found(package, exact=exact)
+    found = DeviceCatalog(package, exact=exact)
     if not wishes:
         return found.everything()
-    return list({device.name: device for wish in wishes for device in found.named(wish)}.values())
+    return list({device.name: device for wish in wishes for device in found.lookup(wish)}.values())
 
 
 def facts(device: Device) -> dict[str, str]:
@@ -133,8 +133,8 @@ def parts(package: Package, device: Device, *, exact: bool = False) -> list[Devi
     """The two devices of an available pair, the one that reads prompts first; or the device itself."""
     if len(_halves(device)) == 1:
         return [device]
-    search = Found(package, exact=exact)
-    found = [resolve(half, search.named(half)) for half in device.name.split(PAIR)]
+    search = DeviceCatalog(package, exact=exact)
+    found = [resolve(half, search.lookup(half)) for half in device.name.split(PAIR)]
     return [one for one in found if isinstance(one, Device)]  # both, else the pair would not be available
 
 
@@ -142,7 +142,7 @@ def open_engine(
     package: Package,
     device: Device,
     *,
-    knobs: Knobs = USUAL,
+    runtime: RuntimeOptions = DEFAULT,
     exact: bool = False,
     kv: str | None = None,
     adapts: bool = False,
@@ -159,7 +159,14 @@ def open_engine(
     found = parts(package, device, exact=exact)
     if len(found) > 1:
         return _open_pair(
-            package, device, found, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, variants=variants
+            package,
+            device,
+            found,
+            runtime=runtime,
+            exact=exact,
+            adapts=adapts,
+            openvino=openvino,
+            variants=variants,
         )
     allowed = (variants or {}).get(device.name, ())
     if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed):
@@ -171,11 +178,11 @@ def open_engine(
     for graph in driver.graphs(package, exact=exact, kv=kv, variants=allowed) or [None]:
         try:
             return opens(
-                Choices(
+                OpenOptions(
                     package=package,
                     device=device,
                     graph=graph,
-                    knobs=knobs,
+                    runtime=runtime,
                     exact=exact,
                     openvino=openvino,
                     kv=kv,
@@ -202,7 +209,7 @@ def _open_pair(
     device: Device,
     devices: Sequence[Device],
     *,
-    knobs: Knobs,
+    runtime: RuntimeOptions,
     exact: bool,
     adapts: bool,
     openvino: OpenVINOOptions | None,
@@ -214,7 +221,13 @@ def _open_pair(
     try:
         for one in devices:
             engine = open_engine(
-                package, one, knobs=knobs, exact=exact, adapts=adapts, openvino=openvino, variants=variants
+                package,
+                one,
+                runtime=runtime,
+                exact=exact,
+                adapts=adapts,
+                openvino=openvino,
+                variants=variants,
             )
             opened.append(engine)
     except BaseException:
@@ -280,7 +293,7 @@ def _lack(
         reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
         return reason, "use the device 'cpu', 'cuda' or 'openvino'"
     alone = len(_halves(device)) == 1
-    if alone and (lack := traced_lack(package, known_driver(device), exact=exact, kv=kv)) is not None:
+    if alone and (lack := external_graph_unsupported(package, known_driver(device), exact=exact, kv=kv)) is not None:
         return lack
     if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
         return "it takes no adapters with this library", _WITHOUT_ADAPTERS

@@ -55,7 +55,7 @@ class Choice:
     passed_over: tuple[Refusal, ...]
 
 
-class Search:
+class DeviceSearch:
     """Walks a wish: gives the devices that are there, best first, and keeps why the others are passed over."""
 
     def __init__(
@@ -121,7 +121,7 @@ def choose(devices: Sequence[Device], wish: str | Sequence[str], *, platform: st
 
     Raises DeviceUnavailable, with what was tried, when there is none; ValueError for an empty wish.
     """
-    search = Search(lambda name, *, automatic: devices, wish, platform=platform)
+    search = DeviceSearch(lambda name, *, automatic: devices, wish, platform=platform)
     for device in search:
         return Choice(device, tuple(search.passed_over))
     raise search.failure()

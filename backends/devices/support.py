@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from embedllm.backends.devices.drivers import Driver
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import OPENVINO
 from embedllm.package.package import Package
 from embedllm.package.tensors import linears, outer_matrices, tables
 
 
-def traced_lack(package: Package, driver: Driver, *, exact: bool, kv: str | None) -> tuple[str, str] | None:
+def external_graph_unsupported(
+    package: Package, driver: Driver, *, exact: bool, kv: str | None
+) -> tuple[str, str] | None:
     """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
-    if not isinstance(package.architecture, Traced):
-        if driver.traced and not driver.variants:
+    if not isinstance(package.architecture, ExternalGraph):
+        if driver.external_graphs and not driver.variants:
             return "it runs folders of onnxruntime-genai that no other device runs", "use the device 'cpu'"
         return None
-    runs = any(graph.variant in driver.traced for graph in package.graphs)
+    runs = any(graph.variant in driver.external_graphs for graph in package.graphs)
     if not runs or (driver.is_gpu and package.external is None):
         maker = "optimum" if package.external is None else package.external.maker
         remedy = f"use the device '{'cpu' if package.external is None else package.external.surest}'"
@@ -44,8 +46,8 @@ def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str
             f"the weights of '{package.name}' have scales in float32, which the NPU's compiler is not known to take",
             "export it anew with --bits 4 --target npu",
         )
-    if isinstance(package.architecture, Traced):
-        return None  # see traced_lack()
+    if isinstance(package.architecture, ExternalGraph):
+        return None  # see external_graph_unsupported()
     if not driver.odd_zero_points and (found := _odd_zero_points(package)):
         name, count = found
         return (

@@ -28,46 +28,46 @@ from embedllm.sampling.numpy_logits import Row
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
-    from embedllm.backends.external_graph.placement import Place
-    from embedllm.package.external_graph import Traced
+    from embedllm.backends.external_graph.placement import Placement
+    from embedllm.package.external_graph import ExternalGraph
     from embedllm.types import F32
 
 # of the largest logit: a mask that is wrong for pieces moves logits by several tenths, rounding by a thousandth
 MOST_DIFFERENCE = {False: 0.02, True: 0.2}  # by whether the graph rounds activations by what is fed at once
 
 
-class TracedEngine:
-    """A folder's traced graph on one device; sessions share the weights."""
+class ExternalGraphEngine:
+    """A folder's external graph on one device; sessions share the weights."""
 
-    def __init__(self, package: Package, graph: Graph, place: Place) -> None:
+    def __init__(self, package: Package, graph: Graph, placement: Placement) -> None:
         """Raises DeviceError; DeviceUnavailable when part of the work would run on the CPU instead."""
-        self.device = place.device
-        self.place = place
-        self.chunk = place.chunk
+        self.device = placement.device
+        self.placement = placement
+        self.chunk = placement.chunk
         self.package = package
-        self.traced = package.traced
+        self.external_graph = package.external_graph
         self.names = Names() if package.external is None else package.external.names
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         path = package.folder / graph.file
         try:
-            with place.lock:
-                self._session: ort.InferenceSession | None = place.start(os.fspath(path))
+            with placement.lock:
+                self._session: ort.InferenceSession | None = placement.start(os.fspath(path))
         except Exception as error:
             raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-        if place.heavy and (left := left_to_the_cpu(self._session, place.heavy)):
+        if placement.heavy and (left := left_to_the_cpu(self._session, placement.heavy)):
             lack = f"ONNX Runtime gave {', '.join(left)} of '{graph.file}' to the CPU"
-            raise cannot_run(place.device, lack, "use the device 'cpu', or another graph of the folder by its path")
+            raise cannot_run(placement.device, lack, "use the device 'cpu', or another graph of the folder by its path")
         self.inputs = Inputs(self._session, self.names)
         if package.external is not None:
-            self.traced = self._tried(path)
+            self.external_graph = self._tried(path)
 
-    def _tried(self, path: Path) -> Traced:
+    def _tried(self, path: Path) -> ExternalGraph:
         """What is known of the graph, and whether a prompt can be fed in pieces. Raises DeviceError where none can."""
-        for traced in (self.traced, replace(self.traced, in_pieces=False)):
-            self.traced = traced
-            if difference(self, traced) <= MOST_DIFFERENCE[self.names.rounds]:
-                return traced
+        for described in (self.external_graph, replace(self.external_graph, in_pieces=False)):
+            self.external_graph = described
+            if difference(self, described) <= MOST_DIFFERENCE[self.names.rounds]:
+                return described
         raise DeviceError(f"'{path}' {CANNOT_BE_FED}")
 
     @property
@@ -76,27 +76,29 @@ class TracedEngine:
             raise ValueError("this model was closed")
         return self._session
 
-    def open(self, capacity: int = 0) -> TracedSession:
-        return TracedSession(self)
+    def open(self, capacity: int = 0) -> ExternalGraphSession:
+        return ExternalGraphSession(self)
 
     def close(self) -> None:
         self._session = None
         return_freed_memory()
 
 
-class TracedSession:
+class ExternalGraphSession:
     """One sequence."""
 
-    def __init__(self, engine: TracedEngine) -> None:
+    def __init__(self, engine: ExternalGraphEngine) -> None:
         self.position = 0
         self.is_stopping = False
         self._engine = engine
-        self._traced = engine.traced
+        self._external_graph = engine.external_graph
         self._inputs = engine.inputs
         self._session: ort.InferenceSession | None = engine.session
-        shapes = self._inputs.kv(engine.traced.kv)
-        place = self._place = engine.place
-        self._kv = AppendedKv(shapes, engine.context, place) if engine.names.appends else CopiedKv(shapes, place)
+        shapes = self._inputs.kv(engine.external_graph.kv)
+        placement = self._placement = engine.placement
+        self._kv = (
+            AppendedKv(shapes, engine.context, placement) if engine.names.appends else CopiedKv(shapes, placement)
+        )
         self._options = ort.RunOptions()
 
     @property
@@ -123,8 +125,8 @@ class TracedSession:
 
     def import_state(self, state: KeyValues) -> None:
         self._check_open()
-        count = check_state(state, [(heads, size) for heads, size in self._traced.kv])
-        check_room(self.position, count, limit=self._traced.context, remedy=self._engine.remedy)
+        count = check_state(state, [(heads, size) for heads, size in self._external_graph.kv])
+        check_room(self.position, count, limit=self._external_graph.context, remedy=self._engine.remedy)
         self._kv.append(self.position, [values for pair in state for values in pair])
         self.position += count
 
@@ -140,8 +142,10 @@ class TracedSession:
     def _feed(self, tokens: Sequence[int], *, each: bool) -> F32:
         """The logits behind the last token, or behind each: [1 or T, V]. What fails appends nothing."""
         self._check_open()
-        traced, start = self._traced, self.position
-        check_tokens(tokens, start, vocabulary=traced.vocabulary, limit=traced.context, remedy=self._engine.remedy)
+        described, start = self._external_graph, self.position
+        check_tokens(
+            tokens, start, vocabulary=described.vocabulary, limit=described.context, remedy=self._engine.remedy
+        )
         held = self._kv.held()
         parts: list[F32] = []
         try:
@@ -161,15 +165,15 @@ class TracedSession:
 
     def _pieces(self, tokens: Sequence[int], *, each: bool) -> Iterator[Sequence[int]]:
         """What the graph can be fed at once, one after the other."""
-        most = 1 if each and not self._inputs.gives_all else self._place.chunk
+        most = 1 if each and not self._inputs.gives_all else self._placement.chunk
         at = 0
         while at < len(tokens):
-            count = most if self._traced.in_pieces or not self.position else 1
+            count = most if self._external_graph.in_pieces or not self.position else 1
             yield tokens[at : at + count]
             at += count
 
     def _run(self, tokens: Sequence[int], *, each: bool) -> F32:
-        with self._place.lock:
+        with self._placement.lock:
             return self._run_alone(tokens, each=each)
 
     def _run_alone(self, tokens: Sequence[int], *, each: bool) -> F32:
@@ -180,7 +184,7 @@ class TracedSession:
         for name, value in self._inputs.feeds(tokens, self.position, each=each, length=length):
             binding.bind_ortvalue_input(name, value)
         binding.bind_output(self._engine.names.logits)
-        pairs = self._engine.names.pairs(len(self._traced.kv))
+        pairs = self._engine.names.pairs(len(self._external_graph.kv))
         self._kv.bind(binding, pairs)
         try:
             self._session.run_with_iobinding(binding, self._options)

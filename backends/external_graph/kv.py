@@ -14,7 +14,7 @@ import numpy as np
 from embedllm.backends.ort.runtime import ort
 
 if TYPE_CHECKING:
-    from embedllm.backends.external_graph.placement import Place
+    from embedllm.backends.external_graph.placement import Placement
 
     Pairs: TypeAlias = Sequence[tuple[str, str]]  # what the graph calls past and present
 
@@ -25,9 +25,9 @@ _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constan
 class CopiedKv:
     """As the graph gives them back."""
 
-    def __init__(self, empty: Sequence[np.ndarray], place: Place) -> None:
-        self._place = place
-        self._values = [place.hold(array) for array in empty]
+    def __init__(self, empty: Sequence[np.ndarray], placement: Placement) -> None:
+        self._placement = placement
+        self._values = [placement.hold(array) for array in empty]
 
     def reserve(self, end: int) -> int:
         """Makes room for that many tokens; how long a mask of them is."""
@@ -37,7 +37,7 @@ class CopiedKv:
         """The past, and what takes the present."""
         for (past, present), value in zip(pairs, self._values, strict=True):
             binding.bind_ortvalue_input(past, value)
-            binding.bind_output(present, *self._place.where)
+            binding.bind_output(present, *self._placement.where)
 
     def take(self, given: Sequence[ort.OrtValue]) -> None:
         """What a step gave back."""
@@ -62,21 +62,21 @@ class CopiedKv:
 
     def arrays(self) -> list[np.ndarray]:
         """Keys and values of at least the tokens that are held."""
-        return [self._place.held(value) for value in self._values]
+        return [self._placement.held(value) for value in self._values]
 
     def clear(self) -> None:
         self._values = []
 
     def _replace(self, arrays: Sequence[np.ndarray]) -> None:
-        self._values = [self._place.hold(array) for array in arrays]
+        self._values = [self._placement.hold(array) for array in arrays]
 
 
 class AppendedKv:
     """In buffers that attention appends to: a rewind is a number that nobody here needs to know."""
 
-    def __init__(self, empty: Sequence[np.ndarray], context: int, place: Place) -> None:
-        self._place = place
-        self._values = [place.hold(array) for array in empty]
+    def __init__(self, empty: Sequence[np.ndarray], context: int, placement: Placement) -> None:
+        self._placement = placement
+        self._values = [placement.hold(array) for array in empty]
         self._context = context
         self._capacity = 0
 
@@ -100,13 +100,13 @@ class AppendedKv:
         end = position + state[0].shape[1]
         self.reserve(end)
         for index, new in enumerate(state):
-            array = self._place.held(self._values[index])
+            array = self._placement.held(self._values[index])
             array[0, :, position:end] = new
-            if not self._place.is_host:  # there it was the buffer itself
-                self._values[index] = self._place.hold(array)
+            if not self._placement.is_host:  # there it was the buffer itself
+                self._values[index] = self._placement.hold(array)
 
     def arrays(self) -> list[np.ndarray]:
-        return [self._place.held(value) for value in self._values]
+        return [self._placement.held(value) for value in self._values]
 
     def clear(self) -> None:
         self._values = []
@@ -116,16 +116,16 @@ class AppendedKv:
         """Buffers grow one by one, so that only one is there twice."""
         if end > self._capacity:
             self._grow(end)
-        return self._capacity if self._place.pads else end
+        return self._capacity if self._placement.pads else end
 
     def _grow(self, end: int) -> None:
         wanted = max(end, int(self._capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
         for index, value in enumerate(self._values):
-            old = self._place.held(value)
+            old = self._placement.held(value)
             _, heads, held, size = old.shape
             # zeros, because attention multiplies what it does not see by nothing, and NaN times nothing is NaN
             new = np.zeros((1, heads, capacity, size), old.dtype)
             new[:, :, :held] = old
-            self._values[index] = self._place.hold(new)
+            self._values[index] = self._placement.hold(new)
         self._capacity = capacity

@@ -10,7 +10,7 @@ import numpy as np
 
 from embedllm.backends.base import Device
 from embedllm.backends.gpu.session import device_errors
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.engine import CHUNK, session_options
 from embedllm.backends.ort.runtime import ort
 
@@ -23,7 +23,7 @@ _HEAVY = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Placement:
     """One device, as the engine of traced graphs needs it."""
 
     device: Device
@@ -52,23 +52,23 @@ class Place:
             return value.numpy() if value.device_name().lower() == "cpu" else self.get(value)
 
 
-def on_host(device: Device, knobs: Knobs = USUAL, *, exact: bool = False) -> Place:
+def on_host(device: Device, runtime: RuntimeOptions = DEFAULT, *, exact: bool = False) -> Placement:
     """The CPU's provider. exact: float activations, whatever the graph allows."""
 
     def start(path: str) -> ort.InferenceSession:
-        options = session_options(knobs, exact)
+        options = session_options(runtime, exact)
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
-    return Place(device=device, start=start)
+    return Placement(device=device, start=start)
 
 
-def on_cuda(device: Device) -> Place:
+def on_cuda(device: Device) -> Placement:
     """An NVIDIA GPU."""
     from embedllm.backends.gpu import cuda
     from embedllm.backends.gpu.io_binding_engine import CHUNK
 
     index = cuda.index_of(device.name)
-    return Place(
+    return Placement(
         device=device,
         start=lambda path: cuda.start(path, _options(), index, captures=False, tf32=False),
         where=("cuda", index),
@@ -79,11 +79,11 @@ def on_cuda(device: Device) -> Place:
     )
 
 
-def on_webgpu(device: Device) -> Place:
+def on_webgpu(device: Device) -> Placement:
     """The GPU that the WebGPU plug-in takes. Raises DeviceError when it does not run."""
     from embedllm.backends.gpu import webgpu
 
-    return Place(
+    return Placement(
         device=device,
         start=lambda path: webgpu.start(path, _options()),
         where=("webgpu", 0),
@@ -95,7 +95,7 @@ def on_webgpu(device: Device) -> Place:
     )
 
 
-def on_directml(device: Device, context: int, *, provider: str = "") -> Place:
+def on_directml(device: Device, context: int, *, provider: str = "") -> Placement:
     """A GPU of Windows, whose attention is told how long its buffers are, and takes a prompt in one piece.
 
     As docs/directml.md has it. context: tokens that a session can hold.
@@ -106,7 +106,7 @@ def on_directml(device: Device, context: int, *, provider: str = "") -> Place:
     chosen = provider or directml.PROVIDER
     number = directml.number_of(device.name) if chosen == directml.PROVIDER else 0
     where = ("dml" if chosen == directml.PROVIDER else "cpu", number)
-    return Place(
+    return Placement(
         device=device,
         start=lambda path: directml.start(path, chosen, number),
         where=where,

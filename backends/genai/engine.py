@@ -25,7 +25,7 @@ from embedllm.errors import DeviceError
 import onnxruntime_genai as og
 
 if TYPE_CHECKING:
-    from embedllm.backends.options import Knobs
+    from embedllm.backends.options import RuntimeOptions
     from embedllm.package.package import Graph, Package
 
 _OG: Any = og  # it has no types
@@ -49,7 +49,7 @@ def devices() -> list[Device]:
 class GenaiEngine:
     """A folder's graphs, run by onnxruntime-genai on what its configuration names."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device, knobs: Knobs) -> None:
+    def __init__(self, package: Package, graph: Graph, device: Device, runtime: RuntimeOptions) -> None:
         """Raises DeviceError for a folder that it does not load, or that gives other logits for the same prompt."""
         assert package.external is not None  # no other folder has such a graph
         self.device = device
@@ -58,14 +58,14 @@ class GenaiEngine:
         self.context = package.context - (self._window.size - 1 if self._window else 0)
         self.largest = package.context
         self.remedy = LARGER_MODEL
-        self.vocabulary = package.traced.vocabulary
+        self.vocabulary = package.external_graph.vocabulary
         self.output = package.external.names.logits
         self.gives_all = True  # logits of every token of a piece, until it is found otherwise
         self.filler = self._window.filler if self._window else None
         path = package.folder / graph.file
         try:
             config = _OG.Config(str(package.folder))
-            config.overlay(json.dumps({"model": self._overlay(knobs)}))
+            config.overlay(json.dumps({"model": self._overlay(runtime)}))
             self._model = _OG.Model(config)
             options = _OG.GeneratorParams(self._model).get_search_options()
         except Exception as error:
@@ -94,13 +94,13 @@ class GenaiEngine:
                                   min_length=0, repetition_penalty=1.0)  # fmt: skip
         return _OG.Generator(self._model, params)
 
-    def _overlay(self, knobs: Knobs) -> dict[str, object]:
+    def _overlay(self, runtime: RuntimeOptions) -> dict[str, object]:
         """What the configuration shall say otherwise."""
         # where it is made to choose a token, it stops at one that ends a reply: here at the last, which is seldom one
         told: dict[str, object] = {"eos_token_id": self.vocabulary - 1}
         # each graph has threads of its own: those that wait for work must not keep the others' cores busy
-        options: dict[str, object] = {"session.intra_op.allow_spinning": str(int(knobs.spinning))}
-        if threads := knobs.threads or compute_threads():
+        options: dict[str, object] = {"session.intra_op.allow_spinning": str(int(runtime.spinning))}
+        if threads := runtime.threads or compute_threads():
             options["intra_op_num_threads"] = threads
         told["decoder"] = {"session_options": options}
         if self._window is None:

@@ -1,8 +1,8 @@
 """The few numbers of a row of logits on a device that most sampling needs, reduced there.
 
 Bringing 150,000 logits to the host and summing their exponentials there takes a quarter of a millisecond, a fifth of a
-step of a small model on a fast GPU. So small graphs of their own (backends/gpu/heads, made by tools/make_heads.py) run on
-the device over the logits where they are: the best token with the sum, or the best few hundred. What cannot be
+step of a small model on a fast GPU. So small graphs of their own (backends/gpu/heads, made by tools/make_heads.py)
+run on the device over the logits where they are: the best token with the sum, or the best few hundred. What cannot be
 answered from these brings the row over and asks `Row`.
 """
 

@@ -3,7 +3,8 @@
 From 32 tokens on it takes a kernel whose sums begin at zero in each turn of a loop, by the rules of WGSL. In the SPIR-V
 that onnxruntime-ep-webgpu 0.4.0 makes of it for Vulkan they begin at zero once: a variable's initial value is given
 where it is declared, with no store in the loop. So every turn after the first is wrong, on any Vulkan driver. Direct3D
-and Metal get other code. docs/webgpu.md has how this was found; tests/backends/gpu/test_webgpu.py tells when it is over.
+and Metal get other code. docs/webgpu.md has how this was found; tests/backends/gpu/test_webgpu.py tells when it is
+over.
 """
 
 from __future__ import annotations

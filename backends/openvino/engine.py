@@ -20,7 +20,7 @@ from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import DeviceError
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Graph, Package
 from embedllm.package.recurrent_state import state_shapes, variable_name
 from embedllm.package.tensors import kv_shapes
@@ -104,7 +104,7 @@ class OvEngine:
             package, graph, target, chosen, cut_logits=True, adapts=adapts
         )
         self._takes = {name for given in self._compiled.inputs for name in given.names}
-        if package.external is not None and difference(self, package.traced) > _MOST_DIFFERENCE:
+        if package.external is not None and difference(self, package.external_graph) > _MOST_DIFFERENCE:
             raise DeviceError(f"'{package.folder / graph.file}' {CANNOT_BE_FED}")
 
     @property
@@ -344,7 +344,7 @@ def properties(target: str, options: OpenVINOOptions, threads: int, exact: bool)
     return chosen
 
 
-def _cut_logits(model: ov.Model, decoder: Decoder | Traced) -> None:
+def _cut_logits(model: ov.Model, decoder: Decoder | ExternalGraph) -> None:
     """Adds the input `logits_from`: only the logits of the positions from there on are computed."""
     start = op.parameter([1], ov.Type.i64, name="logits_from")
     start.output(0).set_names({"logits_from"})
@@ -353,7 +353,7 @@ def _cut_logits(model: ov.Model, decoder: Decoder | Traced) -> None:
     def taken(value: ov.Output) -> ov.Node:
         return op.slice(value, start, *bounds)
 
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         cut_before_head(model, start, taken)
     else:
         cut(model, decoder, start, taken)

@@ -19,7 +19,7 @@ from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
 from embedllm.backends.sessions.step_batcher import MOST, Batch, Member
-from embedllm.backends.sessions.window_retention import KeptRows
+from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.package import WEIGHTS, Graph, Package
@@ -134,7 +134,7 @@ class PagedSession:
         self.priority = 0
         self.adapter: Adapter | None = None  # an engine for adapters is OvEngine
         self.kv: dict[str, NDArray[Cached]] = {}  # nothing is moved to step together
-        self.kept = KeptRows({})  # nor does anything forget what windows do not see
+        self.retention = WindowedKvRetention({})  # nor does anything forget what windows do not see
         self.logits = np.empty((1, 1, engine.package.decoder.vocabulary), np.float32)
         self._engine = engine
         self._decoder = engine.package.decoder

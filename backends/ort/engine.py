@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.ort.session import OrtSession, StepsTogether
 from embedllm.backends.sessions.recurrent_session import StatefulSession
@@ -98,7 +98,7 @@ class OrtEngine:
         graph: Graph,
         device: Device,
         *,
-        knobs: Knobs = USUAL,
+        runtime: RuntimeOptions = DEFAULT,
         exact: bool = False,
         attachment: Attachment | None = None,
         adapts: bool = False,
@@ -115,7 +115,7 @@ class OrtEngine:
         self.half = graph.activations == "float16"
         self.only_last = False  # the graph gives the logits of the last position only
         self.adapts = adapts
-        options = session_options(knobs, exact)
+        options = session_options(runtime, exact)
         path = package.folder / graph.file
         forgets = GIVES_BACK and attachment is None and not package.decoder.is_recurrent  # whose rewinds go far back
         self.windows = {
@@ -189,18 +189,18 @@ class OrtEngine:
         return_freed_memory()
 
 
-def session_options(knobs: Knobs, exact: bool) -> ort.SessionOptions:
+def session_options(runtime: RuntimeOptions, exact: bool) -> ort.SessionOptions:
     """Of the CPU provider."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = knobs.threads or compute_threads()
+    options.intra_op_num_threads = runtime.threads or compute_threads()
     options.log_severity_level = _QUIET
     # planned anew for every length of a sequence, for buffers that the arena has anyway; 40 MB (docs/performance.md)
     options.enable_mem_pattern = False
     # with all threads: half a second instead of three quarters for 0.6B parameters (docs/performance.md#load)
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     # a spinning pool eats the cores of the application around us, and is slower beside it (docs/performance.md)
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if knobs.spinning else "0")
-    if exact or knobs.floats:
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spinning else "0")
+    if exact or runtime.floats:
         options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
     return options
 

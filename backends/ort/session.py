@@ -14,7 +14,7 @@ from embedllm.backends.lora import factors
 from embedllm.backends.ort.recurrent_state import States
 from embedllm.backends.ort.runtime import first_line, ort
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
-from embedllm.backends.sessions.window_retention import KeptRows
+from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import Row
@@ -53,7 +53,7 @@ class OrtSession:
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self.kv = engine.empty_kv()
-        self.kept = KeptRows(engine.windows)
+        self.retention = WindowedKvRetention(engine.windows)
         self._was_many = False  # the last feed: a prompt
         self._states = States(self._decoder)
         self._ones = np.ones((1, 0), np.int64)
@@ -66,7 +66,7 @@ class OrtSession:
     def feed(self, tokens: Sequence[int]) -> Row:
         self._check(tokens)
         if len(tokens) == 1 and self._was_many:
-            self.kept.end_prompt(self.position)
+            self.retention.end_prompt(self.position)
         self._was_many = len(tokens) > 1
         self._forget()
         if len(tokens) == 1 and self._batch is not None:
@@ -123,23 +123,23 @@ class OrtSession:
                 "the tokens from there on again."
             )
         self.position = position
-        self.kept.rewind(position)
+        self.retention.rewind(position)
         if not position:
             self._states.reset()
 
     @property
     def keeps_all(self) -> bool:
-        return self.kept.keeps_all
+        return self.retention.keeps_all
 
     @keeps_all.setter
     def keeps_all(self, keeps_all: bool) -> None:
-        self.kept.keeps_all = keeps_all
+        self.retention.keeps_all = keeps_all
 
     def whole(self) -> int:
-        return self.kept.whole(self.position)
+        return self.retention.whole(self.position)
 
     def back(self, position: int) -> int:
-        return self.kept.back(position)
+        return self.retention.back(position)
 
     def states(self) -> dict[str, F32]:
         return self._states.copied()
@@ -153,7 +153,7 @@ class OrtSession:
     def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
         for start, stop in spans:
             check_span(start, stop, self.position)
-            if not self.kept.has(start, stop, self.position):
+            if not self.retention.has(start, stop, self.position):
                 raise ValueError(
                     f"the KV of tokens {start} to {stop} is not kept in layers with windows; there is that of the "
                     f"first {self.whole()}. Feed the tokens again where they are needed, or set keeps_all before."
@@ -212,7 +212,7 @@ class OrtSession:
 
     def _forget(self) -> None:
         """Frees what no window sees any more, before a feed: by then its place is settled."""
-        if self.kept.may_forget(self.position):
+        if self.retention.may_forget(self.position):
             with self._apart(1):  # else its memory may be another's by now
                 forget(self)
 
@@ -268,7 +268,7 @@ class OrtSession:
     def _grow(self, name: str, capacity: int) -> None:
         old = self.kv[name]
         _, heads, _, size = old.shape
-        new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.kept.is_windowed(name))
+        new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.retention.is_windowed(name))
         move_rows(name, self, new)
         self.hold({name: new}, capacity)
 

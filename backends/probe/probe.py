@@ -1,7 +1,8 @@
 """Whether a device computes: a tiny model with known answers is run on it, by the engine that would run the user's.
 
 Flags and version strings are not believed: drivers that are dead, that lack float16 or that compute wrongly are found.
-The model is made by tools/make_probe.py. `python -m embedllm.backends.probe.probe DEVICE FILE` writes the outcome of a probe.
+The model is made by tools/make_probe.py. `python -m embedllm.backends.probe.probe DEVICE FILE` writes the outcome of a
+probe.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def known_answers() -> list[list[float]]:
 
 def main(name: str, file: str) -> int:
     """Writes the outcome for a device into a file, as JSON."""
-    device = resolve(name, registry.Found(open_package(FOLDER)).named(name))
+    device = resolve(name, registry.DeviceCatalog(open_package(FOLDER)).lookup(name))
     if not isinstance(device, Device) or not device.available:
         outcome = failed(f"did not find the device: {device.reason}", remedy=device.remedy)
     else:

@@ -11,7 +11,7 @@ from embedllm.backends.base import Engine, FeedsAll, Session
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from embedllm.package.external_graph import Traced
+    from embedllm.package.external_graph import ExternalGraph
 
     class _Tried(Session, FeedsAll, Protocol): ...
 
@@ -24,10 +24,10 @@ CANNOT_BE_FED = (
 )
 
 
-def difference(engine: Engine, traced: Traced) -> float:
+def difference(engine: Engine, external_graph: ExternalGraph) -> float:
     """How far logits of a prompt that is fed at once are from those after a rewind, fed again; of the largest logit."""
-    count = min(_TOKENS, traced.context)
-    tokens = np.random.default_rng(_SEED).integers(0, traced.vocabulary, count).tolist()
+    count = min(_TOKENS, external_graph.context)
+    tokens = np.random.default_rng(_SEED).integers(0, external_graph.vocabulary, count).tolist()
     session = cast("_Tried", engine.open())  # sessions of these engines feed all
     try:
         whole = session.feed_all(tokens)

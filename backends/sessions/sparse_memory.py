@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from embedllm.backends.base import Cached
-    from embedllm.backends.sessions.window_retention import KeptRows, Rows
+    from embedllm.backends.sessions.window_retention import Rows, WindowedKvRetention
 
 GIVES_BACK = sys.platform == "linux"  # madvise of others frees nothing
 
@@ -30,7 +30,7 @@ class Holder(Protocol):
 
     position: int
     kv: dict[str, NDArray[Cached]]  # by name, [1, kv heads, capacity, D]
-    kept: KeptRows
+    retention: WindowedKvRetention
 
 
 def empty_rows(shape: tuple[int, ...], dtype: DTypeLike, *, is_windowed: bool) -> NDArray[Cached]:
@@ -47,15 +47,15 @@ def empty_rows(shape: tuple[int, ...], dtype: DTypeLike, *, is_windowed: bool) -
 def move_rows(name: str, holder: Holder, target: NDArray[Cached]) -> None:
     """Copies what a sequence holds, to [1, kv heads, capacity, D]; what it does not keep takes no memory there."""
     source = holder.kv[name]
-    for start, stop in holder.kept.of(name, holder.position):
+    for start, stop in holder.retention.of(name, holder.position):
         target[:, :, start:stop] = source[:, :, start:stop]
-    if holder.kept.is_windowed(name):
-        _give_back(target, [(rows, rows) for rows in holder.kept.gone(name, holder.position)])
+    if holder.retention.is_windowed(name):
+        _give_back(target, [(rows, rows) for rows in holder.retention.gone(name, holder.position)])
 
 
 def forget(holder: Holder) -> None:
     """Frees the memory of what no window of a sequence will see again."""
-    for name, rows in holder.kept.forget(holder.position).items():
+    for name, rows in holder.retention.forget(holder.position).items():
         _give_back(holder.kv[name], rows)
 
 

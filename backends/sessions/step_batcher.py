@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Cached
-    from embedllm.backends.sessions.window_retention import KeptRows
+    from embedllm.backends.sessions.window_retention import WindowedKvRetention
 
 MOST = 16  # sequences in one run
 SHORT = 16  # tokens that a member feeds at once without leaving the shared buffers: a guess of what comes next, say
@@ -49,7 +49,7 @@ class Member(Protocol):
     position: int
     capacity: int
     kv: dict[str, NDArray[Cached]]  # by name, [1, kv heads, capacity, D]
-    kept: KeptRows  # of the engine's windows
+    retention: WindowedKvRetention  # of the engine's windows
     logits: NDArray[np.floating]  # [1, 1, V], of the last step
     is_stopping: bool
     priority: int  # lower ones are fed earlier
@@ -366,7 +366,7 @@ class Batch:
         self._capacity = capacity
         for name, old in session.kv.items():
             shape = (slots, old.shape[1], capacity, old.shape[3])
-            shared = empty_rows(shape, old.dtype, is_windowed=session.kept.is_windowed(name))
+            shared = empty_rows(shape, old.dtype, is_windowed=session.retention.is_windowed(name))
             for slot, member in enumerate(self._members):
                 move_rows(name, member, shared[slot : slot + 1])
                 member.hold({name: shared[slot : slot + 1]}, capacity)
@@ -403,7 +403,7 @@ class Batch:
         capacity = min(-(-(held + room) // _STEP) * _STEP, self._context)
         for name, shared in list(session.kv.items()) if is_kept else ():
             shape = (1, shared.shape[1], capacity, shared.shape[3])
-            own = empty_rows(shape, shared.dtype, is_windowed=session.kept.is_windowed(name))
+            own = empty_rows(shape, shared.dtype, is_windowed=session.retention.is_windowed(name))
             move_rows(name, session, own)
             session.hold({name: own}, capacity)
         slot, last = self._members.index(session), self._members[-1]

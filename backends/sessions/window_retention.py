@@ -1,8 +1,15 @@
-"""Which tokens' KV the layers with windows keep, so that their memory does not grow with the sequence.
+"""Which tokens' KV the layers with sliding windows keep, so that their memory does not grow with the sequence.
 
-A token sees `window` tokens, itself among them. So a sequence goes on from a place if its windows' tokens before that
-place are kept: from those at its beginning, around the end of its last prompt, and from all of the newest. Layers
-without a window keep everything. Standard library only.
+A token sees `window` tokens, itself among them. So a sequence can go on from a position if its windows' tokens before
+that position are kept. With PROMPT before the end of the last prompt P, and NEWEST before the end E:
+
+    position   0 ...... FIRST ................ P-PROMPT ... P ............... E-NEWEST ...... E
+    go on from [==========]                    [===========]                 [===============]
+    kept rows  [==========]             [==================]          [=====================]
+                                        |<- window - 1 ->|            |<- window - 1 ->|
+    freed                  ~~~~~~~~~~~~~                    ~~~~~~~~~~
+
+Layers without a window keep everything. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ STEP = 256  # more than NEWEST after which something is forgotten: each time cos
 Rows = tuple[int, int]  # the first, and the one behind the last
 
 
-class KeptRows:
-    """Of one sequence. Other threads may read it while its own changes it."""
+class WindowedKvRetention:
+    """The rows of one sequence that are kept. Other threads may read it while its own changes it."""
 
     def __init__(self, windows: Mapping[str, int]) -> None:
         """windows: by the name of what is held in a layer; what has no window is not in there."""

@@ -15,7 +15,7 @@ from embedllm.files.safetensors_header import read_header
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE
 from embedllm.loading.memory_estimate import KEEPING, ON_HOST
 from embedllm.package.architecture import Decoder, Moe
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.packing import packings
 from embedllm.package.tensors import kv_bytes, linears, norms
@@ -125,7 +125,7 @@ def step_bytes(package: Package) -> int:
     return round(sum(tensor.length * shares.get(name.rpartition(".")[0], 0.0) for name, tensor in tensors.items()))
 
 
-def kv_bytes_per_token(decoder: Decoder | Traced, device: str, *, exact: bool) -> float | None:
+def kv_bytes_per_token(decoder: Decoder | ExternalGraph, device: str, *, exact: bool) -> float | None:
     """That attention reads of each token before; None for devices whose KV was not looked at."""
     keeping = KEEPING.get((device, exact))
     return None if keeping is None else kv_bytes(decoder, 1, 1) * keeping.kv_bits / 8

@@ -34,11 +34,11 @@ class ExternalDescription:
 
 def describe_external(package: Package, contexts: Sequence[int] = ()) -> ExternalDescription:
     """What such a folder holds; contexts as in describe_package(). Raises ValueError for one that is too long."""
-    external, traced = package.external, package.traced
+    external, described = package.external, package.external_graph
     if external is None:
         raise PackageError(f"'{package.folder}' has a manifest of ours.")
     graph = package.graphs[0]
-    layers = Counter(f"{heads} KV heads of {size}" for heads, size in traced.kv)
+    layers = Counter(f"{heads} KV heads of {size}" for heads, size in described.kv)
     return ExternalDescription(
         name=package.name,
         folder=str(package.folder),
@@ -47,14 +47,14 @@ def describe_external(package: Package, contexts: Sequence[int] = ()) -> Externa
         passed_over=external.passed_over,
         variant=graph.variant,
         files={name: entry.bytes for name, entry in package.files.items()},
-        model_type=traced.model_type,
+        model_type=described.model_type,
         kv=dict(layers),
         activations=graph.activations,
         appends=external.names.appends,
-        vocabulary=traced.vocabulary,
+        vocabulary=described.vocabulary,
         context=package.context,
         stop_tokens=package.stop_tokens,
-        memory=memory(traced, package.stored.bytes, contexts),
+        memory=memory(described, package.stored.bytes, contexts),
     )
 
 

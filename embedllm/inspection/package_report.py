@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.inspection.graph_check import GraphReport, report_graphs
 from embedllm.package.architecture import Decoder, Linear, Moe, Norm, Rope
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import FileEntry, Package
 from embedllm.package.recurrent_state import state_bytes
 from embedllm.package.tensors import kv_bytes, mlps, parameters
@@ -184,7 +184,7 @@ def shares(header: TensorFile, decoder: Decoder, file_bytes: int) -> tuple[Share
     )
 
 
-def memory(decoder: Decoder | Traced, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
+def memory(decoder: Decoder | ExternalGraph, weights_bytes: int, contexts: Sequence[int] = ()) -> tuple[Memory, ...]:
     """What one sequence needs at several lengths. Raises ValueError for one that the package cannot hold."""
     lengths = sorted(set(contexts)) or [*(c for c in _CONTEXTS if c < decoder.context), decoder.context]
     if not 1 <= lengths[0] <= lengths[-1] <= decoder.context:
@@ -193,7 +193,7 @@ def memory(decoder: Decoder | Traced, weights_bytes: int, contexts: Sequence[int
     return tuple(_memory(decoder, weights_bytes, length) for length in lengths)
 
 
-def _memory(decoder: Decoder | Traced, weights_bytes: int, context: int) -> Memory:
+def _memory(decoder: Decoder | ExternalGraph, weights_bytes: int, context: int) -> Memory:
     float32, float16 = (kv_bytes(decoder, context, size) + state_bytes(decoder) for size in (4, 2))
     return Memory(
         context=context,

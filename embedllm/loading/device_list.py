@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedDevice:
     """A device, and what is known of it."""
 
     device: Device
@@ -56,7 +56,7 @@ class Listed:
         return f"{right}; {self.probe.reason}" if self.probe.reason else right
 
 
-def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Listed]:
+def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[ListedDevice]:
     """Every device, in the order of the backends.
 
     probe: the tiny model is run on each that needs it, now. tuning: of a model, whose speeds are to be told.
@@ -71,9 +71,9 @@ def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Li
         outcome = None
         if is_probed:
             outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
-        yield Listed(
+        yield ListedDevice(
             device=device,
-            runs=driver.variants or driver.traced if driver else (),
+            runs=driver.variants or driver.external_graphs if driver else (),
             is_probed=is_probed,
             probe=outcome,
             tested=driver.tested if driver else "",

@@ -14,8 +14,8 @@ from embedllm.package.package import Package
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Fit
-    from embedllm.backends.devices.selection import Search
-    from embedllm.backends.options import Knobs, OpenVINOOptions
+    from embedllm.backends.devices.selection import DeviceSearch
+    from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
     from embedllm.backends.probe.runner import Probes
 
 _HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 (docs/numerics.md)
@@ -24,9 +24,9 @@ _log = logging.getLogger("embedllm")
 
 def open_first(
     package: Package,
-    search: Search,
+    search: DeviceSearch,
     *,
-    knobs: Callable[[Device], Knobs],
+    runtime: Callable[[Device], RuntimeOptions],
     exact: bool,
     kv: str | None,
     openvino: OpenVINOOptions | None,
@@ -35,14 +35,14 @@ def open_first(
     """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory.
 
     Also the package as it runs there: of a folder made by others a GPU may take another graph.
-    knobs: of the device that is about to be opened. Raises DeviceUnavailable, PackageError.
+    runtime: of the device that is about to be opened. Raises DeviceUnavailable, PackageError.
     """
     from embedllm.backends.devices import registry
     from embedllm.backends.devices.selection import AUTO
     from embedllm.loading import memory_estimate
 
     failures: list[DeviceUnavailable] = []
-    probed = Probed(package, exact=exact)
+    probed = ProbeResults(package, exact=exact)
     adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
     given = package
     for device in search:
@@ -67,7 +67,7 @@ def open_first(
             engine = registry.open_engine(
                 package,
                 device,
-                knobs=knobs(device),
+                runtime=runtime(device),
                 exact=exact,
                 kv=kv,
                 adapts=adapters is not None,
@@ -87,7 +87,7 @@ def open_first(
     raise search.failure() from (failures[-1] if failures else None)
 
 
-class Probed:
+class ProbeResults:
     """What the probes of one load found."""
 
     def __init__(self, package: Package, *, exact: bool) -> None:
@@ -128,14 +128,14 @@ def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
 
 def check_exact(package: Package) -> None:
     """Raises PackageError when the graph has products that round their activations, whatever the runtime is told."""
-    from embedllm.package.external_graph import Traced
+    from embedllm.package.external_graph import ExternalGraph
 
     recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
     if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
         return
     decoder = package.architecture
     # an embedding alone is no product
-    looked_up = set() if isinstance(decoder, Traced) else {decoder.embedding.name} - {decoder.head.name}
+    looked_up = set() if isinstance(decoder, ExternalGraph) else {decoder.embedding.name} - {decoder.head.name}
     found = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
     if rounding := next((said for entry in found if (said := _rounds(entry))), ""):
         raise PackageError(

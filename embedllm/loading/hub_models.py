@@ -156,7 +156,7 @@ def check_memory(package: Package) -> None:
     from embedllm.backends.devices import registry
     from embedllm.loading.memory_estimate import lack
 
-    devices = [device for device in registry.Found(package).everything() if device.available]
+    devices = [device for device in registry.DeviceCatalog(package).everything() if device.available]
     lacks = [(device.name, found) for device in devices if (found := lack(package, device)) is not None]
     if devices and len(lacks) == len(devices):
         raise DeviceUnavailable(

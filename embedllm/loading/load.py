@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.adapters.adapter import Adapters
 from embedllm.backends.base import Device
-from embedllm.backends.options import Knobs, OpenVINOOptions
+from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.generation.admission import check_concurrency, make_slots
 from embedllm.generation.defaults import read_defaults
 from embedllm.kv_cache.fingerprint import model_kind
@@ -116,7 +116,7 @@ def load(
     from embedllm.loading.tuning_record import recall, unused
     from embedllm.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
 
-    given = Knobs(threads=threads)
+    given = RuntimeOptions(threads=threads)
     check_concurrency(max_sequences, max_waiting)
     found_at = find_package(path, revision=revision, token=token, local_files_only=local_files_only,
                             on_progress=on_progress)  # fmt: skip
@@ -131,15 +131,15 @@ def load(
         from embedllm.loading.load_encoder import open_encoder
 
         others = {"kv": kv, "adapters": adapters, "draft": draft, "chat_template": chat_template}
-        return open_encoder(package, wish, knobs=given, exact=exact, openvino=openvino, only_for_text=others)
+        return open_encoder(package, wish, runtime=given, exact=exact, openvino=openvino, only_for_text=others)
     adapts = adapters is not None
     if adapts:
         check_adaptable(package)
     is_usual = adapters is None and openvino is None
     measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
-    found_here = registry.Found(package, exact=exact, kv=kv, adapts=adapts)
+    found_here = registry.DeviceCatalog(package, exact=exact, kv=kv, adapts=adapts)
     first = measured.fastest or (package.external.prefers if package.external is not None else "")
-    search = select.Search(found_here.named, wish, fastest=first)
+    search = select.DeviceSearch(found_here.lookup, wish, fastest=first)
     folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
@@ -151,20 +151,20 @@ def load(
                        openvino=openvino, prefix_cache=0, tuned=False, token=token, local_files_only=local_files_only,
                        on_progress=on_progress)  # fmt: skip
 
-    def knobs(device: Device) -> Knobs:
-        return given if threads else measured.knobs(device.name)
+    def runtime(device: Device) -> RuntimeOptions:
+        return given if threads else measured.runtime(device.name)
 
     try:
         if drafter is not None:
             check_draft(package, tokenizer, drafter)
         engine, memory, package = open_first(
-            package, search, knobs=knobs, exact=exact, kv=kv, openvino=openvino, adapters=found
+            package, search, runtime=runtime, exact=exact, kv=kv, openvino=openvino, adapters=found
         )
     except BaseException:
         if drafter is not None and drafter is not draft:
             drafter.close()
         raise
-    floats = " floats" if knobs(engine.device).floats else ""
+    floats = " floats" if runtime(engine.device).floats else ""
     settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}{floats}"
     prefixes = None
     if prefix_cache or folder is not None:

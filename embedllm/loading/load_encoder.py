@@ -12,7 +12,7 @@ from embedllm.model import Model
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from embedllm.backends.options import Knobs, OpenVINOOptions
+    from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
     from embedllm.package.package import Package
 
 
@@ -20,7 +20,7 @@ def open_encoder(
     package: Package,
     wish: str | Sequence[str],
     *,
-    knobs: Knobs,
+    runtime: RuntimeOptions,
     exact: bool,
     openvino: OpenVINOOptions | None,
     only_for_text: Mapping[str, object],
@@ -35,10 +35,11 @@ def open_encoder(
 
     if given := [name for name, value in only_for_text.items() if value is not None]:
         raise ValueError(f"'{package.name}' embeds or scores texts and generates none; leave out {given[0]}.")
-    search = select.Search(registry.Found(package, exact=exact).named, wish)
+    search = select.DeviceSearch(registry.DeviceCatalog(package, exact=exact).lookup, wish)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine, memory, _ = open_first(package, search, knobs=lambda device: knobs, exact=exact, kv=None, openvino=openvino,
-                                adapters=None)  # fmt: skip
+    engine, memory, _ = open_first(
+        package, search, runtime=lambda device: runtime, exact=exact, kv=None, openvino=openvino, adapters=None
+    )
     assert isinstance(engine, EncoderEngine)  # all that open such a package
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, memory=memory,
                  encoding=Encoding(package, tokenizer, engine),

@@ -12,7 +12,7 @@ from embedllm.backends.base import Device, Fit
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
 from embedllm.package.tensors import kv_bytes, kv_windows, linears, mixer_inputs, mlps, outer_matrices, parameters
@@ -106,7 +106,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, device, exact=exact), 0
     if device.name == "reference":
         weights = 4 * parameters(decoder)
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
     elif keeping is not None:
         weights = _OWN + _kept(package, keeping)
@@ -120,14 +120,14 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
-        is_measured=keeping is not None and kv is None and not isinstance(decoder, Traced),
+        is_measured=keeping is not None and kv is None and not isinstance(decoder, ExternalGraph),
     )
 
 
-def _kv_values(decoder: Decoder | Traced, device: Device, tokens: int) -> int:
+def _kv_values(decoder: Decoder | ExternalGraph, device: Device, tokens: int) -> int:
     """Of a sequence; on the CPU, layers with windows forget (docs/concepts.md#windows)."""
     values = kv_bytes(decoder, tokens, 1)
-    if device.name != "cpu" or sys.platform != "linux" or isinstance(decoder, Traced):
+    if device.name != "cpu" or sys.platform != "linux" or isinstance(decoder, ExternalGraph):
         return values
     if decoder.is_recurrent or decoder.encoder is not None:
         return values

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.files.atomic import replacing
 from embedllm.loading.tuning_results import Measured, Tuning
 
@@ -36,8 +36,8 @@ class Recalled:
         """The device that "auto" takes by it; empty: as without it."""
         return "" if self.tuning is None else self.tuning.device
 
-    def knobs(self, device: str) -> Knobs:
-        return USUAL if self.tuning is None else self.tuning.knobs(device)
+    def runtime(self, device: str) -> RuntimeOptions:
+        return DEFAULT if self.tuning is None else self.tuning.runtime(device)
 
     def told(self, device: str, *, is_overruled: bool) -> str:
         """For people: how a device runs by it, or why not; logged where there is a record.
@@ -52,7 +52,7 @@ class Recalled:
         elif is_overruled:
             text = "no: threads were given"
         else:
-            text = f"yes: {chosen.knobs}; measured on {self.tuning.date}: {chosen.speed}"
+            text = f"yes: {chosen.runtime}; measured on {self.tuning.date}: {chosen.speed}"
         _log.info("'%s' tuned: %s", self.tuning.model, text)
         return text
 
@@ -151,9 +151,9 @@ def _read(data: dict[str, object]) -> Tuning:
 
 
 def _measured(data: object) -> Measured:
-    if not isinstance(data, dict) or not isinstance(data.get("knobs"), dict):
-        raise ValueError("no object with 'knobs' where one was expected")
-    one = Measured(**{**data, "knobs": Knobs(**data["knobs"])})
+    if not isinstance(data, dict) or not isinstance(data.get("runtime"), dict):
+        raise ValueError("no object with 'runtime' where one was expected")
+    one = Measured(**{**data, "runtime": RuntimeOptions(**data["runtime"])})
     numbers = (one.prefill_tokens_s, one.decode_tokens_s, one.seconds, one.ratio, one.rounds)
     if not all(isinstance(number, float | int) and number > 0 for number in numbers):
         raise ValueError("times that are no positive numbers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class Measured:
     """How fast a device was with one setting; medians of the rounds."""
 
     device: str
-    knobs: Knobs
+    runtime: RuntimeOptions
     prefill_tokens_s: float
     decode_tokens_s: float
     seconds: float  # that a prompt of 256 tokens and a reply of 64 take by these
@@ -49,7 +49,7 @@ class Tuning:
     def date(self) -> str:
         return time.strftime("%Y-%m-%d", time.localtime(self.at))
 
-    def knobs(self, device: str) -> Knobs:
+    def runtime(self, device: str) -> RuntimeOptions:
         """How to run a device; one that was not measured by its default."""
         chosen = self.chosen(device)
-        return USUAL if chosen is None else chosen.knobs
+        return DEFAULT if chosen is None else chosen.runtime

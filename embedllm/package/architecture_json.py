@@ -13,21 +13,21 @@ from typing import TypeVar
 from embedllm.errors import PackageError
 from embedllm.package import architecture as described
 from embedllm.package.architecture import Decoder, DeltaNet, Moe, ShortConv
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 
 T = TypeVar("T")
 _KIND = "kind"  # which dataclass of a union an object is
 
 
-def to_json(model: Decoder | Traced) -> dict[str, object]:
+def to_json(model: Decoder | ExternalGraph) -> dict[str, object]:
     """Fields by name; a field that has its default is left out."""
     return typing.cast("dict[str, object]", _write(model))  # a dataclass becomes a dict
 
 
-def from_json(data: object) -> Decoder | Traced:
+def from_json(data: object) -> Decoder | ExternalGraph:
     """The inverse of to_json. Raises PackageError, naming the field, for anything else."""
-    is_traced = isinstance(data, dict) and data.get(_KIND) == Traced.__name__
-    return _read(Traced if is_traced else Decoder, data, "architecture")
+    is_external = isinstance(data, dict) and data.get(_KIND) == ExternalGraph.__name__
+    return _read(ExternalGraph if is_external else Decoder, data, "architecture")
 
 
 def _write(value: object) -> object:
@@ -43,7 +43,7 @@ def _write(value: object) -> object:
 def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
     # not Attention, Mlp and Decoder, which have been there before there was a choice
-    return frozenset((*typing.get_args(described.RopeScaling), Moe, ShortConv, DeltaNet, Traced))
+    return frozenset((*typing.get_args(described.RopeScaling), Moe, ShortConv, DeltaNet, ExternalGraph))
 
 
 def _read(kind: type[T], data: object, where: str) -> T:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
-    """What there is to know besides the graph of the variant "traced-float32" (docs/format.md#traced)."""
+class ExternalGraph:
+    """What there is to know besides the graph of the variant "external-float32" (docs/format.md#external-graphs)."""
 
     model_type: str
     context: int  # most tokens that the export holds

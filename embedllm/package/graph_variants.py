@@ -133,7 +133,7 @@ WASM = replace(
 INT8_KV = replace(FLOAT32, name="int8-kv", file="model.kv8.onnx", kv_bits=8, recurrent=False)
 INT4_KV = replace(FLOAT32, name="int4-kv", file="model.kv4.onnx", kv_bits=4, recurrent=False)
 # of a model that is not described, whose graph another exporter has traced: embedllm/package/external_graph.py
-TRACED = replace(FLOAT32, name="traced-float32", file="model.traced.onnx", recurrent=False)
+EXTERNAL = replace(FLOAT32, name="external-float32", file="model.external.onnx", recurrent=False)
 STATEFUL = (
     "openvino-stateful"  # of an OpenVINO model that optimum-intel wrote: embedllm/package/external/openvino_folder.py
 )

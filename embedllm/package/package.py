@@ -20,7 +20,7 @@ from embedllm.package.shards import hosting_copy, read_parts
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder, Encoder
     from embedllm.package.external.detect import ExternalFolder
-    from embedllm.package.external_graph import Traced
+    from embedllm.package.external_graph import ExternalGraph
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
@@ -71,8 +71,8 @@ class Package:
         self.context = integer_of(manifest, "context", least=1)
 
     @cached_property
-    def architecture(self) -> Decoder | Traced:
-        """The model, described; Traced: all that is known of it is its graph."""
+    def architecture(self) -> Decoder | ExternalGraph:
+        """The model, described; ExternalGraph: all that is known of it is its graph."""
         from embedllm.package.architecture_json import from_json
 
         try:
@@ -101,11 +101,11 @@ class Package:
         )
 
     @property
-    def traced(self) -> Traced:
-        """What is known of a model that was traced. Raises PackageError for any other."""
-        from embedllm.package.external_graph import Traced
+    def external_graph(self) -> ExternalGraph:
+        """What is known of a model that another exporter wrote. Raises PackageError for any other."""
+        from embedllm.package.external_graph import ExternalGraph
 
-        if not isinstance(self.architecture, Traced):
+        if not isinstance(self.architecture, ExternalGraph):
             raise PackageError(f"'{self.name}' has a graph of another exporter, but is described. {_AGAIN}")
         return self.architecture
 

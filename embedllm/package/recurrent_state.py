@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from embedllm.package.architecture import Attention, Decoder, Mixer, ShortConv
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 
 LENGTH_EPSILON = 1e-6  # what the square of a length is raised by where a delta rule divides by it
 
@@ -23,9 +23,9 @@ def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
     return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.value_heads, mixer.key_dim, mixer.value_dim)}
 
 
-def state_shapes(decoder: Decoder | Traced) -> dict[str, tuple[int, ...]]:
+def state_shapes(decoder: Decoder | ExternalGraph) -> dict[str, tuple[int, ...]]:
     """Of all layers, by "KIND.LAYER"."""
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         return {}
     return {
         f"{kind}.{index}": shape
@@ -34,9 +34,9 @@ def state_shapes(decoder: Decoder | Traced) -> dict[str, tuple[int, ...]]:
     }
 
 
-def state_bytes(decoder: Decoder | Traced, bytes_per_value: int = 4) -> int:
+def state_bytes(decoder: Decoder | ExternalGraph, bytes_per_value: int = 4) -> int:
     """Memory of the states of one sequence, however long it is."""
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         return 0
     return bytes_per_value * sum(math.prod(shape) for shape in state_shapes(decoder).values())
 

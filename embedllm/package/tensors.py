@@ -22,7 +22,7 @@ from embedllm.package.architecture import (
     Origin,
     ShortConv,
 )
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 
 ATTENTION_GATE = "attention_gate"  # what graphs call the product of Attention.gate
 
@@ -241,9 +241,9 @@ def rope_name(index: int, part: str) -> str:
     return f"rope.{part}" if index == 0 else f"rope.local.{part}"
 
 
-def parameters(decoder: Decoder | Traced) -> int:
+def parameters(decoder: Decoder | ExternalGraph) -> int:
     """Number of weights; a tied head counts once."""
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         return decoder.parameters
     matrices = [*(m for layer in decoder.layers for m in linears(layer)), *tables(decoder)]
     matrices += [*small_matrices(decoder), *outer_matrices(decoder), *(() if decoder.tied else (decoder.head,))]
@@ -260,16 +260,16 @@ def kv_windows(decoder: Decoder) -> tuple[int | None, ...]:
     return tuple(None if None in found else max(window or 0 for window in found) for found in windows)
 
 
-def kv_shapes(decoder: Decoder | Traced) -> list[tuple[int, int]]:
+def kv_shapes(decoder: Decoder | ExternalGraph) -> list[tuple[int, int]]:
     """By layer that keeps keys and values: KV heads, and the size of each."""
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         return [(heads, size) for heads, size in decoder.kv]
     return [(attention.kv_heads, attention.head_dim) for attention in decoder.kv_attentions]
 
 
-def kv_bytes(decoder: Decoder | Traced, tokens: int, bytes_per_value: int = 4) -> int:
+def kv_bytes(decoder: Decoder | ExternalGraph, tokens: int, bytes_per_value: int = 4) -> int:
     """Memory of the KV cache for that many tokens."""
-    if isinstance(decoder, Traced):
+    if isinstance(decoder, ExternalGraph):
         return sum(2 * heads * size for heads, size in decoder.kv) * bytes_per_value * tokens
     if decoder.encoder is not None:
         return 0

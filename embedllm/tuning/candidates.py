@@ -11,7 +11,7 @@ from embedllm.backends.devices import registry
 from embedllm.backends.devices import selection as select
 from embedllm.errors import DeviceUnavailable
 from embedllm.loading import memory_estimate
-from embedllm.loading.device_search import Probed, check_exact
+from embedllm.loading.device_search import ProbeResults, check_exact
 from embedllm.loading.tuning_results import Measured
 from embedllm.tuning.search import Candidate, Choice, Trials
 from embedllm.tuning.trial import ways
@@ -31,8 +31,8 @@ class Devices:
         self._package = package
         self._exact = exact
         self._kv = kv
-        self._named = registry.Found(package, exact=exact, kv=kv).named
-        self._probed = Probed(package, exact=exact)
+        self._named = registry.DeviceCatalog(package, exact=exact, kv=kv).lookup
+        self._probed = ProbeResults(package, exact=exact)
         # as load() goes through them
         self._ranked = [select.AUTO] if package.external is None else list(package.external.devices)
 
@@ -43,7 +43,7 @@ class Devices:
 
     def usable(self, names: Sequence[str]) -> list[Device]:
         """Those with these names; without any, the first of each kind. Raises DeviceUnavailable when there is none."""
-        search = select.Search(self._named, list(names) or [*self._ranked, *_UNRANKED])
+        search = select.DeviceSearch(self._named, list(names) or [*self._ranked, *_UNRANKED])
         ready: dict[str, Device] = {}
         for device in search:
             if (lack := self._lack(device)) is not None:
@@ -57,7 +57,7 @@ class Devices:
 
     def automatic(self) -> str:
         """The device that "auto" takes without a measurement; empty when there is none."""
-        found = (device.name for device in select.Search(self._named, self._ranked) if self._lack(device) is None)
+        found = (device.name for device in select.DeviceSearch(self._named, self._ranked) if self._lack(device) is None)
         return next(found, "")
 
     def _lack(self, device: Device) -> tuple[str, str] | None:
@@ -70,7 +70,7 @@ class Devices:
 
 def measured(trials: Trials, choice: Choice) -> tuple[Measured, ...]:
     """What is told of the trials. Raises DeviceUnavailable when none went well."""
-    if not choice.knobs:
+    if not choice.runtime:
         told = "; ".join(f"'{one.device}': {why}" for one, why in trials.failures.items())
         raise DeviceUnavailable(f"no device could run this model. Tried {told}.",
                                 [(one.device, why, "") for one, why in trials.failures.items()])  # fmt: skip
@@ -86,13 +86,13 @@ def _all_measured(trials: Trials, choice: Choice) -> Iterator[Measured]:
         timing = trials.typical(one)
         yield Measured(
             device=one.device,
-            knobs=one.knobs,
+            runtime=one.runtime,
             prefill_tokens_s=1 / timing.token_s,
             decode_tokens_s=1 / timing.step_s,
             seconds=timing.seconds,
             ratio=median(ratios),
             rounds=len(rounds),
-            is_chosen=choice.knobs.get(one.device) == one.knobs,
+            is_chosen=choice.runtime.get(one.device) == one.runtime,
         )
 
 
@@ -100,13 +100,13 @@ def unmeasured(trials: Trials) -> Iterator[tuple[str, str]]:
     """The candidates without a time, and why."""
     for one, rounds in trials.rounds.items():
         if one in trials.failures:
-            yield f"{one.device}, {one.knobs}", trials.failures[one]
+            yield f"{one.device}, {one.runtime}", trials.failures[one]
         elif not rounds:
-            yield f"{one.device}, {one.knobs}", "there was no time for it; give more seconds"
+            yield f"{one.device}, {one.runtime}", "there was no time for it; give more seconds"
 
 
 def candidates(package: Package, devices: Sequence[Device], *, exact: bool) -> list[Candidate]:
     """What is to be tried: first the default of every device, then of each the next best guess, and so on."""
     by_guess = zip_longest(*(ways(package, one, exact=exact) for one in devices))
     pairs = (pair for guess in by_guess for pair in zip(devices, guess, strict=True))
-    return [Candidate(device=one.name, knobs=knobs) for one, knobs in pairs if knobs is not None]
+    return [Candidate(device=one.name, runtime=runtime) for one, runtime in pairs if runtime is not None]

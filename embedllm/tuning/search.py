@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.errors import DeviceError
 
 PROMPT, TOKENS = 256, 64  # what a time is of: a prompt of so many tokens and a reply of so many
@@ -25,7 +25,7 @@ class Candidate:
     """A device with one way to run it."""
 
     device: str
-    knobs: Knobs = USUAL
+    runtime: RuntimeOptions = DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,11 @@ class Choice:
     """What won."""
 
     device: str  # that "auto" should take; empty: the one that it takes anyway was not measured
-    knobs: Mapping[str, Knobs]  # of each device that was measured
+    runtime: Mapping[str, RuntimeOptions]  # of each device that was measured
 
 
 def choose(found: Trials, *, automatic: str) -> Choice:
-    """The best knobs of each device, and the best device.
+    """The best runtime options of each device, and the best device.
 
     What is not the default wins only where it was faster by more than the noise: by 5 % in the median of the rounds'
     ratios (spinning, and another device, by 10 %), in three of four rounds at least, and in three rounds.
@@ -132,7 +132,7 @@ def choose(found: Trials, *, automatic: str) -> Choice:
         if default in measured:
             best[device] = _fastest(found, default, (one for one in measured if one.device == device))
     device = "" if automatic not in best else _fastest(found, best[automatic], best.values()).device
-    return Choice(device, {device: one.knobs for device, one in best.items()})
+    return Choice(device, {device: one.runtime for device, one in best.items()})
 
 
 def _fastest(found: Trials, base: Candidate, others: Iterable[Candidate]) -> Candidate:
@@ -145,7 +145,7 @@ def _fastest(found: Trials, base: Candidate, others: Iterable[Candidate]) -> Can
 def _gain(one: Candidate, base: Candidate) -> float:
     if one.device != base.device:
         return _DEVICE_GAIN
-    return _SPINNING_GAIN if one.knobs.spinning and not base.knobs.spinning else _GAIN
+    return _SPINNING_GAIN if one.runtime.spinning and not base.runtime.spinning else _GAIN
 
 
 def _is_faster(ratios: Sequence[float], gain: float) -> bool:

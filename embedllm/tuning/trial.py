@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Session
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.system.cpu_threads import compute_threads, usable
 from embedllm.tuning.search import PROMPT, Candidate, Timing
 
@@ -28,19 +28,19 @@ _ON_THREADS = {"cpu", "openvino"}  # devices that compute on threads of ours
 _ONE_THREAD = 4  # threads up to which one alone may be as fast
 
 
-def ways(package: Package, device: Device, *, exact: bool) -> list[Knobs]:
+def ways(package: Package, device: Device, *, exact: bool) -> list[RuntimeOptions]:
     """The ways to run a device that are worth trying, the most promising first: the default. None rounds more."""
     families = set(device.name.split("+"))
     if not families <= _ON_THREADS:
-        return [USUAL]
+        return [DEFAULT]
     default = compute_threads() or usable()
     counts = {max(1, default // 2), usable(), *([1] if default <= _ONE_THREAD else [])} - {default}
     is_onnx = "cpu" in families
     return [
-        USUAL,
-        *([Knobs(spinning=True)] if is_onnx and default > 1 else []),
-        *(Knobs(threads=count) for count in sorted(counts, reverse=True)),
-        *([Knobs(floats=True)] if is_onnx and not exact and _can_be_nearer(package) else []),
+        DEFAULT,
+        *([RuntimeOptions(spinning=True)] if is_onnx and default > 1 else []),
+        *(RuntimeOptions(threads=count) for count in sorted(counts, reverse=True)),
+        *([RuntimeOptions(floats=True)] if is_onnx and not exact and _can_be_nearer(package) else []),
     ]
 
 
@@ -76,7 +76,7 @@ class Trial:
         engine = registry.open_engine(
             registry.suited(self.package, device, self.variants.get(device.name, ())),
             device,
-            knobs=candidate.knobs,
+            runtime=candidate.runtime,
             exact=self.exact,
             kv=self.kv,
             variants=self.variants,

@@ -63,7 +63,7 @@ def tune(
 
     def told(candidate: Candidate) -> Timing:
         if on_trial is not None:
-            on_trial(f"{candidate.device}: {candidate.knobs}")
+            on_trial(f"{candidate.device}: {candidate.runtime}")
         return trial(candidate)
 
     candidates = tuning_devices.candidates(package, ready, exact=exact)

@@ -31,8 +31,8 @@ from embedllm.hub.location import Location, locate
 from embedllm.package.architecture import Linear
 from embedllm.package.architecture_json import to_json
 from embedllm.package.external.config_files import CONTEXTS
-from embedllm.package.external_graph import Traced
-from embedllm.package.graph_variants import TRACED
+from embedllm.package.external_graph import ExternalGraph
+from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.package import MANIFEST, WEIGHTS, Graph, open_package
 from embedllm.package.packing import Packing
 
@@ -96,7 +96,7 @@ def convert_traced(
             copy_texts(texts, partial)
             tokens = special_tokens(reader, traced.vocabulary)
             model_type = reader.config.get("model_type")
-            described = Traced(
+            described = ExternalGraph(
                 model_type=str(model_type),
                 context=context,
                 vocabulary=traced.vocabulary,
@@ -114,7 +114,7 @@ def convert_traced(
 
 def _write(
     traced: TracedGraph,
-    described: Traced,
+    described: ExternalGraph,
     recipe: Recipe,
     facts: Mapping[str, object],
     partial: Path,
@@ -122,7 +122,7 @@ def _write(
 ) -> None:
     decided = _plan(traced, recipe)
     digest = _write_weights(traced, decided, partial / WEIGHTS, on_progress)
-    graph = Graph(file=TRACED.file, variant=TRACED.name, activations=TRACED.activations)
+    graph = Graph(file=EXTERNAL.file, variant=EXTERNAL.name, activations=EXTERNAL.activations)
     packed = rewritten(traced, decided.layout, decided.packing, exact=recipe.exact)
     (partial / graph.file).write_bytes(packed)
     manifest = manifest_of(partial, facts, described, [graph], decided.packing, {WEIGHTS: digest})
@@ -137,15 +137,15 @@ def _write(
             )
 
 
-def _feeds_alike(folder: Path, described: Traced) -> bool:
+def _feeds_alike(folder: Path, described: ExternalGraph) -> bool:
     """Whether the graph says the same of a prompt that is fed at once, and rewound and fed in another way."""
-    from embedllm.backends.external_graph.engine import MOST_DIFFERENCE, TracedEngine
+    from embedllm.backends.external_graph.engine import MOST_DIFFERENCE, ExternalGraphEngine
     from embedllm.backends.external_graph.placement import on_host
     from embedllm.backends.ort.engine import devices
     from embedllm.backends.sessions.chunk_check import difference
 
     package = open_package(folder)
-    engine = TracedEngine(package, package.graphs[0], on_host(devices()[0]))
+    engine = ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0]))
     try:
         return difference(engine, described) <= MOST_DIFFERENCE[False]
     finally:

@@ -16,7 +16,7 @@ from embedllm.export.layout import Layout
 from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.package.architecture import Linear, Origin
-from embedllm.package.graph_variants import TRACED
+from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.packing import Packing
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def kv_shapes(traced: TracedGraph) -> tuple[tuple[int, int], ...]:
 
 def rewritten(traced: TracedGraph, layout: Layout, packing: Mapping[str, Packing], *, exact: bool) -> bytes:
     """The graph over the weights file; it gives the last logits alone unless it is asked for more."""
-    variant = replace(TRACED, accuracy_level=0) if exact else TRACED
+    variant = replace(EXTERNAL, accuracy_level=0) if exact else EXTERNAL
     graph, uses = traced.model.graph, {use.node.name: use for use in traced.uses}
     _cut_logits(traced)
     nodes: list[onnx.NodeProto] = []

@@ -18,7 +18,7 @@ from embedllm.export.recipe import Recipe
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
-from embedllm.package.external_graph import Traced
+from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import FORMAT, Graph, sha256
 from embedllm.package.packing import Packing
 
@@ -40,7 +40,7 @@ def facts_of(location: Location, recipe: Recipe, tokens: dict[str, object], name
 def manifest_of(
     folder: Path,
     facts: Mapping[str, object],
-    model: Decoder | Traced,
+    model: Decoder | ExternalGraph,
     graphs: Sequence[Graph],
     packing: Mapping[str, Packing],
     hashes: Mapping[str, str],

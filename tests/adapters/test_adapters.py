@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embedllm.adapters.adapter import Adapter
 from embedllm.adapters.peft import read_adapter
 from embedllm.backends.base import Engine, FeedsAll, Session, TakesAdapters
-from embedllm.backends.devices.registry import Found, devices, open_engine
+from embedllm.backends.devices.registry import DeviceCatalog, devices, open_engine
 from embedllm.backends.ort.session import OrtSession, StepsTogether
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
@@ -201,7 +201,9 @@ def test_an_engine_that_was_opened_without_takes_none(device: str, made: Callabl
 def test_two_devices_that_share_a_sequence_both_take_it(made: Callable[..., Made]) -> None:
     model = made()
     package = open_package(model.package)
-    pair = next(one for one in Found(package, exact=True, adapts=True).named("openvino+cpu") if "+" in one.name)
+    pair = next(
+        one for one in DeviceCatalog(package, exact=True, adapts=True).lookup("openvino+cpu") if "+" in one.name
+    )
     opened = open_engine(package, pair, exact=True, adapts=True)
     tokens = (TOKENS * 4)[:40]  # enough to be read by the first
     for adapter in (*model.adapters, None):
@@ -240,7 +242,7 @@ def test_a_run_of_several_sequences_has_their_adapter(made: Callable[..., Made])
 
 def test_other_devices_refuse_adapters_and_say_what_helps(made: Callable[..., Made]) -> None:
     package = open_package(made().package)
-    plain, adapting = Found(package).everything(), Found(package, adapts=True).everything()
+    plain, adapting = DeviceCatalog(package).everything(), DeviceCatalog(package, adapts=True).everything()
     for before, now in zip(plain, adapting, strict=True):
         if before.available and before.name not in DEVICES:
             assert not now.available
@@ -250,7 +252,7 @@ def test_other_devices_refuse_adapters_and_say_what_helps(made: Callable[..., Ma
             assert now == before
     assert {device.name for device in adapting if device.available} == set(DEVICES)
     for name in ("openvino:AUTO:CPU", "cpu+npu-on-cpu", "openvino:HETERO:CPU"):  # on none of which they were tried
-        assert not Found(package, adapts=True).named(name)[-1].available
+        assert not DeviceCatalog(package, adapts=True).lookup(name)[-1].available
     assert "npu-on-cpu" in {device.name for device in plain if device.available}
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from embedllm.backends.base import Engine
 from embedllm.backends.genai.engine import GenaiEngine
 from embedllm.backends.genai.engine import devices as genai_devices
-from embedllm.backends.options import Knobs
+from embedllm.backends.options import RuntimeOptions
 from embedllm.backends.ort.engine import OrtEngine, devices
 from embedllm.loading.resolve import package_folder
 from embedllm.package.external.detect import manifest_of
@@ -63,10 +63,10 @@ def in_three(ours: Package, folder: Path) -> Path:
     return folder
 
 
-def in_genai(folder: Path, knobs: Knobs) -> Engine:
+def in_genai(folder: Path, runtime: RuntimeOptions) -> Engine:
     reading = read(read_config(folder / CONFIG))
     package = Package(reading.root, manifest_of(reading), reading.external)
-    return GenaiEngine(package, package.graphs[0], genai_devices()[0], knobs)
+    return GenaiEngine(package, package.graphs[0], genai_devices()[0], runtime)
 
 
 def timed(engine: Engine, tokens: list[int], steps: int) -> tuple[float, float]:
@@ -91,15 +91,15 @@ def main() -> None:
     parser.add_argument("--spinning", action="store_true")
     given = parser.parse_args()
     ours = open_package(package_folder(given.folder))
-    knobs = Knobs(threads=given.threads, spinning=given.spinning)
+    runtime = RuntimeOptions(threads=given.threads, spinning=given.spinning)
     graph = ours.graph(FLOAT32.name)
     assert graph is not None
     tokens = np.random.default_rng(0).integers(3, ours.decoder.vocabulary - 3, given.prompt).tolist()
     with tempfile.TemporaryDirectory() as place:
         engines = {
-            "cpu": OrtEngine(ours, graph, devices()[0], knobs=knobs),
-            "genai, one graph": in_genai(ours.folder, knobs),
-            "genai, three": in_genai(in_three(ours, Path(place) / "three"), knobs),
+            "cpu": OrtEngine(ours, graph, devices()[0], runtime=runtime),
+            "genai, one graph": in_genai(ours.folder, runtime),
+            "genai, three": in_genai(in_three(ours, Path(place) / "three"), runtime),
         }
         took: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
         for _ in range(given.rounds):

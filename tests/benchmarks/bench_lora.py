@@ -18,7 +18,7 @@ import numpy as np
 from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Session, TakesAdapters
 from embedllm.backends.devices.registry import devices, open_engine
-from embedllm.backends.options import Knobs
+from embedllm.backends.options import RuntimeOptions
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import linears
 
@@ -49,9 +49,9 @@ def measured(session: Session) -> tuple[float, float]:
 
 def run(package: Package, device_name: str, adapters: list[Adapter], *, threads: int, rounds: int) -> None:
     device = next(device for device in devices() if device.name == device_name)
-    knobs = Knobs(threads=threads)
-    plain = open_engine(package, device, knobs=knobs)
-    adapting = open_engine(package, device, knobs=knobs, adapts=True)
+    runtime = RuntimeOptions(threads=threads)
+    plain = open_engine(package, device, runtime=runtime)
+    adapting = open_engine(package, device, runtime=runtime, adapts=True)
     sessions = {"without room for adapters": plain.open(512), "with room, none chosen": adapting.open(512)}
     for adapter in adapters:
         session = sessions[f"{adapter.name}, {adapter.bytes / 1e6:.1f} MB"] = adapting.open(512)

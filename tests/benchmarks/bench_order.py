@@ -18,7 +18,7 @@ import numpy as np
 
 from embedllm.backends.base import Engine
 from embedllm.backends.devices.registry import devices, open_engine
-from embedllm.backends.options import Knobs
+from embedllm.backends.options import RuntimeOptions
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
@@ -64,7 +64,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             engines = [
                 open_engine(open_package(described_package(Path(folder) / kind, decoder, Recipe(), variant=variant,
-                                                           source=source)), device, knobs=Knobs(threads=1))
+                                                           source=source)), device, runtime=RuntimeOptions(threads=1))
                 for kind, source in sources.items()
             ]  # fmt: skip
             found = 1000 * np.stack([timed(engines) for _ in range(_ROUNDS)])

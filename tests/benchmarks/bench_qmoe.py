@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from embedllm.backends.base import Session
 from embedllm.backends.devices.registry import open_engine
-from embedllm.backends.options import Knobs
+from embedllm.backends.options import RuntimeOptions
 from embedllm.export import Recipe
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
@@ -76,7 +76,7 @@ def ours(options: argparse.Namespace, experts: int, folder: Path) -> Session:
                "mlp_only_layers": []}  # fmt: skip
     decoder = describe(Config(config), None)
     described_package(folder, decoder, Recipe(method="nearest"), variant="generic-float32")
-    return open_engine(open_package(folder), device("cpu"), knobs=Knobs(threads=1)).open()
+    return open_engine(open_package(folder), device("cpu"), runtime=RuntimeOptions(threads=1)).open()
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -259,7 +259,7 @@ def test_a_folder_of_several_graphs_is_downloaded_whole(hub: Hub, tmp_path: Path
     found = find_package(NAME)
     assert read_folder(found) == files
     assert hub.downloaded() == {f"npu/{name}" for name in files}
-    assert open_package(found).traced.vocabulary == VOCABULARY
+    assert open_package(found).external_graph.vocabulary == VOCABULARY
 
 
 def test_a_folder_that_is_not_run_is_refused_before_its_graphs_are_downloaded(hub: Hub) -> None:

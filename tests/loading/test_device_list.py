@@ -21,7 +21,7 @@ from embedllm.backends.system.ort_providers import PROVIDERS
 from embedllm.cli.commands.devices import device_lines
 from embedllm.cli.main import cli
 from embedllm.inspection import device_report
-from embedllm.loading.device_list import Listed, listing
+from embedllm.loading.device_list import ListedDevice, listing
 from embedllm.package.package import open_package
 
 
@@ -31,7 +31,7 @@ def embed(*arguments: str) -> str:
     return result.stdout
 
 
-def listed(name: str, *, probe: bool = False) -> Listed:
+def listed(name: str, *, probe: bool = False) -> ListedDevice:
     return next(one for one in listing(probe=probe) if one.device.name == name)
 
 
@@ -117,7 +117,7 @@ DEVICES = [
 
 
 def test_available_devices_come_first_and_remedies_stand_alone() -> None:
-    found = [Listed(device=device, runs=("g",), is_probed=False, probe=None, tested="") for device in DEVICES]
+    found = [ListedDevice(device=device, runs=("g",), is_probed=False, probe=None, tested="") for device in DEVICES]
     assert device_lines(found) == [
         "device  available",
         "cpu     yes  c (b 2)",

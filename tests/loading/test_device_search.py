@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.base import Choices, Engine
+from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices import selection as select
 from embedllm.backends.devices.drivers import driver_of
@@ -25,7 +25,7 @@ from embedllm.package.graph_variants import FLOAT16, FLOAT32
 def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """breaks("openvino", ...) makes these devices fail to open; "auto" is OpenVINO's CPU and then ONNX Runtime's."""
 
-    def refuse(choices: Choices) -> Engine:
+    def refuse(choices: OpenOptions) -> Engine:
         raise DeviceError(f"'{choices.device.name}' is out of memory")
 
     def make(*names: str) -> None:
@@ -99,7 +99,7 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     assert cpu is not None
     given: list[str] = []
 
-    def open_it(choices: Choices) -> Engine:
+    def open_it(choices: OpenOptions) -> Engine:
         assert choices.graph is not None
         given.append(choices.graph.variant)
         if choices.graph.variant == FLOAT16.name:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm.backends.base import Device
-from embedllm.backends.devices.registry import Found
+from embedllm.backends.devices.registry import DeviceCatalog
 from embedllm.backends.openvino import engine as ov
 from embedllm.backends.ort import engine as ort
 from embedllm.cli.main import cli
@@ -36,7 +36,7 @@ def demo() -> Package:
 
 
 def device(package: Package, name: str) -> Device:
-    return next(one for one in Found(package).named(name) if one.name == name)
+    return next(one for one in DeviceCatalog(package).lookup(name) if one.name == name)
 
 
 def have(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:

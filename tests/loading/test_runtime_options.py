@@ -11,7 +11,7 @@ import pytest
 
 from embedllm.backends.devices.registry import open_engine
 from embedllm.backends.openvino.paged_engine import PagedEngine
-from embedllm.backends.options import MOST_THREADS, USUAL, Knobs
+from embedllm.backends.options import DEFAULT, MOST_THREADS, RuntimeOptions
 from embedllm.backends.ort import engine as ort
 from embedllm.package.package import open_package
 from tests.support.openings import device
@@ -29,28 +29,31 @@ from tests.support.openings import device
 )
 def test_values_that_make_no_sense_are_refused(given: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Knobs(**given)  # type: ignore[arg-type]  # wrong on purpose
+        RuntimeOptions(**given)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_they_say_what_differs_from_the_default() -> None:
-    assert str(USUAL) == "default"
-    assert str(Knobs(threads=1)) == "1 thread"
-    assert str(Knobs(threads=4, spinning=True, floats=True)) == "4 threads, spinning, float activations"
+    assert str(DEFAULT) == "default"
+    assert str(RuntimeOptions(threads=1)) == "1 thread"
+    assert str(RuntimeOptions(threads=4, spinning=True, floats=True)) == "4 threads, spinning, float activations"
 
 
 @pytest.mark.parametrize(
-    ("knobs", "threads", "spins"), [(USUAL, 0, "0"), (Knobs(threads=3), 3, "0"), (Knobs(spinning=True), 0, "1")]
+    ("runtime", "threads", "spins"),
+    [(DEFAULT, 0, "0"), (RuntimeOptions(threads=3), 3, "0"), (RuntimeOptions(spinning=True), 0, "1")],
 )
-def test_onnx_runtime_is_told(knobs: Knobs, threads: int, spins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_runtime_is_told(
+    runtime: RuntimeOptions, threads: int, spins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ort, "compute_threads", lambda: 0)
-    options = ort.session_options(knobs, exact=False)
+    options = ort.session_options(runtime, exact=False)
     assert options.intra_op_num_threads == threads
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
 
 
 def test_openvino_is_told_the_threads(tiny_package: Callable[..., Path]) -> None:
     package = open_package(tiny_package())
-    engine = cast(PagedEngine, open_engine(package, device("openvino"), knobs=Knobs(threads=1)))
+    engine = cast(PagedEngine, open_engine(package, device("openvino"), runtime=RuntimeOptions(threads=1)))
     assert engine.compiled.get_property("INFERENCE_NUM_THREADS") == 1
     engine.close()
 
@@ -59,14 +62,14 @@ def test_float_activations_are_nearer_to_the_reference_than_the_default(tiny_pac
     package = open_package(tiny_package())
     prompt = [3, 100, 41, 7, 250]
 
-    def logits(name: str, knobs: Knobs = USUAL, *, exact: bool = False) -> np.ndarray:
-        engine = open_engine(package, device(name), knobs=knobs, exact=exact)
+    def logits(name: str, runtime: RuntimeOptions = DEFAULT, *, exact: bool = False) -> np.ndarray:
+        engine = open_engine(package, device(name), runtime=runtime, exact=exact)
         row = engine.open().feed(prompt)
         values = np.array(row.values(range(row.size)))
         engine.close()
         return values
 
     right = logits("reference")
-    floats, default = logits("cpu", Knobs(floats=True)), logits("cpu")
+    floats, default = logits("cpu", RuntimeOptions(floats=True)), logits("cpu")
     assert np.array_equal(floats, logits("cpu", exact=True))
     assert np.abs(floats - right).max() < np.abs(default - right).max()

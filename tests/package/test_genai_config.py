@@ -41,7 +41,7 @@ def test_what_a_pipeline_is_follows_from_its_configuration_and_graphs(tmp_path: 
     assert list(package.files) == ["genai_config.json", *graphs]
     assert package.stored.bytes == sum((folder / name).stat().st_size for name in package.files)
     assert (package.context, package.stop_tokens) == (CONTEXT, (7, 9))
-    assert (package.traced.vocabulary, package.traced.kv) == (VOCABULARY, ((HEADS, SIZE),))
+    assert (package.external_graph.vocabulary, package.external_graph.kv) == (VOCABULARY, ((HEADS, SIZE),))
     assert [(graph.file, graph.variant) for graph in package.graphs] == [("genai_config.json", GENAI)]
     assert package.external is not None
     assert package.external.devices == ("genai",)

@@ -16,7 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.external_graph.engine import TracedEngine
+from embedllm.backends.external_graph.engine import ExternalGraphEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.package import Package, open_package
@@ -56,15 +56,15 @@ CHANGES: dict[str, Sequence[Callable[[Path], None]]] = {
     params=[pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("webgpu", marks=pytest.mark.webgpu)],
 )
 def device(request: pytest.FixtureRequest) -> Device:
-    found = next(one for one in registry.Found().named(request.param) if one.name == request.param)
+    found = next(one for one in registry.DeviceCatalog().lookup(request.param) if one.name == request.param)
     if request.param == "webgpu" and not found.available:
         pytest.skip(f"no WebGPU: {found.reason}")
     return found
 
 
-def opened(package: Package, device: Device) -> TracedEngine:
+def opened(package: Package, device: Device) -> ExternalGraphEngine:
     engine = registry.open_engine(package, device)
-    assert isinstance(engine, TracedEngine)
+    assert isinstance(engine, ExternalGraphEngine)
     return engine
 
 
@@ -77,7 +77,7 @@ def test_graphs_of_other_exporters_give_the_logits_of_their_formula(
         change(folder / "onnx" / "model.onnx")
     package = open_package(folder)
     engine, right = opened(package, device), expected(weights(), TOKENS)
-    assert engine.traced.in_pieces
+    assert engine.external_graph.in_pieces
     session, atol = engine.open(), ATOL[package.graphs[0].activations]
     np.testing.assert_allclose(session.feed_all(TOKENS), right, atol=atol)
     session.rewind(7)
@@ -129,8 +129,8 @@ def test_keys_and_values_stay_on_the_device(
     folder = tmp_path / "model"
     package = genai_folder(tiny_package("llama"), folder, HALF) if appends else open_package(transformers_js(folder))
     engine = opened(package, device)
-    names, count = engine.names.pairs(len(engine.traced.kv)), len(engine.traced.kv)
-    shapes = engine.inputs.kv(engine.traced.kv)
+    names, count = engine.names.pairs(len(engine.external_graph.kv)), len(engine.external_graph.kv)
+    shapes = engine.inputs.kv(engine.external_graph.kv)
     kv = AppendedKv(shapes, 8, engine.place) if appends else CopiedKv(shapes, engine.place)
     binding = engine.session.io_binding()
     with engine.place.lock:

@@ -17,8 +17,8 @@ import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import driver_of
-from embedllm.backends.devices.support import traced_lack
-from embedllm.backends.external_graph.engine import TracedEngine, TracedSession
+from embedllm.backends.devices.support import external_graph_unsupported
+from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
 from embedllm.backends.external_graph.placement import on_directml, on_host
 from embedllm.backends.ort.engine import devices
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
@@ -58,9 +58,9 @@ CHANGES: dict[str, Sequence[Callable[[Path], None]]] = {
 }
 
 
-def opened(folder: Path) -> TracedSession:
+def opened(folder: Path) -> ExternalGraphSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], on_host(devices()[0])).open()
+    return ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0])).open()
 
 
 def greedy(tokens: Sequence[int], count: int) -> tuple[int, ...]:
@@ -152,8 +152,8 @@ def test_a_graph_that_rounds_what_is_fed_at_once_is_fed_in_pieces(tmp_path: Path
     assert package.graphs[0].file == "onnx/model_quantized.onnx"
     assert package.external is not None
     assert package.external.names.rounds
-    engine, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])), expected(weights(), TOKENS)
-    assert engine.traced.in_pieces
+    engine, right = ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0])), expected(weights(), TOKENS)
+    assert engine.external_graph.in_pieces
     found = engine.open().feed_all(TOKENS)
     assert 0.99 < np.corrcoef(found.ravel(), right.ravel())[0, 1] < 1
 
@@ -173,8 +173,8 @@ def test_a_gpu_does_not_promise_exact_numbers_of_it(tmp_path: Path) -> None:
     for name in ("cuda", "webgpu"):
         driver = driver_of(name)
         assert driver is not None
-        assert traced_lack(package, driver, exact=False, kv=None) is None
-        assert traced_lack(package, driver, exact=True, kv=None) is not None
+        assert external_graph_unsupported(package, driver, exact=False, kv=None) is None
+        assert external_graph_unsupported(package, driver, exact=True, kv=None) is not None
 
 
 def lacks(folder: Path) -> dict[str, str]:
@@ -183,7 +183,7 @@ def lacks(folder: Path) -> dict[str, str]:
     for name in ("cuda", "webgpu", "directml"):
         driver = driver_of(name)
         assert driver is not None
-        if (lack := traced_lack(package, driver, exact=False, kv=None)) is not None:
+        if (lack := external_graph_unsupported(package, driver, exact=False, kv=None)) is not None:
             found[name] = lack[0]
     return found
 
@@ -247,10 +247,10 @@ def test_a_gpu_is_given_a_graph_that_it_reads_rightly(
     assert on_gpu(package, "webgpu", has_float16=True, memory=0).graphs[0].file == "onnx/model_fp16.onnx"
     gpu = Device(name="cuda", backend="", description="", available=True)
     monkeypatch.setattr(registry, "SOURCES", ())
-    found = registry.Found(package)
+    found = registry.DeviceCatalog(package)
     assert found._checked(gpu).available
     misread(folder / "onnx" / f"{other}.onnx")
-    refused = registry.Found(open_package(folder))._checked(gpu)
+    refused = registry.DeviceCatalog(open_package(folder))._checked(gpu)
     assert "3 zero points of 4 bits" in refused.reason
 
 
@@ -301,10 +301,10 @@ def test_attention_that_norms_is_not_for_the_cpu_and_says_where_it_runs(
 # What DirectML asks of a session, without DirectML
 
 
-def on_directml_s_terms(folder: Path) -> TracedSession:
+def on_directml_s_terms(folder: Path) -> ExternalGraphSession:
     package = open_package(folder)
     place = on_directml(devices()[0], package.context, provider="CPUExecutionProvider")
-    return TracedEngine(package, package.graphs[0], place).open()
+    return ExternalGraphEngine(package, package.graphs[0], place).open()
 
 
 def test_a_mask_as_long_as_the_buffers_changes_nothing(tiny_package: Callable[..., Path], tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_sizes_that_the_graph_does_not_tell_are_in_the_configuration(tmp_path: P
     with pytest.raises(PackageError, match=r"has the shape \['batch', 'heads', 'past', 'kv_cache_dim'\]; expected"):
         open_package(folder)
     write_config(folder, num_attention_heads=HEADS, hidden_size=HEADS * SIZE)
-    assert open_package(folder).traced.kv == ((HEADS, SIZE),)
+    assert open_package(folder).external_graph.kv == ((HEADS, SIZE),)
     write_config(folder, num_key_value_heads=HEADS, head_dim=SIZE)
     np.testing.assert_allclose(opened(folder).feed_all(TOKENS), expected(weights(), TOKENS), atol=1e-4)
 

@@ -74,7 +74,7 @@ def test_it_computes_the_logits_of_the_last_token_alone(folder: Path) -> None:
     backend._cut_logits(model, open_package(folder).architecture)
     request = backend.core().compile_model(model, "CPU").create_infer_request()
     request.infer(backend._inputs(TOKENS, 0, -1))
-    assert request.get_output_tensor(0).shape == ov.Shape([1, 1, open_package(folder).traced.vocabulary])
+    assert request.get_output_tensor(0).shape == ov.Shape([1, 1, open_package(folder).external_graph.vocabulary])
 
 
 def changed(folder: Path, pattern: str, given: str) -> None:

@@ -301,7 +301,7 @@ def test_the_rule_imports_no_third_party_package_at_all() -> None:
         "gguf_export",
         "hub_choice",
         "hub_name",
-        "knobs",
+        "runtime",
         "opening",
         "vocabulary",
     }
@@ -344,7 +344,7 @@ def level(module: str) -> int:
             "untracked",
             "whole_file",
             "jsonl",
-            "knobs",
+            "runtime",
             "backends.base",
         ),
         ("constraint", *STRUCTURED, "token_bytes", "beam_search", *SAMPLING),
@@ -474,7 +474,7 @@ def test_layers_point_one_way() -> None:
 
 def test_backends_import_little() -> None:
     shared = {"types", "errors", "adapters", "package", "rows", "tensorfile", "external_gpu", "export.decoder",
-              "export.variants", "export.decoder_tensors", "export.quantize", "export.traced", "knobs",
+              "export.variants", "export.decoder_tensors", "export.quantize", "export.traced", "runtime",
               "openvino_options", "untracked", "backends.base", "backends.adapted", "backends.listed_row",
               "backends.memory", "backends.ort_states", "backends.kept_rows", "backends.kv_memory",
               "backends.providers", "backends.stateful", "backends.traced_kv", "export.recurrent",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.loading import tuning_record
 from embedllm.loading.tuning_results import Measured, Tuning
 from embedllm.package.package import open_package
 
 
-def row(name: str, knobs: Knobs = USUAL, *, is_chosen: bool = True) -> Measured:
-    return Measured(device=name, knobs=knobs, prefill_tokens_s=1000.0, decode_tokens_s=50.0, seconds=1.5, ratio=0.9,
+def row(name: str, runtime: RuntimeOptions = DEFAULT, *, is_chosen: bool = True) -> Measured:
+    return Measured(device=name, runtime=runtime, prefill_tokens_s=1000.0, decode_tokens_s=50.0, seconds=1.5, ratio=0.9,
                     rounds=3, is_chosen=is_chosen)  # fmt: skip
 
 
@@ -23,4 +23,4 @@ def remember(folder: Path, device: str, *rows: Measured, exact: bool = False, kv
     return tuning
 
 
-SPINNING = row("cpu", Knobs(threads=1, spinning=True))
+SPINNING = row("cpu", RuntimeOptions(threads=1, spinning=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.backends.base import Choices, Engine
+from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices.drivers import driver_of
 
@@ -21,15 +21,15 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Choices]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenOptions]:
     """What devices are opened with."""
-    given: list[Choices] = []
+    given: list[OpenOptions] = []
 
     def watch(name: str) -> None:
         driver = driver_of(name)
         assert driver is not None
 
-        def open_it(choices: Choices) -> Engine:
+        def open_it(choices: OpenOptions) -> Engine:
             given.append(choices)
             return driver.open(choices)
 

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.errors import DeviceError
 from embedllm.tuning.search import LEAST_ROUNDS, MOST_ROUNDS, PROMPT, TOKENS, Candidate, Timing, Trials, choose, measure
 
 CPU, OTHER = Candidate(device="cpu"), Candidate(device="openvino")
-ONE, SPINNING = (Candidate(device="cpu", knobs=knobs) for knobs in (Knobs(threads=1), Knobs(spinning=True)))
+ONE, SPINNING = (
+    Candidate(device="cpu", runtime=runtime) for runtime in (RuntimeOptions(threads=1), RuntimeOptions(spinning=True))
+)
 ALL = (CPU, OTHER, SPINNING, ONE)
 times = st.floats(0.01, 100)
 
@@ -49,13 +51,13 @@ def test_a_time_is_of_a_prompt_and_a_reply() -> None:
 )
 def test_another_way_wins_only_when_it_is_clearly_faster(default: list[float], other: list[float], wins: bool) -> None:
     choice = choose(trials({CPU: default, ONE: other}), automatic="cpu")
-    assert choice.knobs == {"cpu": ONE.knobs if wins else USUAL}
+    assert choice.runtime == {"cpu": ONE.runtime if wins else DEFAULT}
     assert choice.device == "cpu"
 
 
 def test_spinning_has_to_gain_more() -> None:
-    assert choose(trials({CPU: [1] * 3, SPINNING: [0.92] * 3}), automatic="cpu").knobs == {"cpu": USUAL}
-    assert choose(trials({CPU: [1] * 3, SPINNING: [0.88] * 3}), automatic="cpu").knobs == {"cpu": SPINNING.knobs}
+    assert choose(trials({CPU: [1] * 3, SPINNING: [0.92] * 3}), automatic="cpu").runtime == {"cpu": DEFAULT}
+    assert choose(trials({CPU: [1] * 3, SPINNING: [0.88] * 3}), automatic="cpu").runtime == {"cpu": SPINNING.runtime}
 
 
 def test_a_device_is_held_against_the_best_of_what_auto_takes() -> None:
@@ -63,12 +65,12 @@ def test_a_device_is_held_against_the_best_of_what_auto_takes() -> None:
     assert choose(found, automatic="cpu").device == "cpu"  # a device has to gain 10 %
     found.rounds[OTHER] = dict(enumerate([timing(0.7)] * 3))
     assert choose(found, automatic="cpu").device == "openvino"
-    assert choose(found, automatic="cpu").knobs == {"cpu": ONE.knobs, "openvino": USUAL}
+    assert choose(found, automatic="cpu").runtime == {"cpu": ONE.runtime, "openvino": DEFAULT}
 
 
 def test_what_auto_takes_anyway_decides_only_when_it_was_measured() -> None:
     assert choose(trials({OTHER: [1] * 3}), automatic="cpu").device == ""
-    assert choose(trials({OTHER: [1] * 3}), automatic="cpu").knobs == {"openvino": USUAL}
+    assert choose(trials({OTHER: [1] * 3}), automatic="cpu").runtime == {"openvino": DEFAULT}
 
 
 rounds = st.dictionaries(st.integers(0, MOST_ROUNDS - 1), times.map(timing))
@@ -78,11 +80,14 @@ measured = st.fixed_dictionaries(dict.fromkeys(ALL, rounds)).map(Trials)
 @given(measured, st.sampled_from(["cpu", "openvino", "cuda", ""]))
 def test_nothing_wins_that_was_not_faster_in_most_of_enough_rounds(found: Trials, automatic: str) -> None:
     choice = choose(found, automatic=automatic)
-    assert choice.knobs.keys() == {one.device for one in (CPU, OTHER) if found.rounds[one]}
-    assert (choice.device != "") == (automatic in choice.knobs)
-    wins = [(Candidate(device=device, knobs=knobs), Candidate(device=device)) for device, knobs in choice.knobs.items()]
+    assert choice.runtime.keys() == {one.device for one in (CPU, OTHER) if found.rounds[one]}
+    assert (choice.device != "") == (automatic in choice.runtime)
+    wins = [
+        (Candidate(device=device, runtime=runtime), Candidate(device=device))
+        for device, runtime in choice.runtime.items()
+    ]
     if choice.device:
-        pair = (Candidate(device=device, knobs=choice.knobs[device]) for device in (choice.device, automatic))
+        pair = (Candidate(device=device, runtime=choice.runtime[device]) for device in (choice.device, automatic))
         wins.append((next(pair), next(pair)))
     for winner, base in wins:
         if winner != base:
@@ -173,4 +178,4 @@ def test_what_fails_is_given_up_and_a_default_takes_its_device_with_it(broken: C
     found = machine.measure(1e9, trial)
     assert found.failures == {broken: "out of memory"}
     assert {one for one, by_round in found.rounds.items() if len(by_round) > 1} == left
-    assert choose(found, automatic="openvino").knobs.keys() == {one.device for one in left}
+    assert choose(found, automatic="openvino").runtime.keys() == {one.device for one in left}

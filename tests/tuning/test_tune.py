@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import embedllm
-from embedllm.backends.base import Choices, Engine
+from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers, registry
 from embedllm.backends.devices.drivers import driver_of
-from embedllm.backends.options import USUAL
+from embedllm.backends.options import DEFAULT
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.export import Recipe
@@ -57,12 +57,12 @@ def test_the_demo_is_measured_and_remembered() -> None:
     assert tuning.unkept == ""
     with embedllm.load("demo") as llm:
         assert llm.device.name == tuning.device
-        assert llm.tuned.startswith(f"yes: {tuning.knobs(tuning.device)}; measured on 20")
+        assert llm.tuned.startswith(f"yes: {tuning.runtime(tuning.device)}; measured on 20")
         assert llm.generate("ls", max_tokens=2).tokens
 
 
 def test_one_model_is_in_memory_at_a_time_and_all_compute_as_asked(
-    folder: Path, opened: list[Choices], once: float, monkeypatch: pytest.MonkeyPatch
+    folder: Path, opened: list[OpenOptions], once: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines: list[Engine] = []
     real = registry.open_engine
@@ -79,10 +79,10 @@ def test_one_model_is_in_memory_at_a_time_and_all_compute_as_asked(
     assert len(engines) == len(opened) >= 2
     assert {choices.exact for choices in opened} == {True}
     assert {choices.device.name for choices in opened} == {"cpu", "openvino"}
-    assert not any(choices.knobs.floats for choices in opened)  # that is what exact is
+    assert not any(choices.runtime.floats for choices in opened)  # that is what exact is
 
 
-def test_a_record_of_loads_with_a_quantized_kv_is_of_those_only(folder: Path, opened: list[Choices]) -> None:
+def test_a_record_of_loads_with_a_quantized_kv_is_of_those_only(folder: Path, opened: list[OpenOptions]) -> None:
     tuning = embedllm.tune(folder, devices=["openvino"], seconds=1, kv="int8")
     assert {choices.kv for choices in opened} == {"int8"}
     assert (tuning.kv, tuning.device) == ("int8", "")  # "auto" takes none with that KV, the folder has no graph for it
@@ -93,7 +93,7 @@ def test_a_record_of_loads_with_a_quantized_kv_is_of_those_only(folder: Path, op
 def test_a_device_that_cannot_be_opened_is_left_out_with_the_reason(
     folder: Path, once: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(choices: Choices) -> Engine:
+    def refuse(choices: OpenOptions) -> Engine:
         raise DeviceError("out of memory")
 
     driver = driver_of("openvino")
@@ -157,8 +157,8 @@ def test_threads_that_are_tried(
     monkeypatch.setattr(tuning_trial, "compute_threads", lambda: cores)
     monkeypatch.setattr(tuning_trial, "usable", lambda: usable)
     ways = tuning_trial.ways(open_package(folder), device("openvino"), exact=False)
-    assert ways[0] == USUAL
-    assert {knobs.threads for knobs in ways[1:]} == threads
+    assert ways[0] == DEFAULT
+    assert {runtime.threads for runtime in ways[1:]} == threads
     assert len(ways) == 1 + len(threads)
 
 
@@ -171,8 +171,8 @@ def test_float_activations_are_tried_where_others_are_rounded(
     recipe: Recipe, exact: bool, tries: bool, tiny_package: Callable[..., Path]
 ) -> None:
     package = open_package(tiny_package("llama", recipe))
-    assert any(knobs.floats for knobs in tuning_trial.ways(package, device("cpu"), exact=exact)) == tries
-    assert tuning_trial.ways(package, device("reference"), exact=exact) == [USUAL]
+    assert any(runtime.floats for runtime in tuning_trial.ways(package, device("cpu"), exact=exact)) == tries
+    assert tuning_trial.ways(package, device("reference"), exact=exact) == [DEFAULT]
 
 
 # --- the command
@@ -199,7 +199,7 @@ def test_the_command_as_json(folder: Path) -> None:
     assert code == 0, error
     found = json.loads(out)
     assert found["device"] == ""
-    assert found["measured"][0]["knobs"] == {"threads": 0, "spinning": False, "floats": False}
+    assert found["measured"][0]["runtime"] == {"threads": 0, "spinning": False, "floats": False}
 
 
 def test_the_command_says_that_nothing_is_remembered(folder: Path, records: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm.backends.base import Choices
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.base import OpenOptions
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.system import hardware
 from embedllm.loading import tuning_record
 from embedllm.loading.tuning_results import Tuning
@@ -32,33 +32,33 @@ def folder(tiny_package: Callable[..., Path]) -> Path:
 
 
 def test_auto_takes_the_device_that_was_fastest(
-    folder: Path, opened: list[Choices], caplog: pytest.LogCaptureFixture
+    folder: Path, opened: list[OpenOptions], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = remember(folder, "openvino", row("cpu"), row("openvino", Knobs(threads=1)))
+    found = remember(folder, "openvino", row("cpu"), row("openvino", RuntimeOptions(threads=1)))
     with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(folder) as llm:
         assert f"'m' tuned: {llm.tuned}" in caplog.text
         assert llm.device.name == "openvino"
         assert found.date in ("2026-09-21", "2026-09-22")  # by where the machine is
         assert llm.tuned == f"yes: 1 thread; measured on {found.date}: 1,000 tokens/s of a prompt, 50 of a reply"
-    assert [choices.knobs for choices in opened] == [Knobs(threads=1)]
+    assert [choices.runtime for choices in opened] == [RuntimeOptions(threads=1)]
     with embedllm.load(folder, device=["no such", "auto"]) as llm:
         assert llm.device.name == "openvino"
 
 
-def test_a_device_that_is_asked_for_runs_as_it_was_fastest(folder: Path, opened: list[Choices]) -> None:
+def test_a_device_that_is_asked_for_runs_as_it_was_fastest(folder: Path, opened: list[OpenOptions]) -> None:
     remember(folder, "openvino", row("cpu", is_chosen=False), SPINNING, row("openvino"))
     with embedllm.load(folder, device="cpu") as llm:
         assert llm.device.name == "cpu"
     with embedllm.load(folder, device="reference") as llm:
         assert llm.tuned == "no: reference was not measured"
-    assert [choices.knobs for choices in opened] == [SPINNING.knobs]
+    assert [choices.runtime for choices in opened] == [SPINNING.runtime]
 
 
-def test_threads_that_are_given_go_before_the_record(folder: Path, opened: list[Choices]) -> None:
+def test_threads_that_are_given_go_before_the_record(folder: Path, opened: list[OpenOptions]) -> None:
     remember(folder, "cpu", SPINNING)
     with embedllm.load(folder, threads=2) as llm:
         assert llm.tuned == "no: threads were given"
-    assert [choices.knobs for choices in opened] == [Knobs(threads=2)]
+    assert [choices.runtime for choices in opened] == [RuntimeOptions(threads=2)]
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_threads_that_are_given_go_before_the_record(folder: Path, opened: list[
     ],
 )
 def test_loads_of_another_kind_do_not_use_it(
-    options: dict[str, object], reason: str, folder: Path, opened: list[Choices]
+    options: dict[str, object], reason: str, folder: Path, opened: list[OpenOptions]
 ) -> None:
-    remember(folder, "openvino", SPINNING, row("openvino", Knobs(threads=1)))
+    remember(folder, "openvino", SPINNING, row("openvino", RuntimeOptions(threads=1)))
     with embedllm.load(folder, **options) as llm:  # type: ignore[arg-type]  # each is right
         assert llm.tuned == f"no: {reason}"
         assert llm.device.name == options.get("device", "cpu")
-    assert [choices.knobs for choices in opened] == [USUAL]
+    assert [choices.runtime for choices in opened] == [DEFAULT]
 
 
-def test_an_exact_load_uses_what_was_measured_exact(folder: Path, opened: list[Choices]) -> None:
-    remember(folder, "cpu", row("cpu", Knobs(floats=True)))
-    remember(folder, "cpu", row("cpu", Knobs(threads=1)), exact=True)
+def test_an_exact_load_uses_what_was_measured_exact(folder: Path, opened: list[OpenOptions]) -> None:
+    remember(folder, "cpu", row("cpu", RuntimeOptions(floats=True)))
+    remember(folder, "cpu", row("cpu", RuntimeOptions(threads=1)), exact=True)
     embedllm.load(folder, exact=True).close()
-    assert [(choices.exact, choices.knobs) for choices in opened] == [(True, Knobs(threads=1))]
+    assert [(choices.exact, choices.runtime) for choices in opened] == [(True, RuntimeOptions(threads=1))]
 
 
 def test_the_environment_switches_it_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,16 +96,16 @@ def test_the_environment_switches_it_off(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_device_that_is_not_there_any_more_gives_way_to_the_others(
-    folder: Path, opened: list[Choices], caplog: pytest.LogCaptureFixture
+    folder: Path, opened: list[OpenOptions], caplog: pytest.LogCaptureFixture
 ) -> None:
     remember(folder, "cuda", SPINNING, row("cuda"))
     with caplog.at_level(logging.INFO, logger="embedllm"), embedllm.load(folder) as llm:
         assert llm.device.name == "cpu"
-    assert [choices.knobs for choices in opened] == [SPINNING.knobs]
+    assert [choices.runtime for choices in opened] == [SPINNING.runtime]
     assert caplog.text.count("not cuda: ") == 1  # it is not tried twice
 
 
-def test_a_draft_model_runs_on_the_same_device(folder: Path, opened: list[Choices]) -> None:
+def test_a_draft_model_runs_on_the_same_device(folder: Path, opened: list[OpenOptions]) -> None:
     remember(folder, "openvino", SPINNING, row("openvino"))
     embedllm.load(folder, draft=folder).close()
     assert [choices.device.name for choices in opened] == ["openvino", "openvino"]
@@ -114,10 +114,10 @@ def test_a_draft_model_runs_on_the_same_device(folder: Path, opened: list[Choice
 def test_what_was_computed_with_other_roundings_is_told_apart(folder: Path) -> None:
     with embedllm.load(folder) as llm:
         untuned = llm.kind
-    remember(folder, "cpu", row("cpu", Knobs(threads=1)))
+    remember(folder, "cpu", row("cpu", RuntimeOptions(threads=1)))
     with embedllm.load(folder) as llm:
         assert llm.kind == untuned  # threads change no number that counts
-    remember(folder, "cpu", row("cpu", Knobs(floats=True)))
+    remember(folder, "cpu", row("cpu", RuntimeOptions(floats=True)))
     with embedllm.load(folder) as llm:
         assert llm.kind != untuned
 
@@ -235,9 +235,9 @@ FIRST = ("tuning", "measured", 0)
         (("tuning", "measured"), {}),
         (("tuning", "left_out"), 3),
         (FIRST, "cpu"),
-        ((*FIRST, "knobs"), {"threads": 5000}),
-        ((*FIRST, "knobs"), {"kv": "int4"}),
-        ((*FIRST, "knobs", "floats"), 1),
+        ((*FIRST, "runtime"), {"threads": 5000}),
+        ((*FIRST, "runtime"), {"kv": "int4"}),
+        ((*FIRST, "runtime", "floats"), 1),
         ((*FIRST, "decode_tokens_s"), 0),
         ((*FIRST, "unknown"), 0),
         ((*FIRST, "is_chosen"), "yes"),

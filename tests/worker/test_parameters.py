@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedllm.backends.devices import selection as select
-from embedllm.backends.options import MOST_THREADS, Knobs
+from embedllm.backends.options import MOST_THREADS, RuntimeOptions
 from embedllm.generation.options import PromptOptions
 from embedllm.loading import load as opening
 from embedllm.sampling.option_table import SAMPLING_OPTIONS
@@ -17,7 +17,7 @@ from embedllm.worker.protocol import RpcError
 def test_the_table_takes_the_threads_that_load_takes(threads: int) -> None:
     """What load() refuses only after the held model was freed would cost the host its model."""
     try:
-        Knobs(threads=threads)
+        RuntimeOptions(threads=threads)
     except ValueError:
         assert not is_taken("load", threads=threads)
     else:

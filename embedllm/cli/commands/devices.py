@@ -18,7 +18,7 @@ from embedllm.errors import PackageError
 
 if TYPE_CHECKING:
     from embedllm.inspection.device_report import Trial
-    from embedllm.loading.device_list import Listed
+    from embedllm.loading.device_list import ListedDevice
     from embedllm.loading.tuning_results import Tuning
 
 
@@ -66,7 +66,7 @@ def _tuning_of(model: str | None) -> Tuning | None:
     return found.tuning
 
 
-def device_lines(found: Sequence[Listed], columns: int | None = None) -> list[str]:
+def device_lines(found: Sequence[ListedDevice], columns: int | None = None) -> list[str]:
     """A table for people, available devices first: the name, yes or no, and what is to be said, line by line.
 
     columns: of the terminal, where lines are folded; None: nowhere. A remedy never is, so that it can be copied.
@@ -83,7 +83,7 @@ def device_lines(found: Sequence[Listed], columns: int | None = None) -> list[st
     return lines
 
 
-def _facts_of(one: Listed) -> Iterator[str]:
+def _facts_of(one: ListedDevice) -> Iterator[str]:
     """What it is, where that is known, and what it runs or why not."""
     device = one.judged
     if device.description:
@@ -91,7 +91,7 @@ def _facts_of(one: Listed) -> Iterator[str]:
         yield f"{device.description}{memory} ({device.backend})"
     yield f"runs {one.note}" if device.available else device.reason
     if device.available and one.measured is not None and one.tuning is not None:
-        yield f"'{one.tuning.model}' by {one.measured.knobs}: {one.measured.speed}, measured on {one.tuning.date}"
+        yield f"'{one.tuning.model}' by {one.measured.runtime}: {one.measured.speed}, measured on {one.tuning.date}"
 
 
 def _folded(text: str, columns: int | None, indent: int) -> list[str]:

@@ -50,10 +50,10 @@ def _devices(package: Package, wish: str, *, exact: bool) -> list[Device]:
     from embedllm.backends.devices import selection as select
     from embedllm.loading.tuning_record import recall
 
-    found = registry.Found(package, exact=exact)
+    found = registry.DeviceCatalog(package, exact=exact)
     if not wish:
         return [device for device in found.everything() if device.available]
-    search = select.Search(found.named, wish, fastest=recall(package, exact=exact).fastest)
+    search = select.DeviceSearch(found.lookup, wish, fastest=recall(package, exact=exact).fastest)
     for device in search:
         return [device]
     raise search.failure()

@@ -88,12 +88,12 @@ def _show(tuning: Tuning) -> None:
     if chosen is None:
         note("'auto' chooses as before: the device that it takes was not measured")
         return
-    note(f"'auto' takes {chosen.device} ({chosen.knobs}); measured in {tuning.took_s:.0f} s")
+    note(f"'auto' takes {chosen.device} ({chosen.runtime}); measured in {tuning.took_s:.0f} s")
     if min(one.rounds for one in tuning.measured if one.is_chosen) < 3:
         note("there was no time for three rounds, without which every default stays; give more --seconds")
 
 
 def _row(one: Measured, tuning: Tuning) -> tuple[str, ...]:
     mark = "" if not one.is_chosen else "taken by auto" if one.device == tuning.device else "taken"
-    return (one.device, str(one.knobs), mark, f"{one.prefill_tokens_s:,.0f}", f"{one.decode_tokens_s:,.1f}",
+    return (one.device, str(one.runtime), mark, f"{one.prefill_tokens_s:,.0f}", f"{one.decode_tokens_s:,.1f}",
             f"{one.seconds:.2f}", f"{one.ratio:.2f}", str(one.rounds))  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.package.architecture_json import to_json
-from embedllm.package.external_graph import Names, Traced
+from embedllm.package.external_graph import ExternalGraph, Names
 
 if TYPE_CHECKING:
     from embedllm.package.package import FileEntry
@@ -62,7 +62,7 @@ class Reading:
     weights: tuple[Path, ...]  # files that the graph's weights lie in, where it is not the graph's own
     variant: str
     activations: str
-    described: Traced
+    described: ExternalGraph
     stop_tokens: list[int]
     external: ExternalFolder
 

@@ -9,7 +9,7 @@ from embedllm.package.external.config_files import Texts, whole
 from embedllm.package.external.detect import ExternalFolder, Reading, Window
 from embedllm.package.external.genai_config import MAKER, Config, section
 from embedllm.package.external.onnx_folder import weights_of
-from embedllm.package.external_graph import Names, Traced
+from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import GENAI
 from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline
 
@@ -37,7 +37,7 @@ def read(config: Config) -> Reading:
         weights=tuple(dict.fromkeys([*graphs, *beside])),
         variant=GENAI,
         activations=_activations(outlines),
-        described=Traced(
+        described=ExternalGraph(
             model_type=texts.model_type,
             context=context,
             vocabulary=vocabulary,

@@ -13,8 +13,8 @@ from embedllm.files.free_memory import free_bytes
 from embedllm.package.external.config_files import Texts
 from embedllm.package.external.detect import ExternalFolder, Reading
 from embedllm.package.external.known_defects import faults
-from embedllm.package.external_graph import Names, Traced
-from embedllm.package.graph_variants import TRACED
+from embedllm.package.external_graph import ExternalGraph, Names
+from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.manifest_fields import plain_name
 from embedllm.package.onnx_reader import FLOAT, FLOAT16, INT32, INT64, Declared, Outline, read_outline
 
@@ -75,7 +75,7 @@ def reading_of(
         root=root,
         graph=path,
         weights=weights_of(outline, path),
-        variant=TRACED.name,
+        variant=EXTERNAL.name,
         activations=activations,
         described=described,
         stop_tokens=texts.stop_tokens(described.vocabulary, stated=eos),
@@ -165,7 +165,7 @@ def _appends(outline: Outline, names: Names) -> bool:
 
 def describe(
     outline: Outline, names: Names, path: Path, texts: Texts, *, context: int, kv: tuple[int | None, int | None]
-) -> tuple[Traced, str]:
+) -> tuple[ExternalGraph, str]:
     """What is known of a graph, and the type of its keys and values. Raises PackageError for what cannot be fed.
 
     kv: heads and size of keys, where the graph has only names for them.
@@ -197,7 +197,7 @@ def describe(
         raise PackageError(
             f"neither '{path}' nor a config.json says how many tokens the vocabulary has ('vocab_size')."
         )
-    traced = Traced(
+    described = ExternalGraph(
         model_type=texts.model_type,
         context=context,
         vocabulary=vocabulary,
@@ -205,7 +205,7 @@ def describe(
         parameters=outline.stored,
         in_pieces=True,  # until it is found otherwise: backends/external_graph/engine.py
     )
-    return traced, _FLOATS[kinds.pop()]
+    return described, _FLOATS[kinds.pop()]
 
 
 def _check_types(inputs: Mapping[str, Declared], names: Names, path: Path) -> None:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from embedllm.errors import PackageError
 from embedllm.package.external.config_files import Texts
 from embedllm.package.external.detect import ExternalFolder, Reading
-from embedllm.package.external_graph import Names, Traced
+from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import STATEFUL
 
 _DEVICES = ("openvino-gpu", "openvino")
@@ -48,7 +48,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
         weights=(path.with_suffix(".bin"),),
         variant=STATEFUL,
         activations="float32",
-        described=Traced(
+        described=ExternalGraph(
             model_type=texts.model_type,
             context=texts.context(),
             vocabulary=vocabulary,

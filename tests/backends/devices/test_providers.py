@@ -269,7 +269,7 @@ def test_the_stamp_changes_with_a_vulkan_driver(tmp_path: Path, monkeypatch: pyt
 def test_auto_does_not_import_openvino_where_no_intel_gpu_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpu_vendors", lambda: frozenset({0x10DE}))
     monkeypatch.setattr(discovery, "_ov_devices", lambda: pytest.fail("OpenVINO was asked"))
-    (absent,) = registry.Found().named("openvino-gpu", automatic=True)
+    (absent,) = registry.DeviceCatalog().lookup("openvino-gpu", automatic=True)
     assert (absent.available, absent.reason) == (False, "no Intel GPU is in this machine")
 
 
@@ -279,7 +279,7 @@ def test_auto_asks_openvino_where_an_intel_gpu_may_be(
 ) -> None:
     pytest.importorskip("openvino")
     monkeypatch.setattr(hardware, "gpu_vendors", lambda: vendors)
-    found = {device.name for device in registry.Found().named("openvino-gpu", automatic=True)}
+    found = {device.name for device in registry.DeviceCatalog().lookup("openvino-gpu", automatic=True)}
     assert "openvino" in found
 
 
@@ -287,7 +287,7 @@ def test_auto_asks_openvino_where_an_intel_gpu_may_be(
 
 
 def a_device(name: str) -> Device:
-    return next(device for device in registry.Found().named(name) if device.name == name)
+    return next(device for device in registry.DeviceCatalog().lookup(name) if device.name == name)
 
 
 def test_a_library_that_is_none_says_so(tmp_path: Path, tiny_package: Callable[..., Path]) -> None:

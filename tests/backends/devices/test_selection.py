@@ -14,7 +14,7 @@ from embedllm import backends
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import driver_of
-from embedllm.backends.devices.selection import RANKINGS, Choice, Refusal, Search, choose, names_in
+from embedllm.backends.devices.selection import RANKINGS, Choice, DeviceSearch, Refusal, choose, names_in
 from embedllm.backends.system import cpu_threads
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import DeviceUnavailable
@@ -60,9 +60,9 @@ def test_there_are_machines_enough() -> None:
 
 def _walked(
     devices: Sequence[Device], wish: str | Sequence[str], system: str, failing: dict[str, str]
-) -> tuple[Device | None, Search]:
+) -> tuple[Device | None, DeviceSearch]:
     """The first device that does not fail when it is used, as load() walks."""
-    search = Search(lambda name, *, automatic: devices, wish, platform=system)
+    search = DeviceSearch(lambda name, *, automatic: devices, wish, platform=system)
     for found in search:
         if found.name not in failing:
             return found, search
@@ -144,7 +144,7 @@ def test_auto_tries_what_was_measured_to_be_fastest_and_then_the_others_once(
     devices = [device(name, reason="lacks" if state == "lacking" else "") for name, state in states.items()
                if state != "absent"]  # fmt: skip
 
-    def walked(search: Search) -> list[str]:
+    def walked(search: DeviceSearch) -> list[str]:
         for found in search:
             search.refuse(found, "fails")
         return [refusal.device for refusal in search.passed_over]
@@ -152,12 +152,12 @@ def test_auto_tries_what_was_measured_to_be_fastest_and_then_the_others_once(
     def find(name: str, *, automatic: bool) -> list[Device]:
         return devices
 
-    ranked = [name for name in walked(Search(find, "auto", platform=system)) if name != fastest]
-    assert walked(Search(find, "auto", fastest=fastest, platform=system)) == [fastest, *ranked]
-    explicit = Search(find, "npu", fastest=fastest, platform=system)
+    ranked = [name for name in walked(DeviceSearch(find, "auto", platform=system)) if name != fastest]
+    assert walked(DeviceSearch(find, "auto", fastest=fastest, platform=system)) == [fastest, *ranked]
+    explicit = DeviceSearch(find, "npu", fastest=fastest, platform=system)
     assert (walked(explicit), explicit.wish) == (["npu"], ["npu"])
-    assert Search(find, ["npu", "auto"], fastest=fastest, platform=system).wish == ["npu", fastest, "auto"]
-    assert Search(find, ["npu", "auto"], platform=system).wish == ["npu", "auto"]
+    assert DeviceSearch(find, ["npu", "auto"], fastest=fastest, platform=system).wish == ["npu", fastest, "auto"]
+    assert DeviceSearch(find, ["npu", "auto"], platform=system).wish == ["npu", "auto"]
 
 
 # --- what is looked for
@@ -170,7 +170,7 @@ def test_what_comes_after_the_choice_is_not_looked_for() -> None:
         asked.append((name, automatic))
         return [device(name, reason="" if name == "openvino-gpu" else "absent")]
 
-    for found in Search(find, ["npu", "auto"], platform="linux"):
+    for found in DeviceSearch(find, ["npu", "auto"], platform="linux"):
         assert found.name == "openvino-gpu"
         break
     assert asked == [("npu", False), ("cuda", True), ("openvino-gpu", True)]
@@ -220,7 +220,7 @@ def test_an_explicit_device_never_falls_back() -> None:
     ("wish", "is_explicit"), [("cpu", True), (" CPU ", True), ("auto", False), ("Auto", False), (["cpu"], False)]
 )
 def test_one_name_is_explicit_and_auto_and_lists_are_not(wish: str | list[str], is_explicit: bool) -> None:
-    assert Search(lambda name, *, automatic: ALL, wish).is_explicit == is_explicit
+    assert DeviceSearch(lambda name, *, automatic: ALL, wish).is_explicit == is_explicit
 
 
 def test_auto_never_takes_a_device_that_is_there_to_check_others() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm.backends.base import Interrupted
-from embedllm.backends.external_graph.engine import TracedEngine, TracedSession
+from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
 from embedllm.backends.external_graph.placement import on_host
 from embedllm.backends.ort.engine import devices
 from embedllm.cli.main import cli
@@ -42,9 +42,9 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exports:
     return make
 
 
-def opened(folder: Path, *, exact: bool = True) -> TracedSession:
+def opened(folder: Path, *, exact: bool = True) -> ExternalGraphSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], on_host(devices()[0], exact=exact)).open()
+    return ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0], exact=exact)).open()
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -112,7 +112,7 @@ def test_the_whole_library_runs_it(export: Exports) -> None:
 
 def test_a_graph_that_is_wrong_for_pieces_is_fed_token_by_token_behind_others(export: Exports) -> None:
     folder = export(Recipe(bits=32), mask="whole")
-    assert not open_package(folder).traced.in_pieces
+    assert not open_package(folder).external_graph.in_pieces
     session, right = opened(folder), expected(weights(), TOKENS)
     session.feed(TOKENS[:10])
     np.testing.assert_allclose(session.feed_all(TOKENS[10:]), right[10:], atol=1e-4)

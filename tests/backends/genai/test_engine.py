@@ -14,7 +14,7 @@ from onnx import helper
 
 import embedllm
 from embedllm.backends.base import Interrupted, MovesState
-from embedllm.backends.options import USUAL, Knobs
+from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.package.external.detect import manifest_of
 from embedllm.package.external.genai_config import read_config
@@ -42,7 +42,7 @@ GREEDY = embedllm.Sampling(temperature=0)
 
 def opened(folder: Path, engine: type[GenaiEngine] = GenaiEngine) -> GenaiSession:
     package = open_package(folder)
-    return engine(package, package.graphs[0], devices()[0], USUAL).open()
+    return engine(package, package.graphs[0], devices()[0], DEFAULT).open()
 
 
 def check(session: GenaiSession, right: F32 = RIGHT) -> None:
@@ -138,7 +138,7 @@ def test_devices_that_do_not_append_are_made_to_choose_the_token(tmp_path: Path)
     folder = pipeline(tmp_path / "model")
     check(opened(folder, Once))
     package = open_package(folder)
-    engine = Once(package, package.graphs[0], devices()[0], USUAL)
+    engine = Once(package, package.graphs[0], devices()[0], DEFAULT)
     assert (engine.appends, engine.chunk) == (False, CONTEXT)
     session, before = engine.open(), engine.made
     for start, end, made in ((0, 3, 1), (3, 4, 1), (4, 7, 2), (7, 8, 2)):  # several tokens begin anew
@@ -178,7 +178,7 @@ def test_windows_may_be_filled_up_with_any_token(tmp_path: Path) -> None:
 
 def test_windows_leave_room_for_what_fills_them_up(tmp_path: Path) -> None:
     package = open_package(windowed(tmp_path / "model", 8))
-    engine = GenaiEngine(package, package.graphs[0], devices()[0], USUAL)
+    engine = GenaiEngine(package, package.graphs[0], devices()[0], DEFAULT)
     assert (engine.context, engine.is_shared, engine.appends) == (CONTEXT - 7, False, False)
     session = engine.open()
     tokens = (TOKENS * 3)[: engine.context]
@@ -246,7 +246,7 @@ def test_a_sequence_that_outgrows_its_buffers_goes_on_in_larger_ones(
 ) -> None:
     ours = tiny_package("llama", max_position_embeddings=1000)
     package = with_shared_buffers(ours, tmp_path / "model")
-    engine = GenaiEngine(package, package.graphs[0], devices()[0], Knobs(threads=1))
+    engine = GenaiEngine(package, package.graphs[0], devices()[0], RuntimeOptions(threads=1))
     tokens = np.random.default_rng(5).integers(3, 200, 600).tolist()
     session, capacities = engine.open(), []
     for start, end in ((0, 200), (200, 300), (300, 301), (301, 600)):

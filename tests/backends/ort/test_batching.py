@@ -16,7 +16,7 @@ from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Interrupted
 from embedllm.backends.sessions import step_batcher
 from embedllm.backends.sessions.step_batcher import MOST, Batch, _Step
-from embedllm.backends.sessions.window_retention import KeptRows
+from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Told:
         self.is_stopping = False
         self.priority = 0
         self.adapter: Adapter | None = None
-        self.kept = KeptRows({})
+        self.retention = WindowedKvRetention({})
         self.batch = batch
         self.before: Callable[[], None] = lambda: None  # of a run by itself
 

@@ -202,7 +202,7 @@ def test_every_kind_of_layer_with_a_window_may_forget(case: str, tmp_path: Path)
         same(both, TOKENS[start : start + 200])
     for token in TOKENS[600:604]:
         same(both, [token])
-    windowed = {name for name in both[0].kv if both[0].kept.is_windowed(name)}
+    windowed = {name for name in both[0].kv if both[0].retention.is_windowed(name)}
     assert windowed
     assert all(resident_rows(both[0].kv[name]) < 600 for name in windowed)
 

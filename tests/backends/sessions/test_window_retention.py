@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedllm.backends.sessions import window_retention
-from embedllm.backends.sessions.window_retention import FIRST, NEWEST, PROMPT, STEP, KeptRows, most_rows
+from embedllm.backends.sessions.window_retention import FIRST, NEWEST, PROMPT, STEP, WindowedKvRetention, most_rows
 
 WINDOWS = {"0.key": 300, "1.key": 40}
 Event = tuple[Literal["feed", "step", "rewind", "all"], int]
@@ -25,7 +25,7 @@ def rows(spans: list[tuple[int, int]]) -> set[int]:
 @given(events=EVENTS)
 @settings(max_examples=60)
 def test_from_every_place_that_it_goes_back_to_all_that_a_window_sees_is_there(events: list[Event]) -> None:
-    kept, held = KeptRows(WINDOWS), 0
+    kept, held = WindowedKvRetention(WINDOWS), 0
     there: dict[str, set[int]] = {name: set() for name in WINDOWS}
     for kind, number in events:
         if kind == "rewind":
@@ -58,7 +58,7 @@ def test_from_every_place_that_it_goes_back_to_all_that_a_window_sees_is_there(e
 
 
 def test_the_beginning_the_end_of_the_prompt_and_the_newest_are_kept() -> None:
-    kept = KeptRows({"0.key": 100})
+    kept = WindowedKvRetention({"0.key": 100})
     kept.end_prompt(3000)
     assert kept.forget(5000)["0.key"] == [
         ((FIRST, 3000 - PROMPT - 99),) * 2, ((3000, 5000 - NEWEST - 99),) * 2]  # fmt: skip
@@ -72,21 +72,21 @@ def test_the_beginning_the_end_of_the_prompt_and_the_newest_are_kept() -> None:
 
 
 def test_nothing_is_forgotten_before_it_is_worth_it_or_without_windows() -> None:
-    kept = KeptRows({"0.key": 100})
+    kept = WindowedKvRetention({"0.key": 100})
     least = FIRST + STEP + NEWEST + 99
     assert not kept.may_forget(least - 1)
     assert kept.may_forget(least)
     kept.forget(least)
     assert not kept.may_forget(least + STEP - 1)
     assert kept.may_forget(least + STEP)
-    plain = KeptRows({})
+    plain = WindowedKvRetention({})
     assert not plain.may_forget(10**6)
     assert (plain.of("0.key", 9), plain.whole(9), plain.back(5)) == ([(0, 9)], 9, 5)
 
 
 def test_what_a_rewound_sequence_had_behind_its_place_is_no_place_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_retention, "FIRST", 10)
-    kept = KeptRows({"0.key": 5})
+    kept = WindowedKvRetention({"0.key": 5})
     kept.end_prompt(900)
     kept.forget(2000)
     kept.rewind(900)

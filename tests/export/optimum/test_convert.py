@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends.external_graph.engine import TracedEngine, TracedSession
+from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
 from embedllm.backends.external_graph.placement import on_host
 from embedllm.backends.ort.engine import devices
 from embedllm.errors import ExportError, UnsupportedModel
@@ -63,9 +63,9 @@ def expected(source: Path, tokens: list[int]) -> np.ndarray:
         return model(torch.tensor([tokens])).logits[0].numpy()
 
 
-def opened(folder: Path) -> TracedSession:
+def opened(folder: Path) -> ExternalGraphSession:
     package = open_package(folder)
-    return TracedEngine(package, package.graphs[0], on_host(devices()[0], exact=True)).open()
+    return ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0], exact=True)).open()
 
 
 def off(found: np.ndarray, right: np.ndarray) -> float:
@@ -98,7 +98,10 @@ def test_a_folder_that_optimum_wrote_loads_as_it_is(source: Path, tmp_path: Path
     write_tokenizer(tmp_path / "own", VOCABULARY)
     package = open_package(tmp_path / "own")
     assert package.external is not None
-    session, right = TracedEngine(package, package.graphs[0], on_host(devices()[0])).open(), expected(source, TOKENS)
+    session, right = (
+        ExternalGraphEngine(package, package.graphs[0], on_host(devices()[0])).open(),
+        expected(source, TOKENS),
+    )
     assert off(session.feed_all(TOKENS[:32]), right[:32]) < 1e-3
     session.rewind(20)
     assert off(session.feed_all(TOKENS[20:]), right[20:]) < 1e-3
