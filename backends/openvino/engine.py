@@ -96,7 +96,8 @@ class OvEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
-        # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4, tests/backends/openvino/test_engine.py)
+        # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4,
+        # tests/backends/openvino/test_engine.py)
         self.lock = threading.Lock()
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
