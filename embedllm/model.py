@@ -22,15 +22,15 @@ from embedllm.generation.completion import Completion, collect
 from embedllm.generation.defaults import Defaults
 from embedllm.generation.options import PromptOptions, WhenFull
 from embedllm.generation.request_builder import RequestBuilder
-from embedllm.generation.run_in_thread import beside
+from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner
-from embedllm.kv_cache.fingerprint import model_kind
-from embedllm.kv_cache.prefix_cache import Prefixes
+from embedllm.kv_cache.fingerprint import model_fingerprint
+from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import Grammars
 from embedllm.text.chat_template import ChatTemplate, Message, Tool
-from embedllm.text.prompt import ForTemplate, Prompt, check_messages
+from embedllm.text.prompt import Prompt, TemplateOptions, check_messages
 from embedllm.text.protocols import ModelCodec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Model:
         draft: Model | None = None,
         owns_draft: bool = False,
         memory: Fit | None = None,
-        prefixes: Prefixes | None = None,  # None: no prefix cache
+        prefix_cache: PrefixCache | None = None,  # None: no prefix cache
         slots: Slots | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
@@ -73,7 +73,7 @@ class Model:
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
         guessing = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefixes=prefixes, slots=slots,
+        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefix_cache=prefix_cache, slots=slots,
                              adapters=adapters)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters)  # fmt: skip
@@ -92,7 +92,7 @@ class Model:
     @cached_property
     def kind(self) -> dict[str, str]:
         """What a saved KV has to be of, to be used by this model."""
-        return model_kind(*self._kind_of)
+        return model_fingerprint(*self._kind_of)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class Model:
         continue_final_message: leave the last message open, so that the model goes on with it.
         Raises TemplateError when the model has no template or its template refuses.
         """
-        return self._builder.prompt(messages, ForTemplate(tools, variables, documents, continue_final_message))
+        return self._builder.prompt(messages, TemplateOptions(tools, variables, documents, continue_final_message))
 
     def generate(
         self,
@@ -317,7 +317,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> list[Completion]:
         """As generate_batch(), without blocking the event loop. Cancelling the task ends all of them."""
-        return await beside(lambda own: self.generate_batch(prompts, sampling, cancel=own, **options), cancel)
+        return await run_in_thread(lambda own: self.generate_batch(prompts, sampling, cancel=own, **options), cancel)
 
     async def agenerate_n(
         self,
@@ -329,7 +329,7 @@ class Model:
         **options: Unpack[PromptOptions],
     ) -> list[Completion]:
         """As generate_n(), without blocking the event loop. Cancelling the task ends it."""
-        return await beside(lambda own: self.generate_n(prompt, n, sampling, cancel=own, **options), cancel)
+        return await run_in_thread(lambda own: self.generate_n(prompt, n, sampling, cancel=own, **options), cancel)
 
     async def abeam_search(
         self,
@@ -347,7 +347,7 @@ class Model:
             return self.beam_search(prompt, beams, length_penalty=length_penalty, early_stopping=early_stopping,
                                     cancel=own, **options)  # fmt: skip
 
-        return await beside(search, cancel)
+        return await run_in_thread(search, cancel)
 
     def embed(
         self,
@@ -381,7 +381,7 @@ class Model:
     ) -> F32:
         """As embed(), without blocking the event loop. Cancelling the task ends it."""
         found = encoding_of(self._encoding, self.name, "an embedding model")
-        return await beside(
+        return await run_in_thread(
             lambda own: found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
                                     is_cancelled=lambda: own.cancelled)
         )  # fmt: skip
@@ -401,7 +401,7 @@ class Model:
     ) -> list[Ranked]:
         """As rerank(), without blocking the event loop. Cancelling the task ends it."""
         found = encoding_of(self._encoding, self.name, "a reranker")
-        return await beside(
+        return await run_in_thread(
             lambda own: found.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
         )
 
@@ -443,7 +443,7 @@ class Model:
         """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
         from embedllm.conversation.conversation import Conversation
 
-        return await beside(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
+        return await run_in_thread(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""

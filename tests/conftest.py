@@ -58,11 +58,11 @@ def ctrl_c_works() -> Iterator[None]:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of several tokens cost what a step of one does, so that much is proposed, whatever the clock says."""
-    from embedllm.generation.speculation.cost_model import Costs
+    from embedllm.generation.speculation.cost_model import StepCosts
 
-    monkeypatch.setattr(Costs, "is_known", True)
-    monkeypatch.setattr(Costs, "is_draft_known", True)
-    monkeypatch.setattr(Costs, "of", lambda self, fed: 1.0)
-    monkeypatch.setattr(Costs, "clipped", lambda self, seconds, expected: 0.0)
-    monkeypatch.setattr(Costs, "note", lambda self, fed, seconds, is_rewound: None)
-    monkeypatch.setattr(Costs, "note_draft", lambda self, seconds: None)
+    monkeypatch.setattr(StepCosts, "is_known", True)
+    monkeypatch.setattr(StepCosts, "is_draft_known", True)
+    monkeypatch.setattr(StepCosts, "of", lambda self, fed: 1.0)
+    monkeypatch.setattr(StepCosts, "clipped", lambda self, seconds, expected: 0.0)
+    monkeypatch.setattr(StepCosts, "note", lambda self, fed, seconds, is_rewound: None)
+    monkeypatch.setattr(StepCosts, "note_draft", lambda self, seconds: None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.sampling.token_choice import truncated
@@ -122,7 +122,7 @@ def _row(shape: str, size: int) -> dict[str, object]:
     """Answers of one row to every question; infinite numbers are left out, which JSON cannot hold."""
     if shape == "masked" and size == 1:
         shape = "normal"
-    row = Row(make_row(shape, size, size))
+    row = NumpyLogits(make_row(shape, size, size))
     draw = random.Random(size)
     best = row.top(1).tokens[0]
     tokens = [best, *(draw.randrange(size) for _ in range(3))]
@@ -163,7 +163,7 @@ def _sampling(seed: int, options: dict[str, object], shape: str, size: int) -> d
     sampler = Sampler(sampling, prompt)
     picked = []
     for step in range(STEPS):
-        picked.append(sampler.pick(Row(make_row(shape, size, _seed(seed, step)))))
+        picked.append(sampler.pick(NumpyLogits(make_row(shape, size, _seed(seed, step)))))
         sampler.note(picked[-1].token)
     return {
         "options": {**options, "seed": seed, "logit_bias": _pairs(sampling)},
@@ -172,7 +172,7 @@ def _sampling(seed: int, options: dict[str, object], shape: str, size: int) -> d
         "prompt": prompt,
         "tokens": [pick.token for pick in picked],
         "logprobs": [round(pick.logprob, 6) for pick in picked],
-        "kept": [_kept(sampling, Row(make_row(shape, size, _seed(seed, 0))), look) for look in (255, 4096)],
+        "kept": [_kept(sampling, NumpyLogits(make_row(shape, size, _seed(seed, 0))), look) for look in (255, 4096)],
     }
 
 
@@ -185,7 +185,7 @@ def _pairs(sampling: Sampling) -> list[list[object]]:
     return [[token, None if bias == -math.inf else bias] for token, bias in dict(sampling.logit_bias).items()]
 
 
-def _kept(sampling: Sampling, row: Row, look: int) -> int | None:
+def _kept(sampling: Sampling, row: NumpyLogits, look: int) -> int | None:
     """How many tokens truncation leaves; None when the list is too short to tell."""
     if sampling.is_greedy or not sampling.truncates:
         return None

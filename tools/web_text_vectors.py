@@ -11,7 +11,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import run
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.text.protocols import TextCodec
@@ -150,13 +150,13 @@ def _chunks(make_row: MakeRow, case: Case) -> list[list[object]]:
     class Scripted:
         """A sequence that is fed one token at a time."""
 
-        def feed(self, tokens: Sequence[int]) -> Row:
+        def feed(self, tokens: Sequence[int]) -> NumpyLogits:
             step = next(steps)
             row = make_row("normal", VOCABULARY, 500 + step)
             row[case.script[step % len(case.script)]] += 9
-            return Row(row)
+            return NumpyLogits(row)
 
-        def feed_all(self, tokens: Sequence[int]) -> Sequence[Row]:
+        def feed_all(self, tokens: Sequence[int]) -> Sequence[NumpyLogits]:
             raise NotImplementedError
 
         def rewind_by(self, count: int) -> None:

@@ -24,7 +24,7 @@ from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.external_graph import Names
 from embedllm.package.package import Graph, Package
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -106,8 +106,8 @@ class ExternalGraphSession:
         """What is held: every token takes memory of its own."""
         return self.position
 
-    def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._feed(tokens, each=False)[-1])
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(self._feed(tokens, each=False)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._feed(tokens, each=True)

@@ -16,7 +16,7 @@ from embedllm.backends.base import Interrupted
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.backends.ort.runtime import first_line
 from embedllm.errors import DeviceError
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,8 +74,8 @@ class GenaiSession:
         """What is held, where every token takes memory of its own."""
         return self._room if self._engine is not None and self._engine.is_shared else self.position
 
-    def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self.logits(tokens, each=False)[-1])
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(self.logits(tokens, each=False)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self.logits(tokens, each=True)

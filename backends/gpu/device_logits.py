@@ -3,7 +3,7 @@
 Bringing 150,000 logits to the host and summing their exponentials there takes a quarter of a millisecond, a fifth of a
 step of a small model on a fast GPU. So small graphs of their own (backends/gpu/heads, made by tools/make_heads.py)
 run on the device over the logits where they are: the best token with the sum, or the best few hundred. What cannot be
-answered from these brings the row over and asks `Row`.
+answered from these brings the row over and asks `NumpyLogits`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.backends.ort.runtime import ort
@@ -73,7 +73,7 @@ def device_row(size: int, ask: Callable[[str], F32]) -> ListedRow:
         listed=LISTED,
         ask_best=lambda: _one(ask(BEST)),
         ask_list=lambda: _several(ask(_LIST)),
-        whole=lambda: Row(ask(_ROW)),
+        whole=lambda: NumpyLogits(ask(_ROW)),
     )
 
 

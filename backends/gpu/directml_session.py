@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, device_errors, empty_kv
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, KeyValues
@@ -48,8 +48,8 @@ class DirectMLSession(DeviceSession[Buffers]):
         self._gpu = gpu
         self._tokens: list[int] = []  # those whose KV is held
 
-    def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._append(tokens, wanted=1)[-1])
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(self._append(tokens, wanted=1)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._append(tokens, wanted=len(tokens))

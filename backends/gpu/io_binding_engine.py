@@ -23,7 +23,7 @@ from embedllm.backends.gpu.session import DeviceSession, device_errors
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
 from embedllm.package.package import Graph, Package
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.types import F32, Logits
@@ -183,7 +183,7 @@ class ResidentSession(DeviceSession[Buffers]):
                 self._run(buffers.several, self._launched, end)
         self._best, self._is_overwritten = None, False
         if not buffers.heads:
-            return Row(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
+            return NumpyLogits(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
         fed = self._fed
         return device_row(self._decoder.vocabulary, lambda name: self._answer(name, buffers, fed))
 

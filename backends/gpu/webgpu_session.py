@@ -14,7 +14,7 @@ import numpy as np
 
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
 from embedllm.backends.ort.runtime import ort
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.types import F32
@@ -47,7 +47,7 @@ class WebGpuSession(DeviceSession[Buffers]):
         self._gpu = gpu
         self._given: dict[str, ort.OrtValue] = {}
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         buffers = self._prepare(tokens)
         with self._whole():
             for piece in self._pieces(tokens):
@@ -55,7 +55,7 @@ class WebGpuSession(DeviceSession[Buffers]):
                     self._bind(buffers, piece, logits_from=-1)
                     buffers.binding.bind_ortvalue_output("logits", buffers.logits)
                     self._run(buffers.binding, self._running, self.position + len(piece))
-        return Row(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
+        return NumpyLogits(self._gpu.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         buffers = self._prepare(tokens)

@@ -24,7 +24,7 @@ from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Graph, Package
 from embedllm.package.recurrent_state import state_shapes, variable_name
 from embedllm.package.tensors import kv_shapes
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 op = ov.opset13
 
@@ -173,8 +173,8 @@ class OvSession:
     def capacity(self) -> int:
         return self.position
 
-    def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._run(tokens, logits_from=-1)[0, -1])
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(self._run(tokens, logits_from=-1)[0, -1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._run(tokens, logits_from=0)[0].copy()

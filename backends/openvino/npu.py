@@ -22,7 +22,7 @@ from embedllm.backends.openvino.runtime import as_device_error, cache_folder, co
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package.package import Graph, Package
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 _PIECE = 8  # tokens that the continuing model takes at once, at the cost of a slower step for one: docs/performance.md
 _READ_ANEW = 4  # pieces; more new tokens than that, and the prompt is read again from its start when it fits
@@ -97,7 +97,7 @@ class NpuSession:
         self._has_run = False
         self._beam = np.zeros(1, np.int32)
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         if self._request is None:
             raise ValueError("this session was closed")
         check_tokens(
@@ -112,7 +112,7 @@ class NpuSession:
             logits = self._computed(everything)
         self._tokens = everything
         self.position = self._held = len(everything)
-        return Row(logits)
+        return NumpyLogits(logits)
 
     def _computed(self, everything: list[int]) -> np.ndarray:
         """The logits after the last token; what the wrapper holds of the others is not computed again."""

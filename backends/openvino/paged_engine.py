@@ -23,7 +23,7 @@ from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.package import WEIGHTS, Graph, Package
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 op = ov.opset13
 
@@ -145,13 +145,13 @@ class PagedSession:
     def blocks(self) -> Sequence[int]:
         return self._blocks
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         self._check(tokens)
         if len(tokens) == 1 and self._engine.joins:
             self._engine.batch.step(self, tokens[0])
         else:
             self._feed_apart(tokens)
-        return Row(self.logits[0, 0])
+        return NumpyLogits(self.logits[0, 0])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         self._check(tokens)

@@ -17,7 +17,7 @@ from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_ro
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class OrtSession:
             bind_adapter(self._binding, self._decoder, None)
         self._reserve(max(capacity, 1))
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         self._check(tokens)
         if len(tokens) == 1 and self._was_many:
             self.retention.end_prompt(self.position)
@@ -73,7 +73,7 @@ class OrtSession:
             self._batch.step(self, tokens[0])
         else:
             self._feed_apart(tokens)
-        return Row(self.logits[0, 0].astype(np.float32, copy=False))
+        return NumpyLogits(self.logits[0, 0].astype(np.float32, copy=False))
 
     def _feed_apart(self, tokens: Sequence[int]) -> None:
         """By runs of its own: several, where the sessions of others are in the middle of replies."""

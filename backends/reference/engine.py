@@ -21,7 +21,7 @@ from embedllm.package.architecture import Linear
 from embedllm.package.package import Package
 from embedllm.package.packing import Packed, dequantize, packings
 from embedllm.package.tensors import parameters
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,8 +117,8 @@ class ReferenceSession(Layers):
         super().__init__(engine)
         self._engine = engine
 
-    def feed(self, tokens: Sequence[int]) -> Row:
-        return Row(self._step(tokens, only_last=True)[-1])
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(self._step(tokens, only_last=True)[-1])
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
         return self._step(tokens, only_last=False)

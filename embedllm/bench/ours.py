@@ -12,7 +12,7 @@ from embedllm.backends.devices.selection import names_in
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.files.safetensors_header import read_header
-from embedllm.kv_cache.prefix_cache import PREFIX_CACHE
+from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
 from embedllm.loading.memory_estimate import KEEPING, ON_HOST
 from embedllm.package.architecture import Decoder, Moe
 from embedllm.package.external_graph import ExternalGraph
@@ -29,7 +29,7 @@ class Ours:
     def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
         names = names_in(device)  # "openvino:HETERO:GPU,CPU" is one
         wish = names if len(names) > 1 else device or None
-        size = PREFIX_CACHE if prefix_cache else 0
+        size = PREFIX_CACHE_BYTES if prefix_cache else 0
         self._model = embedllm.load(folder, device=wish, threads=threads, exact=exact, prefix_cache=size, tuned=False)
         self._threads = threads
         self._exact = exact

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
 from embedllm.generation.runner import Request
-from embedllm.kv_cache.block_cache import common
-from embedllm.kv_cache.context_shift import SINK, Shift
+from embedllm.kv_cache.block_cache import common_prefix
+from embedllm.kv_cache.context_shift import SINK, ContextShift
 from embedllm.text.chat_template import Message
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ _REST = 4  # and the part that is free beside it after turns were dropped, so th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class VisibleHistory:
     """What of a history a model sees."""
 
     first: Message | None = None  # begins the oldest turn that is seen; None: it is the first one
     dropped_tokens: int = 0
 
 
-ALL = Seen()
+ALL = VisibleHistory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PendingTurn:
     """A history with what is said last, and what makes a request of a part of it."""
 
     messages: Sequence[Message]
@@ -63,7 +63,7 @@ def _role(message: object) -> object:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def without_oldest(asked: Asked, seen: Seen) -> tuple[Request, Seen]:
+def drop_oldest(asked: PendingTurn, seen: VisibleHistory) -> tuple[Request, VisibleHistory]:
     """Drops whole turns, the oldest ones, when prompt and reply would not fit; the last one is never dropped."""
     turns = asked.turns
     places = [place for place, at in enumerate(turns) if asked.messages[at] is seen.first]
@@ -76,11 +76,11 @@ def without_oldest(asked: Asked, seen: Seen) -> tuple[Request, Seen]:
     chosen = _first_that_fits(asked, range(begin + 1, len(turns)), limit)
     kept = asked.request(asked.shown(turns[chosen]))
     dropped = seen.dropped_tokens + len(request.prompt) - len(kept.prompt)
-    seen = Seen(first=asked.messages[turns[chosen]], dropped_tokens=dropped)
+    seen = VisibleHistory(first=asked.messages[turns[chosen]], dropped_tokens=dropped)
     return replace(kept, dropped_tokens=dropped), seen
 
 
-def _first_that_fits(asked: Asked, places: range, limit: int) -> int:
+def _first_that_fits(asked: PendingTurn, places: range, limit: int) -> int:
     """The oldest turn from which on all fits, with some room where that can be had; the last one when nothing does."""
     counts: dict[int, int] = {}
 
@@ -96,7 +96,9 @@ def _first_that_fits(asked: Asked, places: range, limit: int) -> int:
     return places[-1]
 
 
-def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> tuple[Request, Seen]:
+def shift_context(
+    asked: PendingTurn, seen: VisibleHistory, held: Sequence[int], decoder: Decoder
+) -> tuple[Request, VisibleHistory]:
     """Leaves out tokens behind the system message when all does not fit, and has more dropped on the way.
 
     held: the tokens whose KV there is, after the shifts so far. Raises ContextFull when nothing can be dropped.
@@ -105,8 +107,8 @@ def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> 
     request = asked.request(asked.messages)
     prompt = request.prompt
     system = list(asked.messages[: turns[0]] if turns else asked.messages)
-    kept = common(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
-    shift = Shift(keep=max(SINK, kept), context=asked.context, ropes=decoder.layer_ropes)
+    kept = common_prefix(prompt, asked.tokens([*system, {"role": "user", "content": "\N{HORIZONTAL ELLIPSIS}"}]))
+    shift = ContextShift(keep=max(SINK, kept), context=asked.context, ropes=decoder.layer_ropes)
     if shift.keep > asked.context // 2:
         raise ContextFull(
             f"the system message and the tools take {shift.keep} tokens, and 'shift' keeps them; "
@@ -117,14 +119,16 @@ def shifted(asked: Asked, seen: Seen, held: Sequence[int], decoder: Decoder) -> 
     dropped, tokens = seen.dropped_tokens, list(prompt)
     if dropped:
         tokens[shift.keep : shift.keep + dropped] = []
-    if dropped and common(tokens, held) <= shift.keep:  # the history, or what the template makes of it, is another now
+    if (
+        dropped and common_prefix(tokens, held) <= shift.keep
+    ):  # the history, or what the template makes of it, is another now
         dropped, tokens = 0, list(prompt)
     if len(tokens) >= asked.context:
         last = asked.request(asked.shown(turns[-1])) if turns else request
         if len(last.prompt) >= asked.context:
             return last, seen  # for the check to refuse
-        if common(tokens, held) <= shift.keep:  # nothing to go on from: no need to compute what would be dropped
+        if common_prefix(tokens, held) <= shift.keep:  # nothing to go on from: no need to compute what would be dropped
             dropped = min(len(tokens) - asked.context + shift.step, len(tokens) - len(last.prompt))
             tokens[shift.keep : shift.keep + dropped] = []
-    seen = Seen(dropped_tokens=dropped)
+    seen = VisibleHistory(dropped_tokens=dropped)
     return replace(request, prompt=tokens, shift=shift, dropped_tokens=dropped), seen

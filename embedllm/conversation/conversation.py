@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
 
 from embedllm.cancel import Cancel
-from embedllm.conversation.context_policy import ALL, Asked, Seen, shifted, without_oldest
+from embedllm.conversation.context_policy import ALL, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import ReplyOptions, WhenFull
-from embedllm.generation.run_in_thread import beside
+from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request
 from embedllm.kv_cache.context_shift import check_movable
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
@@ -58,7 +58,7 @@ class Conversation:
         self._variables = variables
         self._when_full: WhenFull = when_full
         self._seen = ALL
-        self._sequence: HeldSequence | None = None
+        self._sequence: CachedSequence | None = None
         if when_full == "shift":
             self._sequence = model.runner.sequences.new()
             try:
@@ -137,12 +137,12 @@ class Conversation:
 
     def _fitted(
         self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
-    ) -> tuple[Request, Seen]:
+    ) -> tuple[Request, VisibleHistory]:
         """What the model is asked, and what it sees then of the history."""
         check_messages(messages)  # a list of numbers would be taken for token ids
         model, variables = self.model, self._variables
         tools = None if options.get("tool_choice") == "none" else self.tools
-        asked = Asked(
+        asked = PendingTurn(
             messages=messages,
             request=lambda shown: model.unchecked(shown, sampling, tools=self.tools, variables=variables, **options),
             tokens=lambda shown: model.tokenizer.encode(
@@ -151,13 +151,13 @@ class Conversation:
             context=model.context,
         )
         if self.when_full == "drop-oldest":
-            return without_oldest(asked, self._seen)
+            return drop_oldest(asked, self._seen)
         if self.when_full == "shift":
             held = self._sequence.tokens if self._sequence is not None else ()
-            return shifted(asked, self._seen, held, model.package.decoder)
+            return shift_context(asked, self._seen, held, model.package.decoder)
         return asked.request(messages), ALL
 
-    def _held(self, request: Request) -> HeldSequence:
+    def _held(self, request: Request) -> CachedSequence:
         if self._sequence is None:
             self._sequence = self.model.runner.sequences.new(len(request.prompt))
         return self._sequence
@@ -169,7 +169,7 @@ class Conversation:
                 yield chunk
 
     @contextmanager
-    def _turn(self, said: Message, seen: Seen) -> Iterator[Callable[[Chunk], None]]:
+    def _turn(self, said: Message, seen: VisibleHistory) -> Iterator[Callable[[Chunk], None]]:
         """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
         chunks: list[Chunk] = []
         is_said = False
@@ -195,7 +195,7 @@ class Conversation:
 
     async def asave(self, path: str | os.PathLike[str]) -> None:
         """As save(), without blocking the event loop. Cancelling the task ends it, and what was there stays."""
-        await beside(lambda cancel: self._save(path, cancel))
+        await run_in_thread(lambda cancel: self._save(path, cancel))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
@@ -220,7 +220,7 @@ class Conversation:
             adapter=self.adapter,
         )
         sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
-        with nullcontext() if self._sequence is None else self.model.runner.sequences.using(self._sequence):
+        with nullcontext() if self._sequence is None else self.model.runner.sequences.reserve(self._sequence):
             write_conversation(Path(path), saved, sequence=sequence, model=self.model.kind, cancel=cancel)
 
     @classmethod
@@ -233,17 +233,19 @@ class Conversation:
         cancel: Cancel | None = None,
     ) -> Conversation:
         """As Model.open_conversation(); raises Interrupted when it is cancelled."""
-        from embedllm.conversation.saved import read_conversation, restored
+        from embedllm.conversation.saved import read_conversation, restore_sequence
 
         saved, file = read_conversation(Path(path))
         conversation = cls(model, tools=saved.tools, variables=saved.variables, adapter=saved.adapter,
                            when_full=when_full or saved.when_full)  # fmt: skip
         conversation.messages = list(saved.messages)
         if saved.first_seen is not None:
-            conversation._seen = Seen(first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens)
+            conversation._seen = VisibleHistory(
+                first=saved.messages[saved.first_seen], dropped_tokens=saved.dropped_tokens
+            )
         runner = model.runner
         try:
-            sequence = restored(file, runner.sequences, model=model.kind, adapters=runner.adapters,
+            sequence = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
                                 cancel=cancel or Cancel())  # fmt: skip
         except BaseException:
             conversation.close()

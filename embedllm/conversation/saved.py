@@ -13,9 +13,9 @@ from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, PackageError
 from embedllm.generation.options import WhenFull
-from embedllm.kv_cache.fingerprint import kind_of
+from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
-from embedllm.kv_cache.prefix_cache import GROUP
+from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS
 from embedllm.kv_cache.transfer import exported
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.function_schema import tool_schema
@@ -24,7 +24,7 @@ from embedllm.text.prompt import check_messages
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapters
     from embedllm.backends.base import KeyValues
-    from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
+    from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
     from embedllm.text.chat_template import JSON
 
 _log = logging.getLogger("embedllm")
@@ -47,7 +47,7 @@ def write_conversation(
     path: Path,
     saved: SavedConversation,
     *,
-    sequence: HeldSequence | None,
+    sequence: CachedSequence | None,
     model: Mapping[str, str],
     cancel: Cancel,
 ) -> None:
@@ -66,12 +66,12 @@ def write_conversation(
         about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}
     except TypeError as error:
         raise ValueError(f"the conversation cannot be saved: {error}; JSON has to hold its messages.") from error
-    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.plain_tokens:
+    if sequence is None or not isinstance(sequence.session, MovesState) or not sequence.reusable_tokens:
         write_state(path, about, [])
         return
-    tokens = list(sequence.plain_tokens)
+    tokens = list(sequence.reusable_tokens)
     with sequence.lock:
-        kind = kind_of(model, sequence.session, sequence.adapter)
+        kind = kv_fingerprint(model, sequence.session, sequence.adapter)
         about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
     write_state(path, about, _pieces(sequence, len(tokens), cancel))
 
@@ -94,14 +94,14 @@ def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
         raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
 
 
-def restored(
+def restore_sequence(
     file: StateFile,
-    sequences: Sequences,
+    sequences: SequencePool,
     *,
     model: Mapping[str, str],
     adapters: Adapters | None = None,
     cancel: Cancel,
-) -> HeldSequence | None:
+) -> CachedSequence | None:
     """A sequence that holds the KV of a file; None when another model, adapter, device or version has computed it.
 
     Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
@@ -113,7 +113,7 @@ def restored(
     session = sequence.session
     kind = json.loads(file.about["kind"])
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
-    if not isinstance(session, MovesState) or kind != kind_of(model, session, adapter):
+    if not isinstance(session, MovesState) or kind != kv_fingerprint(model, session, adapter):
         _log.info(
             "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
         )
@@ -134,12 +134,12 @@ def restored(
     return sequence
 
 
-def _pieces(sequence: HeldSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:
-    for start in range(0, count, GROUP):
+def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:
+    for start in range(0, count, TRANSFER_TOKENS):
         if cancel.cancelled:
             raise Interrupted
         with sequence.lock:
             if sequence.is_ended or not isinstance(sequence.session, MovesState):
                 raise ValueError("this model was closed")
-            state = exported(sequence.session, start, min(start + GROUP, count))
+            state = exported(sequence.session, start, min(start + TRANSFER_TOKENS, count))
         yield state

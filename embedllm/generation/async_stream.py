@@ -14,14 +14,14 @@ from embedllm.generation.admission import Slot
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Feed, Proposer, arun
-from embedllm.generation.run_in_thread import to_its_end
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.generation.run_in_thread import await_cancellable
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-Running: TypeAlias = tuple[HeldSequence, list[Sequence[int]], Generation, Proposer | None]
+Running: TypeAlias = tuple[CachedSequence, list[Sequence[int]], Generation, Proposer | None]
 
 
 class AsyncStream:
@@ -126,7 +126,7 @@ class Feeder:
     async def feed(self, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
         """Does what the loop asks for. done: called by the worker, when the event loop may not come to it for long."""
         sequence = asked.sequence
-        assert isinstance(sequence, HeldSequence)
+        assert isinstance(sequence, CachedSequence)
         if sequence.awaited is not None and not asked.is_all:
             return (await sequence.afeed(sequence.awaited, asked.tokens),)
         return await self._feed_in_worker(sequence, asked, done)
@@ -139,7 +139,9 @@ class Feeder:
         if worker is not None:
             worker.shutdown(wait=False)
 
-    async def _feed_in_worker(self, sequence: HeldSequence, asked: Feed, done: Callable[[], None]) -> Sequence[Logits]:
+    async def _feed_in_worker(
+        self, sequence: CachedSequence, asked: Feed, done: Callable[[], None]
+    ) -> Sequence[Logits]:
         with self._lock:
             if sequence.is_ended or self._is_closed:
                 raise Interrupted
@@ -161,4 +163,4 @@ class Feeder:
             if isinstance(sequence.session, Interruptible):
                 sequence.session.interrupt()
 
-        return await to_its_end(asyncio.get_running_loop().run_in_executor(worker, feed), stop)
+        return await await_cancellable(asyncio.get_running_loop().run_in_executor(worker, feed), stop)

@@ -12,7 +12,7 @@ from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
 from embedllm.generation.beam_search import Beam, BeamSearch
 from embedllm.generation.chunk import Statistics
-from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
+from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
 from embedllm.kv_cache.transfer import exported
 from embedllm.types import Logits
 
@@ -42,7 +42,7 @@ class BeamRunner:
     def __init__(
         self,
         search: BeamSearch,
-        sequences: Sequences,
+        sequences: SequencePool,
         prompt: Sequence[int],
         cancel: Cancel,
         *,
@@ -56,7 +56,7 @@ class BeamRunner:
         self._cancel = cancel
         self._adapter = adapter
         self._held = ExitStack()
-        self._free: list[HeldSequence] = []
+        self._free: list[CachedSequence] = []
         self._cached_tokens = 0
         self._queued_s = queued_s
         self._prefill_s = 0.0
@@ -109,7 +109,7 @@ class BeamRunner:
             statistics=statistics,
         )
 
-    def _prefill(self, sequence: HeldSequence) -> Logits:
+    def _prefill(self, sequence: CachedSequence) -> Logits:
         step = self._sequences.engine.chunk
 
         def note_held(held: int) -> None:
@@ -122,7 +122,7 @@ class BeamRunner:
         logits = [self._feed(sequence, rest[at : at + step]) for at in range(0, len(rest), step)]
         return logits[-1]
 
-    def _placed(self, used: Sequence[HeldSequence]) -> list[HeldSequence]:
+    def _placed(self, used: Sequence[CachedSequence]) -> list[CachedSequence]:
         """For each beam a sequence that holds all of it but the last token.
 
         The first beam that prolongs another takes its sequence over; the others get copies, made while it still stands
@@ -138,7 +138,7 @@ class BeamRunner:
             for place, beam in enumerate(beams)
         ]
 
-    def _copy(self, parent: HeldSequence, beam: Beam) -> HeldSequence:
+    def _copy(self, parent: CachedSequence, beam: Beam) -> CachedSequence:
         copy = self._free.pop() if self._free else self._taken()
         if copy.adapter is not self._adapter:  # a new one
             copy.adapt(self._adapter)
@@ -154,12 +154,12 @@ class BeamRunner:
                 self._feed(copy, missing[at : at + step])
         return copy
 
-    def _feed(self, sequence: HeldSequence, tokens: Sequence[int]) -> Logits:
+    def _feed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Logits:
         if self._cancel.cancelled:
             raise Interrupted
         return sequence.feed(tokens)
 
-    def _taken(self, *, first: bool = False) -> HeldSequence:
+    def _taken(self, *, first: bool = False) -> CachedSequence:
         """A sequence until the end of the search; the first may have the prompt from an earlier call."""
         needed = len(self._prompt) + self._search.limit
         found = self._sequences.take(needed) if first else None

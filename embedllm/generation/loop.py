@@ -45,11 +45,11 @@ class Feed:
         return self.sequence.feed_all(self.tokens) if self.is_all else (self.sequence.feed(self.tokens),)
 
 
-Feeding: TypeAlias = "Generator[Feed, Sequence[Logits], Sequence[int]]"  # asks for feeds, at its end gives tokens
+FeedGenerator: TypeAlias = "Generator[Feed, Sequence[Logits], Sequence[int]]"  # asks for feeds, at its end gives tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """What one step of the decoding was: a feed, and what was chosen from its logits."""
 
     fed: int  # tokens: the chosen one and the proposed ones behind it
@@ -65,11 +65,11 @@ class Proposer(Protocol):
         """Takes the token that was chosen, after each choice."""
         ...
 
-    def propose(self, most: int) -> Feeding:
+    def propose(self, most: int) -> FeedGenerator:
         """Some tokens, at most so many, that may follow the last chosen one; none when guessing would not pay."""
         ...
 
-    def measure(self, step: Step) -> None:
+    def measure(self, step: DecodeStep) -> None:
         """Takes what the step cost that came of the last proposal, an empty one too."""
         ...
 
@@ -108,7 +108,7 @@ def decoding(
                 return
         _check(cancel)
         if proposer is not None and generation.statistics.tokens > chosen:  # the first token came of the prompt's feed
-            proposer.measure(Step(len(rows), chosen, feed_s, generation.spent_s - began_s))
+            proposer.measure(DecodeStep(len(rows), chosen, feed_s, generation.spent_s - began_s))
         began_s = generation.spent_s
         room = generation.limit - generation.statistics.tokens - 1  # one more is chosen than proposed
         if proposer is not None and room > 0:

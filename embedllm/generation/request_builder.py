@@ -17,7 +17,7 @@ from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
-from embedllm.text.prompt import ForTemplate, Prompt, are_messages, check_messages, token_ids
+from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, token_ids
 from embedllm.text.protocols import ModelCodec
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.formats import ToolFormat, format_of
@@ -57,12 +57,12 @@ class RequestBuilder:
         except TemplateError:
             return False
 
-    def prompt(self, messages: Sequence[Message], beside: ForTemplate) -> str:
+    def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> str:
         """See Model.prompt()."""
         template, written = self._chat_template(), self._written()
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render(shown, tools=beside.tools, documents=beside.documents, variables=beside.variables,
-                               continue_final_message=beside.continue_final_message)  # fmt: skip
+        return template.render(shown, tools=options.tools, documents=options.documents, variables=options.variables,
+                               continue_final_message=options.continue_final_message)  # fmt: skip
 
     def request(
         self,
@@ -87,7 +87,7 @@ class RequestBuilder:
     ) -> Request:
         """See Model.generate()."""
         used = None if tool_choice == "none" else tools
-        template = ForTemplate(used, variables, documents, continue_final_message)
+        template = TemplateOptions(used, variables, documents, continue_final_message)
         tokens, written = self._tokens(prompt, template)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         ends = frozenset(self._package.stop_tokens if stop_tokens is None else stop_tokens)
@@ -159,7 +159,7 @@ class RequestBuilder:
         found = {self._special_token(string) for string in strings if isinstance(string, str)}
         return {token for token in found if token is not None}
 
-    def _tokens(self, prompt: Prompt, template: ForTemplate) -> tuple[list[int], str | None]:
+    def _tokens(self, prompt: Prompt, template: TemplateOptions) -> tuple[list[int], str | None]:
         """The prompt as token ids, and what the template wrote.
 
         A template writes the special tokens itself; plain text gets the tokenizer's.
@@ -169,7 +169,7 @@ class RequestBuilder:
             messages = cast("Sequence[Message]", prompt)
             text = self.prompt(messages, template)
             return self._tokenizer.encode(text, special=False), text
-        if template != ForTemplate():
+        if template != TemplateOptions():
             raise ValueError(
                 "tools, variables, documents and continue_final_message go through the chat template; give the prompt "
                 "as messages."

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def beside(work: Callable[[Cancel], T], cancel: Cancel | None = None) -> T:
+async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = None) -> T:
     """What the work gives. When the task is cancelled, so is the work, and its end is awaited.
 
     work: is given a switch of its own to look at, which `cancel` switches too.
@@ -22,10 +22,10 @@ async def beside(work: Callable[[Cancel], T], cancel: Cancel | None = None) -> T
     import asyncio  # a third of the import time of the whole package, and only asynchronous callers need it
 
     with (cancel or Cancel()).passed_on() as own:
-        return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
+        return await await_cancellable(asyncio.get_running_loop().run_in_executor(None, work, own), own.cancel)
 
 
-async def to_its_end(working: Future[T], stop: Callable[[], object]) -> T:
+async def await_cancellable(working: Future[T], stop: Callable[[], object]) -> T:
     """What an executor's work gives; when the task is cancelled, the work is told to stop, and its end awaited.
 
     working: no task, which a closing event loop would cancel too, so that the work would go on unseen.

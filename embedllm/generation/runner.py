@@ -20,11 +20,11 @@ from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import run
 from embedllm.generation.options import Speculate
-from embedllm.generation.speculation.cost_model import Experience
-from embedllm.generation.speculation.speculator import Draft, Speculation
-from embedllm.kv_cache.context_shift import Shift
-from embedllm.kv_cache.prefix_cache import Prefixes
-from embedllm.kv_cache.sequence_pool import HeldSequence, Sequences
+from embedllm.generation.speculation.cost_model import SpeculationStatistics
+from embedllm.generation.speculation.speculator import Draft, Speculator
+from embedllm.kv_cache.context_shift import ContextShift
+from embedllm.kv_cache.prefix_cache import PrefixCache
+from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
@@ -51,7 +51,7 @@ class Request:
     reader: ReplyReader | None = None  # of this one reply, where it is more than text
     constraint: Constraint | None = None  # of this one reply
     speculate: Speculate = "auto"
-    shift: Shift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
+    shift: ContextShift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
     dropped_tokens: int = 0  # of a conversation, before this
     priority: int = 0  # lower ones are served earlier
     is_rejectable: bool = True  # by a full queue; False: part of a call that was begun
@@ -67,7 +67,7 @@ class Runner:
         text: TextCodec,
         *,
         draft: Runner | None = None,
-        prefixes: Prefixes | None = None,
+        prefix_cache: PrefixCache | None = None,
         slots: Slots | None = None,
         adapters: Adapters | None = None,
     ) -> None:
@@ -75,13 +75,13 @@ class Runner:
 
         adapters: None: the engine takes none.
         """
-        self.sequences = Sequences(engine, prefixes)
+        self.sequences = SequencePool(engine, prefix_cache)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
         self.draft = draft
         self.adapters = adapters
-        self._experience = Experience()
+        self._experience = SpeculationStatistics()
         self.parallel = best_parallel(engine)  # requests that best run at once
         self.slots = slots or Slots()
         # a device for several has them take turns by itself: a thread for each, so that no prompt keeps a step from it
@@ -118,7 +118,7 @@ class Runner:
         StopStrings(request.stop)
 
     def stream(
-        self, request: Request, cancel: Cancel, sequence: HeldSequence | None = None
+        self, request: Request, cancel: Cancel, sequence: CachedSequence | None = None
     ) -> Generator[Chunk, None, None]:
         """Runs a request on the given sequence, or on one from the pool, once it has a slot.
 
@@ -142,7 +142,7 @@ class Runner:
         self,
         request: Request,
         cancel: Cancel,
-        sequence: HeldSequence | None = None,
+        sequence: CachedSequence | None = None,
         *,
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> AsyncStream:
@@ -191,15 +191,15 @@ class Runner:
         self.sequences.close()
 
     @contextmanager
-    def drafting(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
+    def draft_sequence(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
         """Within the block, a sequence of this model guesses what another one says."""
-        with self.sequences.pooled(prompt) as used, used.interruptible(cancel):
+        with self.sequences.borrow(prompt) as used, used.interruptible(cancel):
             yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
     @contextmanager
-    def _entered(self, request: Request, sequence: HeldSequence | None) -> Iterator[Slot]:
+    def _entered(self, request: Request, sequence: CachedSequence | None) -> Iterator[Slot]:
         """Within the block a request has the given sequence, and a slot to ask for."""
-        with nullcontext() if sequence is None else self.sequences.using(sequence):
+        with nullcontext() if sequence is None else self.sequences.reserve(sequence):
             slot = Slot(self.slots, request.priority, is_rejectable=request.is_rejectable)
             try:
                 yield slot
@@ -208,11 +208,11 @@ class Runner:
 
     @contextmanager
     def _decoding(
-        self, request: Request, cancel: Cancel, sequence: HeldSequence | None, slot: Slot
+        self, request: Request, cancel: Cancel, sequence: CachedSequence | None, slot: Slot
     ) -> Iterator[Running]:
         """Within the block, a sequence is the request's: it, the pieces to feed, the rule, and what guesses."""
         with ExitStack() as held:
-            pooled = self.sequences.pooled(request.prompt, reply=request.max_tokens or 0)
+            pooled = self.sequences.borrow(request.prompt, reply=request.max_tokens or 0)
             used = sequence or held.enter_context(pooled)
             if isinstance(used.session, Prioritized):
                 used.session.priority = request.priority
@@ -222,9 +222,9 @@ class Runner:
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
                 if self.draft is not None and request.speculate != "lookup":
-                    draft = held.enter_context(self.draft.drafting(request.prompt, cancel))
+                    draft = held.enter_context(self.draft.draft_sequence(request.prompt, cancel))
                 looks_up = request.speculate != "draft"
-                proposer = Speculation(request.prompt, self._experience, draft=draft, looks_up=looks_up,
+                proposer = Speculator(request.prompt, self._experience, draft=draft, looks_up=looks_up,
                                        room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
 
@@ -240,7 +240,7 @@ class Runner:
         return not is_repeatable and self.engine.device.name in _MEASURED
 
     def _begin(
-        self, sequence: HeldSequence, request: Request, queued_s: float
+        self, sequence: CachedSequence, request: Request, queued_s: float
     ) -> tuple[list[Sequence[int]], Generation]:
         """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
         step = self.engine.chunk

@@ -10,7 +10,7 @@ from collections.abc import Callable
 _log = logging.getLogger("embedllm")
 
 
-class Background:
+class BackgroundWriter:
     """Does jobs one after another. The process ends after the last of them."""
 
     def __init__(self) -> None:

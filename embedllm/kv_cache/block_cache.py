@@ -38,33 +38,33 @@ def state_bytes(state: KeyValues) -> int:
     return sum(keys.nbytes + values.nbytes for keys, values in state)
 
 
-def part(state: KeyValues, start: int, stop: int) -> KeyValues:
+def slice_state(state: KeyValues, start: int, stop: int) -> KeyValues:
     """The tokens from `start` to before `stop` of a state, without a copy."""
     return [(key[:, start:stop], value[:, start:stop]) for key, value in state]
 
 
-def key_after(parent: bytes, tokens: Sequence[int]) -> bytes:
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a whole block."""
     return sha256(parent + array("i", tokens).tobytes()).digest()
 
 
-def keys_of(tokens: Sequence[int], root: bytes) -> list[bytes]:
+def block_keys(tokens: Sequence[int], root: bytes) -> list[bytes]:
     """Of every block: the key before it, then the key of the last whole one.
 
     root: what the KV is of; nothing under one root is found under another.
     """
     keys = [root]
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        keys.append(key_after(keys[-1], tokens[start : start + BLOCK]))
+        keys.append(block_key(keys[-1], tokens[start : start + BLOCK]))
     return keys
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their start."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-class PrefixCache:
+class BlockCache:
     """Blocks in memory, within a budget in bytes. For one thread at a time."""
 
     def __init__(self, budget_bytes: int) -> None:
@@ -79,7 +79,7 @@ class PrefixCache:
     def find(self, parent: bytes, tokens: Sequence[int]) -> tuple[Block, int] | None:
         """The block that has most in common with the tokens after that key, and how many tokens that is."""
         tokens = tokens[:BLOCK]
-        found = [(block, common(block.tokens, tokens)) for block in self._after.get(parent, ())]
+        found = [(block, common_prefix(block.tokens, tokens)) for block in self._after.get(parent, ())]
         best = max(found, key=lambda pair: pair[1], default=None)
         return best if best and best[1] else None
 

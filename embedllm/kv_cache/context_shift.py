@@ -21,7 +21,7 @@ _STEPS = 4  # each moves all that stays, so that few of them are better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
+class ContextShift:
     """What is dropped of a sequence when it is full."""
 
     keep: int  # tokens at its beginning that stay
@@ -33,12 +33,12 @@ class Shift:
         """How many tokens go at once."""
         return max(1, (self.context - self.keep) // _STEPS)
 
-    def excess(self, held: int, count: int) -> int:
+    def tokens_to_drop(self, held: int, count: int) -> int:
         """How many tokens have to go before so many more come; 0 as long as they fit."""
         over = held + count - self.context
         return 0 if over <= 0 else min(-(-over // self.step) * self.step, held - self.keep)
 
-    def moved(self, state: KeyValues, start: int, *, by: int) -> KeyValues:
+    def shifted(self, state: KeyValues, start: int, *, by: int) -> KeyValues:
         """The KV of the tokens from `start` on, for positions that are smaller by `by`."""
         from embedllm.package.rope import moved_keys  # numpy
 

@@ -25,7 +25,7 @@ _LEFT_BEHIND_S = 3600.0  # a file that has been written for so long was left by 
 _log = logging.getLogger("embedllm")
 
 
-class CacheFolder:
+class DiskStore:
     """The files of one folder, of any model and device; a key is of one of each.
 
     A file is written under another name, put on disk and then renamed; after that it never changes. Whoever trims the

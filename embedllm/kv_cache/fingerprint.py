@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from embedllm.package.package import Package
 
 
-def model_kind(package: Package, device: Device, settings: str = "") -> dict[str, str]:
+def model_fingerprint(package: Package, device: Device, settings: str = "") -> dict[str, str]:
     """Of everything that a loaded model computes.
 
     settings: what else the numbers depend on, such as the choices for a runtime.
@@ -36,12 +36,12 @@ def kv_type(session: MovesState) -> str:
     return "; ".join(f"{key.dtype} {key.shape[0]}x{key.shape[-1]}" for key, _ in exported(session, 0, 0))
 
 
-def kind_of(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:
+def kv_fingerprint(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:
     """Of the KV of one session, for comparison and as JSON. adapter: that it was computed with."""
     kind = {**model, "kv": kv_type(session)}
     return kind if adapter is None else {**kind, "adapter": adapter.sha256}
 
 
-def root_of(kind: Mapping[str, str]) -> bytes:
+def root_key(kind: Mapping[str, str]) -> bytes:
     """The key before every token: what is of another kind has no key in common."""
     return sha256(json.dumps(kind, sort_keys=True).encode()).digest()

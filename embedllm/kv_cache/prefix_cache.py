@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import Interrupted, MovesState, Session
-from embedllm.kv_cache.block_cache import BLOCK, Block, PrefixCache, common, keys_of, part
-from embedllm.kv_cache.fingerprint import kind_of, root_of
-from embedllm.kv_cache.transfer import exported, exported_parts
+from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys, common_prefix, slice_state
+from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
+from embedllm.kv_cache.transfer import export_spans, exported
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
-GROUP = 8 * BLOCK  # tokens moved at once: some sessions copy all that they hold for it, and the host holds a copy
-LEAST = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
+TRANSFER_TOKENS = (
+    8 * BLOCK
+)  # tokens moved at once: some sessions copy all that they hold for it, and the host holds a copy
+MIN_TOKENS = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
 
 
-class Holder(Protocol):
+class PeerSequence(Protocol):
     """A sequence that may run meanwhile."""
 
     session: Session
@@ -37,12 +39,12 @@ class Holder(Protocol):
     lock: threading.Lock  # held by whoever uses the session
 
     @property
-    def plain_tokens(self) -> list[int]:
+    def reusable_tokens(self) -> list[int]:
         """The tokens that it holds, as far as their KV is what they alone give."""
         ...
 
 
-class Folder(Protocol):
+class BlockStore(Protocol):
     """Blocks on disk."""
 
     def has(self, key: bytes) -> bool: ...
@@ -63,7 +65,7 @@ class Folder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CachedSpan:
     """Where the KV of some tokens of a prompt can be had."""
 
     start: int
@@ -71,26 +73,26 @@ class Source:
     read: Callable[[], KeyValues | None]  # None when it is gone meanwhile
 
 
-class Prefixes:
+class PrefixCache:
     """The prefix cache of a model. May be used from several threads."""
 
     def __init__(
-        self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: Folder | None = None
+        self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: BlockStore | None = None
     ) -> None:
         """model: what the KV is of, see state_kind.py; needed with a folder."""
         self.folder = folder
         self._model = dict(model or {})
         self._root = b""
         self._about: dict[str, str] = {}
-        self._memory = PrefixCache(budget_bytes)
+        self._memory = BlockCache(budget_bytes)
         self._held_bytes = 0  # of a token; 0: not known yet
         self._lock = threading.Lock()  # of the memory; nothing else is locked within
 
-    def settle(self, session: Session) -> None:
+    def bind_session(self, session: Session) -> None:
         """To be told of the first session: what is on disk is of its kind of KV."""
         if self.folder is not None and not self._root and isinstance(session, MovesState):
-            kind = kind_of(self._model, session)
-            self._about, self._root = {"kind": json.dumps(kind)}, root_of(kind)
+            kind = kv_fingerprint(self._model, session)
+            self._about, self._root = {"kind": json.dumps(kind)}, root_key(kind)
 
     @property
     def bytes(self) -> int:
@@ -98,18 +100,18 @@ class Prefixes:
         return self._memory.bytes
 
     def sources(
-        self, prompt: Sequence[int], start: int, peers: Iterable[Holder], adapter: Adapter | None = None
-    ) -> list[Source]:
+        self, prompt: Sequence[int], start: int, peers: Iterable[PeerSequence], adapter: Adapter | None = None
+    ) -> list[CachedSpan]:
         """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move.
 
         adapter: that it was computed with.
         """
         limit = len(prompt) - 1  # the last one is fed, for its logits
-        if limit - start < LEAST:
+        if limit - start < MIN_TOKENS:
             return []
-        keys = keys_of(prompt, self._root_of(adapter))
+        keys = block_keys(prompt, self._root_of(adapter))
         peer, shared = _longest(prompt, (peer for peer in peers if is_same(peer.adapter, adapter)))
-        sources: list[Source] = []
+        sources: list[CachedSpan] = []
         used: list[Block] = []
         at = start
         while at < limit:
@@ -123,18 +125,22 @@ class Prefixes:
             at = source.stop
         with self._lock:
             self._memory.touch(used)
-        return sources if at - start >= LEAST else []
+        return sources if at - start >= MIN_TOKENS else []
 
-    def keep(self, holder: Holder, start: int) -> None:
+    def keep(self, holder: PeerSequence, start: int) -> None:
         """Copies into memory what a sequence holds from a token on; called with its lock, before that is lost."""
-        tokens = holder.plain_tokens
-        if len(tokens) - start < LEAST or not self._memory.budget_bytes or not isinstance(holder.session, MovesState):
+        tokens = holder.reusable_tokens
+        if (
+            len(tokens) - start < MIN_TOKENS
+            or not self._memory.budget_bytes
+            or not isinstance(holder.session, MovesState)
+        ):
             return
-        keys = keys_of(tokens, self._root_of(holder.adapter))
+        keys = block_keys(tokens, self._root_of(holder.adapter))
         size = self._token_bytes(holder.session)
         left = self._memory.budget_bytes // size  # tokens
         kept: list[Block] = []
-        for group in _runs(self._missing(tokens, start, keys), GROUP // BLOCK):
+        for group in _runs(self._missing(tokens, start, keys), TRANSFER_TOKENS // BLOCK):
             spans = [(at * BLOCK, min((at + 1) * BLOCK, len(tokens))) for at in group]
             spans = [span for span in spans if span[1] - spans[0][0] <= left]  # what comes first is worth most
             if not spans:
@@ -143,7 +149,7 @@ class Prefixes:
             left -= count
             with self._lock:
                 self._memory.make_room(count * size)  # before the copy, which gets their memory then
-            states = exported_parts(holder.session, spans)
+            states = export_spans(holder.session, spans)
             blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
                       for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
             with self._lock:
@@ -153,7 +159,7 @@ class Prefixes:
         with self._lock:
             self._memory.touch(kept)
 
-    def store(self, holder: Holder, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
+    def store(self, holder: PeerSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
         """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory.
 
         adapter: that they were computed with; by now the sequence may have another.
@@ -161,14 +167,14 @@ class Prefixes:
         folder = self.folder
         if folder is None:
             return
-        keys = keys_of(prompt, self._root_of(adapter))
+        keys = block_keys(prompt, self._root_of(adapter))
         missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
-        for group in _runs(missing, GROUP // BLOCK):
+        for group in _runs(missing, TRANSFER_TOKENS // BLOCK):
             state = _exported(holder, prompt, group[0] * BLOCK, (group[-1] + 1) * BLOCK, adapter)
             for at in group:
                 offset = (at - group[0]) * BLOCK
                 tokens = prompt[at * BLOCK : (at + 1) * BLOCK]
-                block = part(state, offset, offset + BLOCK) if state else self._whole(keys[at], tokens)
+                block = slice_state(state, offset, offset + BLOCK) if state else self._whole(keys[at], tokens)
                 if block is not None:
                     folder.write(keys[at + 1], tokens, block, self._about)
         folder.used(keys[1:])
@@ -206,7 +212,7 @@ class Prefixes:
             found = self._memory.find(parent, tokens)
         return found[0].state if found is not None and found[1] == BLOCK else None
 
-    def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> Source | None:
+    def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> CachedSpan | None:
         first = at - at % BLOCK
         with self._lock:
             found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
@@ -217,9 +223,9 @@ class Prefixes:
         if stop <= at:
             return None
         used.append(block)
-        return Source(start=at, stop=stop, read=lambda: part(block.state, at - first, stop - first))
+        return CachedSpan(start=at, stop=stop, read=lambda: slice_state(block.state, at - first, stop - first))
 
-    def _on_disk(self, prompt: Sequence[int], at: int, keys: Sequence[bytes]) -> Source | None:
+    def _on_disk(self, prompt: Sequence[int], at: int, keys: Sequence[bytes]) -> CachedSpan | None:
         index = at // BLOCK
         folder = self.folder
         if folder is None or index + 1 >= len(keys) or not folder.has(keys[index + 1]):
@@ -229,12 +235,12 @@ class Prefixes:
 
         def read() -> KeyValues | None:
             state = folder.read(keys[index + 1], prompt[first : first + BLOCK])
-            return None if state is None else part(state, at - first, stop - first)
+            return None if state is None else slice_state(state, at - first, stop - first)
 
-        return Source(start=at, stop=stop, read=read)
+        return CachedSpan(start=at, stop=stop, read=read)
 
 
-def joined_states(sources: Sequence[Source]) -> Iterator[KeyValues]:
+def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
     """The KV of sources in a row, in pieces of a size that is good to move; ends at the first that is gone."""
     from embedllm.backends.sessions.kv_concat import joined
 
@@ -246,35 +252,39 @@ def joined_states(sources: Sequence[Source]) -> Iterator[KeyValues]:
             break
         states.append(state)
         count += source.stop - source.start
-        if count >= GROUP:
+        if count >= TRANSFER_TOKENS:
             yield joined(states)
             states, count = [], 0
     if states:
         yield joined(states)
 
 
-def _longest(prompt: Sequence[int], peers: Iterable[Holder]) -> tuple[Holder | None, int]:
+def _longest(prompt: Sequence[int], peers: Iterable[PeerSequence]) -> tuple[PeerSequence | None, int]:
     """The sequence that can give most of a prompt, and how many tokens that is."""
     movable = (peer for peer in peers if isinstance(peer.session, MovesState))
     return max(
-        ((peer, common(peer.plain_tokens, prompt)) for peer in movable), key=lambda one: one[1], default=(None, 0)
+        ((peer, common_prefix(peer.reusable_tokens, prompt)) for peer in movable),
+        key=lambda one: one[1],
+        default=(None, 0),
     )
 
 
-def _in_sequence(peer: Holder, prompt: Sequence[int], at: int, shared: int, adapter: Adapter | None) -> Source:
-    stop = min(at + GROUP, shared, len(prompt) - 1)
-    return Source(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop, adapter))
+def _in_sequence(
+    peer: PeerSequence, prompt: Sequence[int], at: int, shared: int, adapter: Adapter | None
+) -> CachedSpan:
+    stop = min(at + TRANSFER_TOKENS, shared, len(prompt) - 1)
+    return CachedSpan(start=at, stop=stop, read=lambda: _exported(peer, prompt, at, stop, adapter))
 
 
 def _exported(
-    holder: Holder, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
+    holder: PeerSequence, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
 ) -> KeyValues | None:
     """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
     with holder.lock:
         session = holder.session
         if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
             return None
-        if list(prompt[:stop]) != holder.plain_tokens[:stop]:
+        if list(prompt[:stop]) != holder.reusable_tokens[:stop]:
             return None
         try:
             return exported(session, start, stop)
@@ -294,11 +304,13 @@ def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:
         yield run
 
 
-PREFIX_CACHE = 256 << 20  # bytes
+PREFIX_CACHE_BYTES = 256 << 20  # bytes
 CACHE_DIR_BYTES = 4 << 30  # bytes
 
 
-def cache_folder(cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int, budget_bytes: int) -> Folder | None:
+def open_disk_store(
+    cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int, budget_bytes: int
+) -> BlockStore | None:
     """The folder on disk, if there shall be one.
 
     Raises ValueError for sizes that make no sense, EmbedError when the folder cannot be made.
@@ -308,6 +320,6 @@ def cache_folder(cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int,
             raise ValueError(f"{name} is {size!r}; expected bytes, 0 or more.")
     if cache_dir is None:
         return None
-    from embedllm.kv_cache.disk_store import CacheFolder
+    from embedllm.kv_cache.disk_store import DiskStore
 
-    return CacheFolder(Path(cache_dir).expanduser(), budget_bytes=budget_bytes)
+    return DiskStore(Path(cache_dir).expanduser(), budget_bytes=budget_bytes)

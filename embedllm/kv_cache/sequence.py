@@ -19,14 +19,14 @@ from embedllm.backends.base import (
     TakesAdapters,
 )
 from embedllm.cancel import Cancel
-from embedllm.kv_cache.block_cache import common
-from embedllm.kv_cache.prefix_cache import Source, joined_states
+from embedllm.kv_cache.block_cache import common_prefix
+from embedllm.kv_cache.prefix_cache import CachedSpan, read_spans
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
-    from embedllm.kv_cache.context_shift import Shift
+    from embedllm.kv_cache.context_shift import ContextShift
 
 
 _AGAIN = 512  # tokens fed at once that were held before
@@ -36,7 +36,7 @@ def ignore(count: int) -> None:
     """Takes a number that nobody wants to know."""
 
 
-class HeldSequence:
+class CachedSequence:
     """A session and the tokens that it holds."""
 
     def __init__(self, session: Session) -> None:
@@ -49,12 +49,12 @@ class HeldSequence:
         self.is_running = False  # a request has it; closed by nobody else then
         self.is_ended = False  # by the end of the model
         self.before_feed: Callable[[], None] | None = None  # of a request's first feed; may take its time
-        self.shift: Shift | None = None  # of the request that runs: what is dropped when the session is full
+        self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # told how many tokens that were
         self._shifted_from: int | None = None  # tokens from here on have seen others that are gone
 
     @property
-    def plain_tokens(self) -> list[int]:
+    def reusable_tokens(self) -> list[int]:
         """The tokens whose KV is what they alone give, which others may use."""
         plain = self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
         return plain[: self.session.whole()] if isinstance(self.session, Forgets) else plain
@@ -69,7 +69,7 @@ class HeldSequence:
 
     def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
         """As feed, in a session that FeedsAll; the logits after each token."""
-        from embedllm.sampling.numpy_logits import Row  # numpy
+        from embedllm.sampling.numpy_logits import NumpyLogits  # numpy
 
         with self.lock:
             if self.is_ended:
@@ -78,14 +78,14 @@ class HeldSequence:
             assert isinstance(self.session, FeedsAll)
             rows = self.session.feed_all(tokens)
             self.tokens += tokens
-        return [Row(row) for row in rows]  # views
+        return [NumpyLogits(row) for row in rows]  # views
 
     def keep(self, prompt: Sequence[int]) -> int:
         """Forgets all that a prompt does not begin with; how many of its tokens are held then.
 
         The last one is always fed again, for its logits.
         """
-        held = self.back(min(common(self.tokens, prompt), len(prompt) - 1))
+        held = self.back(min(common_prefix(self.tokens, prompt), len(prompt) - 1))
         with self.lock:
             self.forget_from(held)
         return held
@@ -118,7 +118,7 @@ class HeldSequence:
 
     def shares(self, tokens: Sequence[int], adapter: Adapter | None) -> int:
         """How many of these tokens others may have of it, computed with that adapter."""
-        return common(self.plain_tokens, tokens) if is_same(self.adapter, adapter) else 0
+        return common_prefix(self.reusable_tokens, tokens) if is_same(self.adapter, adapter) else 0
 
     def adapt(self, adapter: Adapter | None) -> None:
         """Forgets everything, to go on with another adapter."""
@@ -156,13 +156,13 @@ class HeldSequence:
             self.session.close()
             self.tokens.clear()
 
-    def restore(self, sources: Sequence[Source], step: int) -> int:
+    def restore(self, sources: Sequence[CachedSpan], step: int) -> int:
         """Takes the KV of more of the prompt; what cannot be had after all is computed, `step` tokens at once.
 
         Gives how many tokens of the prompt are held without having been computed.
         """
         prompt, stop = self.prompt, sources[-1].stop
-        for state in joined_states(sources):
+        for state in read_spans(sources):
             self.append(prompt, state)
         held = len(self.tokens)
         while len(self.tokens) < stop:
@@ -196,12 +196,12 @@ class HeldSequence:
     def _make_room(self, count: int) -> None:
         """Drops what the shift says when that many more tokens do not fit; with the lock."""
         shift, held = self.shift, len(self.tokens)
-        if shift is None or not (dropped := shift.excess(held, count)):
+        if shift is None or not (dropped := shift.tokens_to_drop(held, count)):
             return
         session, start = self.session, shift.keep + dropped
         assert isinstance(session, MovesState)  # or there was no shift
         rest = self.tokens[start:]
-        state = shift.moved(session.export_state(start, held), start, by=dropped)
+        state = shift.shifted(session.export_state(start, held), start, by=dropped)
         self.forget_from(shift.keep)
         if rest:
             session.import_state(state)

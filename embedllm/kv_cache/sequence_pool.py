@@ -10,28 +10,28 @@ from weakref import WeakSet
 
 from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
-from embedllm.kv_cache.background_writer import Background
-from embedllm.kv_cache.block_cache import common
-from embedllm.kv_cache.prefix_cache import Prefixes, Source
-from embedllm.kv_cache.sequence import HeldSequence, ignore
+from embedllm.kv_cache.background_writer import BackgroundWriter
+from embedllm.kv_cache.block_cache import common_prefix
+from embedllm.kv_cache.prefix_cache import CachedSpan, PrefixCache
+from embedllm.kv_cache.sequence import CachedSequence, ignore
 
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 
-class Sequences:
+class SequencePool:
     """The sequences of an engine. One that a request is done with waits for the next, which often begins the same.
 
     May be used from several threads.
     """
 
-    def __init__(self, engine: Engine, prefixes: Prefixes | None = None) -> None:
-        self.prefixes = prefixes  # None: no sequence has anything of another
+    def __init__(self, engine: Engine, prefix_cache: PrefixCache | None = None) -> None:
+        self.prefix_cache = prefix_cache  # None: no sequence has anything of another
         self._engine: Engine | None = engine
-        self._idle: list[HeldSequence] = []
-        self._all: WeakSet[HeldSequence] = WeakSet()
+        self._idle: list[CachedSequence] = []
+        self._all: WeakSet[CachedSequence] = WeakSet()
         self._lock = threading.RLock()  # a stream that was left may be collected in the thread that has it
-        self._writing = Background()
-        watch_collecting()
+        self._writing = BackgroundWriter()
+        watch_garbage_collector()
 
     @property
     def engine(self) -> Engine:
@@ -44,18 +44,18 @@ class Sequences:
     def is_closed(self) -> bool:
         return self._engine is None
 
-    def new(self, capacity: int = 0, *, is_running: bool = False) -> HeldSequence:
-        sequence = HeldSequence(self.engine.open(capacity))
+    def new(self, capacity: int = 0, *, is_running: bool = False) -> CachedSequence:
+        sequence = CachedSequence(self.engine.open(capacity))
         sequence.is_running = is_running
-        if self.prefixes is not None:
-            self.prefixes.settle(sequence.session)
+        if self.prefix_cache is not None:
+            self.prefix_cache.bind_session(sequence.session)
         sequence.set_keeps_all(self._keeps_all)
         with self._lock:
             self._all.add(sequence)
         return sequence
 
     @contextmanager
-    def using(self, sequence: HeldSequence) -> Iterator[None]:
+    def reserve(self, sequence: CachedSequence) -> Iterator[None]:
         """Within the block a conversation's sequence is the caller's. Raises ValueError when a request has it."""
         with self._lock:
             if sequence.is_running:
@@ -67,7 +67,7 @@ class Sequences:
             self.give_back(sequence, to_pool=False)
 
     @contextmanager
-    def pooled(self, prompt: Sequence[int], *, reply: int = 0) -> Iterator[HeldSequence]:
+    def borrow(self, prompt: Sequence[int], *, reply: int = 0) -> Iterator[CachedSequence]:
         """Within the block, the idle sequence or a new one is the caller's. reply: tokens that follow the prompt."""
         used = self.take(len(prompt) + reply) or self.new(len(prompt), is_running=True)
         try:
@@ -75,9 +75,9 @@ class Sequences:
         finally:
             self.give_back(used, to_pool=True)
 
-    def take(self, needed: int) -> HeldSequence | None:
+    def take(self, needed: int) -> CachedSequence | None:
         """The idle sequence, running; None when there is none that suits. needed: tokens."""
-        surplus: HeldSequence | None = None
+        surplus: CachedSequence | None = None
         with self._lock:
             used = self._idle.pop() if self._idle else None
             if used is not None and used.session.capacity > max(_LARGE, 4 * needed):
@@ -90,7 +90,7 @@ class Sequences:
 
     def begin(
         self,
-        sequence: HeldSequence,
+        sequence: CachedSequence,
         prompt: Sequence[int],
         *,
         step: int,
@@ -102,12 +102,12 @@ class Sequences:
         step: tokens computed at once if something is gone by then. note_held: told how many were had in that case.
         The last token is always fed, for its logits. adapter: that they are computed with.
         """
-        own = common(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
+        own = common_prefix(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
         shared = sequence.back(min(own, len(prompt) - 1))
-        sources: list[Source] = []
+        sources: list[CachedSpan] = []
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
-        if self.prefixes is not None and fits and isinstance(sequence.session, MovesState):
-            sources = self.prefixes.sources(prompt, shared, self._others(sequence), adapter)
+        if self.prefix_cache is not None and fits and isinstance(sequence.session, MovesState):
+            sources = self.prefix_cache.sources(prompt, shared, self._others(sequence), adapter)
         planned = sources[-1].stop if sources else shared
         sequence.prompt = prompt
         if planned == len(sequence.tokens) and not sources and is_same(sequence.adapter, adapter):
@@ -124,7 +124,7 @@ class Sequences:
         sequence.before_feed = make_ready
         return planned
 
-    def give_back(self, sequence: HeldSequence, *, to_pool: bool) -> None:
+    def give_back(self, sequence: CachedSequence, *, to_pool: bool) -> None:
         """Keeps one sequence for the next call, whose prompt often begins as the last one did."""
         prompt, sequence.prompt, sequence.before_feed = sequence.prompt, (), None
         sequence.shift, sequence.note_dropped = None, ignore
@@ -135,14 +135,20 @@ class Sequences:
             is_kept = self._engine is not None and not (to_pool and self._idle)
             if is_kept and to_pool:
                 self._idle.append(sequence)
-            if (prefixes := self.prefixes) is not None and prefixes.folder is not None and self._engine is not None:
-                self._writing.add(lambda: prefixes.store(sequence, prompt, adapter))
-        if not is_kept and is_collecting():  # this thread may have what drop() waits for, or lead a run of others
+            if (
+                (prefix_cache := self.prefix_cache) is not None
+                and prefix_cache.folder is not None
+                and self._engine is not None
+            ):
+                self._writing.add(lambda: prefix_cache.store(sequence, prompt, adapter))
+        if (
+            not is_kept and is_garbage_collecting()
+        ):  # this thread may have what drop() waits for, or lead a run of others
             self._writing.add(lambda: self.drop(sequence))
         elif not is_kept:
             self.drop(sequence)
 
-    def drop(self, sequence: HeldSequence) -> None:
+    def drop(self, sequence: CachedSequence) -> None:
         """Frees a sequence; what only it holds goes into the prefix cache."""
         if self._engine is not None:
             self._cut(sequence, 0)
@@ -156,8 +162,8 @@ class Sequences:
             self._idle.clear()
         for sequence in idle:
             sequence.close()
-        if self.prefixes is not None:
-            self.prefixes.clear()
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
 
     def close(self) -> None:
         """Frees the engine and every sequence that waits, whoever keeps it.
@@ -174,43 +180,43 @@ class Sequences:
         self._writing.wait()
         for sequence in waiting:
             sequence.close()
-        if self.prefixes is not None:
-            self.prefixes.clear()
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
         if engine is not None:
             engine.close()
 
     @property
     def _keeps_all(self) -> bool:
         """Whether sequences keep what no window sees any more: blocks on disk have all of it."""
-        return self.prefixes is not None and self.prefixes.folder is not None
+        return self.prefix_cache is not None and self.prefix_cache.folder is not None
 
-    def _others(self, sequence: HeldSequence) -> list[HeldSequence]:
+    def _others(self, sequence: CachedSequence) -> list[CachedSequence]:
         with self._lock:
             return [other for other in self._all if other is not sequence and not other.is_ended]
 
-    def _cut(self, sequence: HeldSequence, position: int) -> None:
+    def _cut(self, sequence: CachedSequence, position: int) -> None:
         """Rewinds; what no other sequence holds goes into the prefix cache."""
         others = self._others(sequence)
         with sequence.lock:
-            if self.prefixes is not None:
+            if self.prefix_cache is not None:
                 held = max((other.shares(sequence.tokens, sequence.adapter) for other in others), default=0)
-                self.prefixes.keep(sequence, max(position, held))
+                self.prefix_cache.keep(sequence, max(position, held))
             sequence.forget_from(position)
 
 
 _local = threading.local()
 
 
-def watch_collecting() -> None:
-    """To be called before is_collecting()."""
+def watch_garbage_collector() -> None:
+    """To be called before is_garbage_collecting()."""
     if _note not in gc.callbacks:
         gc.callbacks.append(_note)
 
 
-def is_collecting() -> bool:
+def is_garbage_collecting() -> bool:
     """Whether the caller is the end of something that is being collected."""
-    return getattr(_local, "is_collecting", False)
+    return getattr(_local, "is_garbage_collecting", False)
 
 
 def _note(phase: str, info: dict[str, int]) -> None:
-    _local.is_collecting = phase == "start"
+    _local.is_garbage_collecting = phase == "start"

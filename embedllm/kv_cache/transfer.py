@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def exported(session: MovesState, start: int, stop: int) -> KeyValues:
     """A copy of the KV of the tokens from `start` to before `stop`, stored as the session stores it where it can."""
-    return exported_parts(session, [(start, stop)])[0]
+    return export_spans(session, [(start, stop)])[0]
 
 
-def exported_parts(session: MovesState, spans: Sequence[Span]) -> list[KeyValues]:
+def export_spans(session: MovesState, spans: Sequence[Span]) -> list[KeyValues]:
     """As `exported`, of spans in order, at least one; none of them keeps the memory of another."""
     if isinstance(session, MovesStored):
         return session.export_stored(spans)

@@ -12,8 +12,8 @@ from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.generation.admission import check_concurrency, make_slots
 from embedllm.generation.defaults import read_defaults
-from embedllm.kv_cache.fingerprint import model_kind
-from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE, Prefixes, cache_folder
+from embedllm.kv_cache.fingerprint import model_fingerprint
+from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
 from embedllm.loading.device_search import open_first
 from embedllm.loading.draft import check_draft
 from embedllm.loading.resolve import find_package
@@ -45,7 +45,7 @@ def load(
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-    prefix_cache: int = PREFIX_CACHE,
+    prefix_cache: int = PREFIX_CACHE_BYTES,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,
@@ -140,7 +140,7 @@ def load(
     found_here = registry.DeviceCatalog(package, exact=exact, kv=kv, adapts=adapts)
     first = measured.fastest or (package.external.prefers if package.external is not None else "")
     search = select.DeviceSearch(found_here.lookup, wish, fastest=first)
-    folder = cache_folder(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
+    folder = open_disk_store(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
     turns = package.is_rotated
@@ -166,12 +166,13 @@ def load(
         raise
     floats = " floats" if runtime(engine.device).floats else ""
     settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}{floats}"
-    prefixes = None
+    shared_kv = None
     if prefix_cache or folder is not None:
-        prefixes = Prefixes(prefix_cache, model=model_kind(package, engine.device, settings), folder=folder)
+        shared_kv = PrefixCache(prefix_cache, model=model_fingerprint(package, engine.device, settings), folder=folder)
     return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
-                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory, prefixes=prefixes,
-                 settings=settings, slots=make_slots(memory, engine, max_sequences, max_waiting),
+                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory,
+                 prefix_cache=shared_kv, settings=settings,
+                 slots=make_slots(memory, engine, max_sequences, max_waiting),
                  adapters=None if found is None else Adapters(found),
                  tuned=measured.told(engine.device.name, is_overruled=threads != 0))  # fmt: skip
 
@@ -187,7 +188,7 @@ async def aload(
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-    prefix_cache: int = PREFIX_CACHE,
+    prefix_cache: int = PREFIX_CACHE_BYTES,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from embedllm.sampling.options import Sampling
 
 
-class Forbidden:
+class BannedTokens:
     """What one sequence may not go on with.
 
     stop_tokens: not before the reply has min_tokens. bad_words have to be token ids. What is not in the vocabulary

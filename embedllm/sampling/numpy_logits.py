@@ -41,7 +41,7 @@ class _Softmax:
     cumulative: NDArray[np.float64]  # after each block of _BLOCK tokens; the last is the sum
 
 
-class Row:
+class NumpyLogits:
     """The `Logits` of one float32 array [V].
 
     The array is viewed, not copied, and must stay as it is while the row is in use: the last softmax is kept, since
@@ -76,7 +76,7 @@ class Row:
         biases: Sequence[float],
         divisors: Sequence[float],
         subtracted: Sequence[float],
-    ) -> Row:
+    ) -> NumpyLogits:
         """A copy in which these tokens have changed logits; see Logits. Arrays are read without a loop in Python."""
         places = np.asarray(tokens, dtype=np.int64)
         divisor = np.asarray(divisors, dtype=np.float32)
@@ -88,16 +88,16 @@ class Row:
         changed -= np.asarray(subtracted, dtype=np.float32)
         row = self._row.copy()
         row[places] = changed
-        return Row(row)
+        return NumpyLogits(row)
 
-    def masked(self, bits: TokenBits) -> Row:
+    def masked(self, bits: TokenBits) -> NumpyLogits:
         """A copy in which the tokens without a bit have -inf; see Logits. Raises TypeError when `bits` is no buffer."""
         octets = np.frombuffer(memoryview(bits).cast("B"), dtype=np.uint8)  # pyright: ignore[reportArgumentType]  # see Raises
         count = min(self.size, octets.size * 8)
         allowed = np.unpackbits(octets, bitorder="little", count=count).view(np.bool_)
         row = np.full(self.size, -np.inf, dtype=np.float32)
         np.copyto(row[:count], self._row[:count], where=allowed)
-        return Row(row)
+        return NumpyLogits(row)
 
     def top(self, count: int) -> Candidates:
         """The `count` highest logits, exactly; all V when count is larger. Raises ValueError when it is below 1."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from embedllm.sampling.bans import Forbidden
+from embedllm.sampling.bans import BannedTokens
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.custom_processors import Processors
 from embedllm.sampling.dry import Dry
@@ -88,7 +88,7 @@ class Sampler:
         }
         self._changes = [made[step]() for step in sampling.order if step in made and _IS_ON[step](sampling)]
         if min_tokens or sampling.no_repeat_ngram or sampling.bad_words:
-            self._changes.append(Forbidden(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
+            self._changes.append(BannedTokens(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
 
     def pick(self, logits: Logits) -> Picked:
         """The next token.

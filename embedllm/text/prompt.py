@@ -19,7 +19,7 @@ Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Messag
 
 
 @dataclass(frozen=True, slots=True)
-class ForTemplate:
+class TemplateOptions:
     """What goes to the chat template beside the messages."""
 
     tools: Sequence[Tool] | None = None

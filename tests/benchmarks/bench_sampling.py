@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 
@@ -78,7 +78,7 @@ def microseconds(sampling: Sampling, logits: F32, count: int) -> float:
         sampler.note(token)
     times: list[float] = []
     for _ in range(STEPS):
-        row = Row(logits)
+        row = NumpyLogits(logits)
         start = time.perf_counter()
         sampler.note(sampler.pick(row).token)
         times.append(time.perf_counter() - start)

@@ -26,7 +26,7 @@ import numpy as np
 
 import embedllm
 from embedllm import Model
-from embedllm.kv_cache.context_shift import Shift
+from embedllm.kv_cache.context_shift import ContextShift
 from embedllm.package.architecture import LinearScaling
 from embedllm.types import Logits
 
@@ -37,7 +37,9 @@ def log_softmax(logits: Logits) -> np.ndarray:
     return row - np.log(np.exp(row).sum())
 
 
-def compare(llm: Model, tokens: list[int], shift: Shift, options: argparse.Namespace) -> list[tuple[float, bool]]:
+def compare(
+    llm: Model, tokens: list[int], shift: ContextShift, options: argparse.Namespace
+) -> list[tuple[float, bool]]:
     """KL and whether the best token is the same, at each point."""
     found: list[tuple[float, bool]] = []
     sequence = llm.runner.sequences.new()
@@ -56,7 +58,7 @@ def compare(llm: Model, tokens: list[int], shift: Shift, options: argparse.Names
     return found
 
 
-def clock(llm: Model, tokens: list[int], shift: Shift, options: argparse.Namespace) -> tuple[float, float]:
+def clock(llm: Model, tokens: list[int], shift: ContextShift, options: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a shift, and of computing again what is left."""
     sequence, fresh = llm.runner.sequences.new(), llm.runner.sequences.new()
     sequence.feed(tokens[: options.window])
@@ -87,9 +89,9 @@ def main() -> None:
     ropes = llm.package.decoder.layer_ropes
     still = tuple(rope and replace(rope, scaling=LinearScaling(factor=1e30)) for rope in ropes)
     rules = {
-        "shift": Shift(keep=4, context=options.window, ropes=ropes),
-        "no sink": Shift(keep=0, context=options.window, ropes=ropes),
-        "unturned": Shift(keep=4, context=options.window, ropes=still),
+        "shift": ContextShift(keep=4, context=options.window, ropes=ropes),
+        "no sink": ContextShift(keep=0, context=options.window, ropes=ropes),
+        "unturned": ContextShift(keep=4, context=options.window, ropes=still),
     }
     texts = (json.loads(line)["text"] for line in options.text.read_text(encoding="utf-8").splitlines())
     encoded = (llm.tokenizer.encode(text, special=True)[: options.window + options.more] for text in texts)

@@ -25,7 +25,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import embedllm
 from embedllm.sampling.constraint import Constraint
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.structured.llguidance import GrammarConstraint, TokenGrammars
@@ -96,7 +96,7 @@ def choices_s(tokens: list[int], constraint: Constraint | None) -> list[float]:
     for token in tokens:
         logits = base.copy()
         logits[token] = 30
-        row = Row(logits)
+        row = NumpyLogits(logits)
         start = time.perf_counter()
         picked = sampler.pick(row)
         sampler.note(picked.token)

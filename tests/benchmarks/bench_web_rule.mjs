@@ -6,7 +6,7 @@
 // it is not counted. `peaked` has most of the probability in some 30 tokens; `flat` is a normal distribution of logits,
 // whose nucleus of 0.9 is 60 % of the vocabulary: worse than any trained model at a usual temperature.
 
-import { Row } from "../../bindings_web/src/sampling/array_logits.js";
+import { ArrayLogits } from "../../bindings_web/src/sampling/array_logits.js";
 import { Sampler, topLogprobs } from "../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../bindings_web/src/sampling/options.js";
 
@@ -15,7 +15,7 @@ const steps = Number(process.argv[3] ?? 200);
 const SEEN = Array.from({ length: 1000 }, (_, place) => 7 * place);
 const PENALTIES = { repetition_penalty: 1.1, presence_penalty: 0.2, frequency_penalty: 0.1 };
 
-/** @type {Record<string, (row: Row) => unknown>} */
+/** @type {Record<string, (row: ArrayLogits) => unknown>} */
 const QUESTIONS = {
   "top(1), logsumexp": (row) => [row.top(1), row.logsumexp()],
   "top(255), logsumexp": (row) => [row.top(255), row.logsumexp()],
@@ -41,11 +41,11 @@ function logitsOf(isPeaked) {
   return Float32Array.from({ length: size }, (_, token) => (isPeaked && token % 5000 === 0 ? 14 : 0) + normal());
 }
 
-/** @param {Float32Array} logits @param {(row: Row) => unknown} asked */
+/** @param {Float32Array} logits @param {(row: ArrayLogits) => unknown} asked */
 function timed(logits, asked) {
   const spent = [];
   for (let step = 0; step < steps; step++) {
-    const row = new Row(logits);
+    const row = new ArrayLogits(logits);
     const started = performance.now();
     asked(row);
     spent.push(performance.now() - started);

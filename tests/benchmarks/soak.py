@@ -116,7 +116,9 @@ def soak(
         gc.collect()
         slots = llm.runner.slots
         if slots.running or slots.waiting:
-            result.troubles.append(f"{slots.running} requests have a slot and {slots.waiting} wait, though none is left")
+            result.troubles.append(
+                f"{slots.running} requests have a slot and {slots.waiting} wait, though none is left"
+            )
     alone.close()
     result.differences = str(alone.differences)
     after = size(began)

@@ -21,8 +21,8 @@ from click.testing import CliRunner, Result
 import embedllm
 from embedllm.cli.commands.chat import Turn, read_turn
 from embedllm.cli.main import cli
-from embedllm.kv_cache.sequence_pool import HeldSequence
-from embedllm.sampling.numpy_logits import Row
+from embedllm.kv_cache.sequence_pool import CachedSequence
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
 
 MakePackage = Callable[..., Path]
@@ -221,13 +221,13 @@ def test_what_is_no_text_is_said_and_the_conversation_goes_on(tiny: str) -> None
 def test_a_device_that_gives_no_numbers_is_said_and_the_conversation_goes_on(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed, calls = HeldSequence.feed, iter(range(100))
+    feed, calls = CachedSequence.feed, iter(range(100))
 
-    def broken(sequence: HeldSequence, tokens: Sequence[int]) -> Logits:
+    def broken(sequence: CachedSequence, tokens: Sequence[int]) -> Logits:
         logits = feed(sequence, tokens)
-        return logits if next(calls) else Row(np.full(logits.size, np.nan, np.float32))
+        return logits if next(calls) else NumpyLogits(np.full(logits.size, np.nan, np.float32))
 
-    monkeypatch.setattr(HeldSequence, "feed", broken)
+    monkeypatch.setattr(CachedSequence, "feed", broken)
     result = chat(tiny, "hello", "hello")
     assert result.exit_code == 1
     assert "error: logits of the model are not finite numbers" in result.stderr

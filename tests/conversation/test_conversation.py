@@ -11,7 +11,7 @@ import pytest
 
 from embedllm import Cancel, ContextFull, Conversation, DeviceError, Message, Model, Sampling, TemplateError, load
 from embedllm.generation.options import WhenFull
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from tests.support.tiny import TEMPLATE
 
 SAMPLING = Sampling(seed=11)
@@ -30,7 +30,7 @@ def roles(conversation: Conversation) -> str:
     return "".join(str(message["role"])[0] for message in conversation.messages)
 
 
-def held_by(conversation: Conversation) -> HeldSequence:
+def held_by(conversation: Conversation) -> CachedSequence:
     assert conversation._sequence is not None
     return conversation._sequence
 
@@ -120,15 +120,15 @@ def test_a_device_that_fails_leaves_the_history_as_it_was(llm: Model, monkeypatc
     with llm.conversation() as conversation:
         conversation.say("hello", SAMPLING, max_tokens=6)
         before = list(conversation.messages)
-        feed, calls = HeldSequence.feed, iter(range(100))
+        feed, calls = CachedSequence.feed, iter(range(100))
 
-        def fail(self: HeldSequence, tokens: list[int]) -> object:
+        def fail(self: CachedSequence, tokens: list[int]) -> object:
             if next(calls) == 3:
                 raise DeviceError("gone")
             return feed(self, tokens)
 
         with monkeypatch.context() as patch:
-            patch.setattr(HeldSequence, "feed", fail)
+            patch.setattr(CachedSequence, "feed", fail)
             with pytest.raises(DeviceError, match="gone"):
                 conversation.say("and now?", SAMPLING, max_tokens=6)
         assert conversation.messages == before
@@ -211,13 +211,13 @@ def test_an_asynchronous_turn_that_is_left_keeps_and_one_that_fails_forgets(
                 break
         return text
 
-    def fail(self: HeldSequence, tokens: list[int]) -> object:
+    def fail(self: CachedSequence, tokens: list[int]) -> object:
         raise DeviceError("gone")
 
     with llm.conversation() as conversation:
         text = asyncio.run(leave(conversation))
         assert conversation.messages[1:] == [{"role": "assistant", "content": text}]
-        monkeypatch.setattr(HeldSequence, "feed", fail)
+        monkeypatch.setattr(CachedSequence, "feed", fail)
         with pytest.raises(DeviceError, match="gone"):
             asyncio.run(conversation.asay("and now?"))
         assert roles(conversation) == "ua"

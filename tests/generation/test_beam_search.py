@@ -16,8 +16,8 @@ from embedllm.cancel import Cancel
 from embedllm.export import Recipe, convert
 from embedllm.generation.beam_runner import BeamRunner
 from embedllm.generation.beam_search import BeamSearch
-from embedllm.kv_cache.sequence_pool import Sequences
-from embedllm.sampling.numpy_logits import Row
+from embedllm.kv_cache.sequence_pool import SequencePool
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from tests.support.fakes import FakeEngine
 from tests.support.tiny import tiny_checkpoint
@@ -30,8 +30,8 @@ SHARES = {  # of the tokens 0, 1 and END after what was said: the best first tok
 END = 2
 
 
-def after(tokens: Sequence[int]) -> Row:
-    return Row(np.log(np.array(SHARES.get(tuple(tokens), (0.4, 0.3, 0.3)), dtype=np.float32)))
+def after(tokens: Sequence[int]) -> NumpyLogits:
+    return NumpyLogits(np.log(np.array(SHARES.get(tuple(tokens), (0.4, 0.3, 0.3)), dtype=np.float32)))
 
 
 def searched(**options: object) -> list[tuple[tuple[int, ...], float]]:
@@ -59,8 +59,8 @@ def test_enough_beams_find_the_best_of_all_replies() -> None:
     logits = np.random.default_rng(5).standard_normal((100, 4)).astype(np.float32)
     ids = {tokens: place for place, tokens in enumerate(t for n in range(4) for t in product(range(4), repeat=n))}
 
-    def row(tokens: Sequence[int]) -> Row:
-        return Row(logits[ids[tuple(tokens)]])
+    def row(tokens: Sequence[int]) -> NumpyLogits:
+        return NumpyLogits(logits[ids[tuple(tokens)]])
 
     search = BeamSearch(beams=64, limit=3, length_penalty=0.0, stop_tokens={3}, early_stopping="never")
     while not search.is_done:
@@ -91,7 +91,7 @@ def test_beams_on_sequences_that_move_no_state_feed_what_they_lack() -> None:
     engine = FakeEngine()
     assert not isinstance(engine.open(), MovesState)
     search = BeamSearch(beams=3, limit=4, stop_tokens=())
-    sequences = Sequences(engine)
+    sequences = SequencePool(engine)
     replies = BeamRunner(search, sequences, [1, 2, 3], Cancel()).run("length")
     assert [reply.finish_reason for reply in replies] == ["length"] * 3
     assert len({reply.tokens for reply in replies}) == 3
@@ -102,7 +102,7 @@ def test_a_cancelled_search_gives_what_it_followed() -> None:
     cancel = Cancel()
     engine = FakeEngine(during_feed=lambda session: cancel.cancel() if session.position > 4 else None)
     search = BeamSearch(beams=2, limit=9, stop_tokens=())
-    replies = BeamRunner(search, Sequences(engine), [1, 2, 3], cancel).run("length")
+    replies = BeamRunner(search, SequencePool(engine), [1, 2, 3], cancel).run("length")
     assert [reply.finish_reason for reply in replies] == ["cancelled"] * 2
 
 

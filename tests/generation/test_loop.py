@@ -15,7 +15,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation import generation
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.generation import Generation
-from embedllm.generation.loop import Feed, Feeding, Step, arun, run
+from embedllm.generation.loop import DecodeStep, Feed, FeedGenerator, arun, run
 from embedllm.sampling.options import Sampling
 from embedllm.types import Logits
 from tests.generation.test_generation import GREEDY, rule, texts
@@ -160,18 +160,18 @@ class Guesses:
 
     def __init__(self, proposals: Sequence[Sequence[int]]) -> None:
         self.noted: list[int] = []
-        self.steps: list[Step] = []
+        self.steps: list[DecodeStep] = []
         self._proposals = iter(proposals)
 
     def note(self, token: int) -> None:
         self.noted.append(token)
 
-    def propose(self, most: int) -> Feeding:
+    def propose(self, most: int) -> FeedGenerator:
         assert most > 0
         return next(self._proposals, ())[:most]
         yield  # a generator
 
-    def measure(self, step: Step) -> None:
+    def measure(self, step: DecodeStep) -> None:
         self.steps.append(step)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.generation.speculation.prompt_lookup import LONGEST, Lookup
+from embedllm.generation.speculation.prompt_lookup import LONGEST, PromptLookup
 
 
 def matches(tokens: Sequence[int]) -> dict[int, int]:
@@ -33,7 +33,7 @@ def repeated(tokens: Sequence[int], place: int, count: int) -> list[int]:
 
 @given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=5), st.integers(1, 9))
 def test_it_finds_the_longest_match_and_what_followed_it(prompt: list[int], reply: list[int], count: int) -> None:
-    lookup = Lookup(prompt)
+    lookup = PromptLookup(prompt)
     for token in reply:
         lookup.note(token)
     tokens = [*prompt, *reply]
@@ -49,7 +49,7 @@ def test_it_finds_the_longest_match_and_what_followed_it(prompt: list[int], repl
 def test_a_long_match_is_gone_on_with_when_its_pairs_are_everywhere() -> None:
     copied = [*range(100, 120), 1, 2, *range(200, 240)]
     others = [1, 2, 0] * 40  # more places of the pair than are tried
-    lookup = Lookup([*copied, *others, *copied[:20]])
+    lookup = PromptLookup([*copied, *others, *copied[:20]])
     assert lookup.following(2) == [1, 2]
     lookup.note(1)
     lookup.note(2)
@@ -57,5 +57,5 @@ def test_a_long_match_is_gone_on_with_when_its_pairs_are_everywhere() -> None:
 
 
 def test_one_token_is_no_match() -> None:
-    assert Lookup([7, 8, 7]).length == 0
-    assert Lookup([7]).length == Lookup([]).length == 0
+    assert PromptLookup([7, 8, 7]).length == 0
+    assert PromptLookup([7]).length == PromptLookup([]).length == 0

@@ -11,7 +11,7 @@ import pytest
 
 from embedllm import Cancel, Completion, Model, Sampling, load
 from embedllm.conversation import saved
-from embedllm.generation.run_in_thread import beside
+from embedllm.generation.run_in_thread import run_in_thread
 
 GREEDY = Sampling(temperature=0)
 WAIT_S = 120  # only a test that fails waits so long
@@ -34,9 +34,9 @@ def test_what_the_work_gives_or_raises_is_given_or_raised() -> None:
     def fail(cancel: Cancel) -> None:
         raise KeyError("gone")
 
-    assert asyncio.run(beside(lambda cancel: threading.current_thread().name)) != threading.current_thread().name
+    assert asyncio.run(run_in_thread(lambda cancel: threading.current_thread().name)) != threading.current_thread().name
     with pytest.raises(KeyError, match="gone"):
-        asyncio.run(beside(fail))
+        asyncio.run(run_in_thread(fail))
 
 
 def test_cancelling_the_task_cancels_the_work_and_waits_for_it() -> None:
@@ -51,7 +51,7 @@ def test_cancelling_the_task_cancels_the_work_and_waits_for_it() -> None:
         raise ValueError("nobody hears of this")
 
     async def main() -> None:
-        task = asyncio.create_task(beside(work))
+        task = asyncio.create_task(run_in_thread(work))
         while not begun.is_set():
             await asyncio.sleep(0)
         task.cancel()
@@ -70,11 +70,11 @@ def test_the_callers_switch_is_passed_on_and_not_switched_by_the_task() -> None:
             return cancelled.wait(WAIT_S)
 
     cancel = Cancel()
-    assert asyncio.run(beside(work, cancel))
+    assert asyncio.run(run_in_thread(work, cancel))
 
     async def main() -> Cancel:
         other = Cancel()
-        task = asyncio.create_task(beside(work, other))
+        task = asyncio.create_task(run_in_thread(work, other))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from embedllm.generation.loop import Feed, Step
-from embedllm.generation.speculation.cost_model import Acceptance, Costs, Experience
-from embedllm.generation.speculation.speculator import Draft, Speculation
+from embedllm.generation.loop import DecodeStep, Feed
+from embedllm.generation.speculation.cost_model import Acceptance, SpeculationStatistics, StepCosts
+from embedllm.generation.speculation.speculator import Draft, Speculator
 from tests.support.fakes import FakeLogits
 
 STEP_S = 0.01
 
 
-def costs(of_several: float | None = None) -> Costs:
+def costs(of_several: float | None = None) -> StepCosts:
     """Of an engine; of_several: what each token more than one takes, in steps."""
-    known = Costs()
+    known = StepCosts()
     for _ in range(3):
         known.note(1, STEP_S, is_rewound=False)
     if of_several is not None:
@@ -26,13 +26,13 @@ def costs(of_several: float | None = None) -> Costs:
     return known
 
 
-def known(of_several: float | None = None) -> Experience:
-    experience = Experience()
+def known(of_several: float | None = None) -> SpeculationStatistics:
+    experience = SpeculationStatistics()
     experience.costs = costs(of_several)
     return experience
 
 
-def proposed(speculation: Speculation, most: int = 100) -> Sequence[int]:
+def proposed(speculation: Speculator, most: int = 100) -> Sequence[int]:
     """What it proposes without a draft model."""
     asking = speculation.propose(most)
     with pytest.raises(StopIteration) as end:
@@ -40,7 +40,7 @@ def proposed(speculation: Speculation, most: int = 100) -> Sequence[int]:
     return end.value.value
 
 
-def decode(speculation: Speculation, reply: Sequence[int], each: float) -> list[int]:
+def decode(speculation: Speculator, reply: Sequence[int], each: float) -> list[int]:
     """How many tokens were fed in each step of a reply, on an engine where each token more takes so many steps."""
     fed: list[int] = []
     speculation.note(reply[0])
@@ -55,7 +55,7 @@ def decode(speculation: Speculation, reply: Sequence[int], each: float) -> list[
             speculation.note(token)
         fed.append(1 + len(guess))
         seconds = STEP_S * (1 + each * len(guess))
-        speculation.measure(Step(fed[-1], len(chosen), seconds, seconds))
+        speculation.measure(DecodeStep(fed[-1], len(chosen), seconds, seconds))
         place += len(chosen)
     return fed
 
@@ -66,14 +66,14 @@ def cost(fed: Sequence[int], each: float) -> float:
 
 def test_a_copy_is_fed_in_ever_longer_steps() -> None:
     text = list(range(100, 400))
-    fed = decode(Speculation(text, known()), text, each=0.1)
+    fed = decode(Speculator(text, known()), text, each=0.1)
     assert fed[:2] == [1, 2]  # a match has two tokens; little is staked at first
     assert max(fed) > 16
     assert len(text) / cost(fed, 0.1) > 3
 
 
 def test_nothing_is_proposed_before_the_engine_was_clocked() -> None:
-    speculation = Speculation([1, 2, 3, 1, 2], Experience())
+    speculation = Speculator([1, 2, 3, 1, 2], SpeculationStatistics())
     speculation.note(3)
     assert proposed(speculation) == ()
 
@@ -85,7 +85,7 @@ def test_guesses_that_are_always_wrong_cost_less_than_3_percent(each: float, is_
     pairs = [(2 * place, 2 * place + 1) for place in range(200)]
     prompt = [token for pair in pairs for token in (*pair, 1000)]
     reply = [token for pair in pairs for token in pair]
-    fed = decode(Speculation(prompt, known(each if is_known else None)), reply, each=each)
+    fed = decode(Speculator(prompt, known(each if is_known else None)), reply, each=each)
     assert cost(fed, each) <= 1.03 * (len(reply) - 1)
 
 
@@ -94,7 +94,7 @@ def test_replies_with_wrong_guesses_lose_less_than_3_percent_together() -> None:
     prompt = [token for pair in pairs for token in (*pair, 1000)]
     reply = [token for pair in pairs for token in pair]
     experience = known(0.3)
-    steps = [decode(Speculation(prompt, experience), reply, each=0.3) for _ in range(20)]
+    steps = [decode(Speculator(prompt, experience), reply, each=0.3) for _ in range(20)]
     assert sum(cost(fed, 0.3) for fed in steps) <= 1.03 * 20 * (len(reply) - 1)
 
 
@@ -103,7 +103,7 @@ def test_what_a_copy_has_won_is_not_lost_again_by_much() -> None:
     pairs = [(2 * place, 2 * place + 1) for place in range(200)]
     prompt = [*text, *(token for pair in pairs for token in (*pair, 5000))]
     reply = [*text, *(token for pair in pairs for token in pair)]
-    fed = decode(Speculation(prompt, known(0.2)), reply, each=0.2)
+    fed = decode(Speculator(prompt, known(0.2)), reply, each=0.2)
     assert cost(fed, 0.2) < 100 + 1.03 * 400
 
 
@@ -157,7 +157,7 @@ class DraftModel:
         del self.tokens[-count:]
 
 
-def drafted(speculation: Speculation, most: int = 100) -> Sequence[int]:
+def drafted(speculation: Speculator, most: int = 100) -> Sequence[int]:
     asking = speculation.propose(most)
     try:
         asked = next(asking)
@@ -171,14 +171,14 @@ def drafted(speculation: Speculation, most: int = 100) -> Sequence[int]:
 def test_a_draft_model_reads_the_prompt_once_and_is_kept_up() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     model = DraftModel(text, 0.9)
-    speculation = Speculation(text[:5], known(0.05), draft=Draft(model, text[:5], context=100, chunk=2), looks_up=False)
+    speculation = Speculator(text[:5], known(0.05), draft=Draft(model, text[:5], context=100, chunk=2), looks_up=False)
     speculation._balance = 50.0  # pyright: ignore[reportPrivateUsage]  # as after a good beginning
     speculation.note(text[5])
     assert drafted(speculation, 2) == text[6:8]
     assert model.fed == [text[0:2], text[2:4], text[4:6], [text[6]]]
     for token in (7, 0):  # the second guess was wrong
         speculation.note(token)
-    speculation.measure(Step(3, 2, STEP_S, STEP_S))
+    speculation.measure(DecodeStep(3, 2, STEP_S, STEP_S))
     assert drafted(speculation, 1) == [text[8]]
     assert model.tokens == [*text[:6], 7, 0]
     assert model.fed[4:] == [[0]]
@@ -187,7 +187,7 @@ def test_a_draft_model_reads_the_prompt_once_and_is_kept_up() -> None:
 def test_a_draft_model_with_a_smaller_context_guesses_up_to_its_end() -> None:
     text = [1] * 40
     model = DraftModel(text, 0.9)
-    speculation = Speculation([1] * 5, known(0.0), draft=Draft(model, [1] * 5, context=8, chunk=9), looks_up=False)
+    speculation = Speculator([1] * 5, known(0.0), draft=Draft(model, [1] * 5, context=8, chunk=9), looks_up=False)
     speculation._balance = 50.0  # pyright: ignore[reportPrivateUsage]
     speculation.note(1)
     assert drafted(speculation) == [1, 1]

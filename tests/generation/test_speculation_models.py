@@ -18,7 +18,7 @@ from embedllm.cancel import Cancel
 from embedllm.generation.admission import Slot
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule
 from tests.support.fakes import FakeLogits
 
@@ -53,7 +53,7 @@ def test_any_proposals_give_the_plain_tokens(llm: Model) -> None:
             at += right + 1
         session = llm.runner.engine.open(64)
         assert isinstance(session, FeedsAll)
-        sequence = HeldSequence(session)
+        sequence = CachedSequence(session)
         slot = Slot(llm.runner.slots)
         with llm.runner._decoding(request, Cancel(), sequence, slot) as running:  # pyright: ignore[reportPrivateUsage]
             used, pieces, generation, _ = running

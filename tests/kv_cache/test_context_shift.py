@@ -18,8 +18,8 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request
-from embedllm.kv_cache.context_shift import Shift, check_movable
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.context_shift import ContextShift, check_movable
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.package.architecture import (
     DynamicScaling,
     Linear,
@@ -79,19 +79,19 @@ def test_keys_of_16_bits_stay_of_16_bits() -> None:
 )
 def test_a_shift_makes_room_for_what_a_step_feeds(sizes: tuple[int, int], data: st.DataObject) -> None:
     context, keep = sizes
-    shift = Shift(keep=keep, context=context, ropes=(PLAIN,))
+    shift = ContextShift(keep=keep, context=context, ropes=(PLAIN,))
     held = data.draw(st.integers(keep, context))
     count = data.draw(st.integers(1, shift.step))
-    dropped = shift.excess(held, count)
+    dropped = shift.tokens_to_drop(held, count)
     assert (dropped > 0) == (held + count > context)
     assert held - dropped + count <= context
     assert held - dropped >= keep
 
 
 def test_a_shift_drops_a_quarter_of_what_is_not_kept() -> None:
-    shift = Shift(keep=20, context=100, ropes=(PLAIN,))
-    assert [shift.excess(held, 1) for held in (99, 100)] == [0, 20]
-    assert shift.excess(100, 21) == 40
+    shift = ContextShift(keep=20, context=100, ropes=(PLAIN,))
+    assert [shift.tokens_to_drop(held, 1) for held in (99, 100)] == [0, 20]
+    assert shift.tokens_to_drop(100, 21) == 40
 
 
 # --- on real sessions
@@ -109,7 +109,7 @@ def one_layer(tiny_package: Callable[..., Path], **config: object) -> Path:
     return tiny_package("llama", num_hidden_layers=1, max_position_embeddings=128, **config)
 
 
-def full(llm: Model, count: int) -> tuple[HeldSequence, list[int]]:
+def full(llm: Model, count: int) -> tuple[CachedSequence, list[int]]:
     """A sequence that holds tokens, and these."""
     tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, count)]
     sequence = llm.runner.sequences.new()
@@ -125,14 +125,14 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
     package = tiny_package("mistral", num_hidden_layers=1, max_position_embeddings=128, **family)
     with load(package, device=device, exact=device != "reference") as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
+        sequence.shift = ContextShift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
         dropped: list[int] = []
         sequence.note_dropped = dropped.append
         for token in (5, 6, 7):
             shifted = sequence.feed([token])
         assert dropped == [30]
         assert sequence.tokens == [*tokens[:8], *tokens[38:], 5, 6, 7]
-        assert sequence.plain_tokens == tokens[:8]
+        assert sequence.reusable_tokens == tokens[:8]
         fresh = llm.runner.sequences.new().feed(sequence.tokens)
         every = range(shifted.size)
         np.testing.assert_allclose(shifted.values(every), fresh.values(every), atol=2e-4)
@@ -149,7 +149,7 @@ def test_a_shifted_sequence_goes_on_as_one_that_holds_what_is_left(
 def test_what_is_dropped_again_is_counted_again(tiny_package: Callable[..., Path]) -> None:
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 128)
-        sequence.shift = Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
+        sequence.shift = ContextShift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes)
         shifted = [sequence.feed([token]) for token in range(10, 80)][-1]
         assert sequence.tokens == [*tokens[:8], *tokens[8 + 90 :], *range(10, 80)]
         fresh = llm.runner.sequences.new().feed(sequence.tokens)
@@ -157,10 +157,12 @@ def test_what_is_dropped_again_is_counted_again(tiny_package: Callable[..., Path
         np.testing.assert_allclose(shifted.values(every), fresh.values(every), atol=3e-4)
         sequence.rewind_by(len(sequence.tokens) - 8)
         sequence.feed(tokens[8:20])
-        assert sequence.plain_tokens == tokens[:20]
+        assert sequence.reusable_tokens == tokens[:20]
 
 
-def reply(llm: Model, shift: Shift | None, prompt: list[int], count: int | None, sequence: HeldSequence) -> list[Chunk]:
+def reply(
+    llm: Model, shift: ContextShift | None, prompt: list[int], count: int | None, sequence: CachedSequence
+) -> list[Chunk]:
     request = Request(prompt=prompt, sampling=GREEDY, max_tokens=count, stop=(), stop_tokens=frozenset(), top_count=0,
                       shift=shift, speculate="off")  # fmt: skip
     return list(llm.runner.stream(request, Cancel(), sequence))
@@ -171,7 +173,7 @@ def test_others_get_nothing_of_a_shifted_sequence(tiny_package: Callable[..., Pa
     with load(package, exact=True, cache_dir=tmp_path) as llm:
         tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, 250)]
         sequence = llm.runner.sequences.new()
-        shift = Shift(keep=16, context=256, ropes=llm.package.decoder.layer_ropes)
+        shift = ContextShift(keep=16, context=256, ropes=llm.package.decoder.layer_ropes)
         chunks = reply(llm, shift, tokens, 40, sequence)
         assert chunks[-1].finish_reason == "length"
         assert chunks[-1].statistics.dropped_tokens == 60
@@ -190,7 +192,9 @@ def test_a_prompt_longer_than_the_context_is_fed_with_shifts_on_the_way(tiny_pac
     with load(one_layer(tiny_package), exact=True) as llm:
         sequence, tokens = full(llm, 100)
         prompt = [*tokens, *(int(token) for token in np.random.default_rng(2).integers(3, 300, 90))]
-        chunks = reply(llm, Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), prompt, 3, sequence)
+        chunks = reply(
+            llm, ContextShift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), prompt, 3, sequence
+        )
         statistics = chunks[-1].statistics
         assert (statistics.cached_tokens, statistics.prompt_tokens) == (100, 190)
         assert statistics.dropped_tokens > 0
@@ -205,7 +209,9 @@ def test_a_reply_without_a_limit_ends_after_as_many_tokens_as_the_context_holds(
 ) -> None:
     with load(one_layer(tiny_package)) as llm:
         sequence, tokens = full(llm, 50)
-        chunks = reply(llm, Shift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), tokens, None, sequence)
+        chunks = reply(
+            llm, ContextShift(keep=8, context=128, ropes=llm.package.decoder.layer_ropes), tokens, None, sequence
+        )
         assert (chunks[-1].finish_reason, chunks[-1].statistics.tokens) == ("length", 128)
 
 
@@ -231,8 +237,8 @@ def test_integer_keys_and_sessions_that_keep_their_state_are_refused(tiny_packag
 def test_keys_that_no_position_turned_stay() -> None:
     keys, values = np.ones((2, 1, 6, 4), np.float32)
     local = Rope(base=100.0, rotary_dim=4)
-    shift = Shift(keep=1, context=16, ropes=(replace(PLAIN, rotary_dim=4), None, local))
-    moved = shift.moved([(keys, values)] * 3, 8, by=3)
+    shift = ContextShift(keep=1, context=16, ropes=(replace(PLAIN, rotary_dim=4), None, local))
+    moved = shift.shifted([(keys, values)] * 3, 8, by=3)
     assert np.array_equal(moved[1][0], keys)
     assert np.array_equal(moved[2][0], moved_keys(keys, local, 8, by=3))
     assert not np.array_equal(moved[2][0], keys)

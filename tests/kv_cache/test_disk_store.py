@@ -23,7 +23,7 @@ from embedllm import EmbedError, Sampling, load
 from embedllm.errors import PackageError
 from embedllm.files.atomic import PARTIAL
 from embedllm.kv_cache.block_cache import BLOCK
-from embedllm.kv_cache.disk_store import CacheFolder
+from embedllm.kv_cache.disk_store import DiskStore
 from embedllm.kv_cache.kv_file import open_state, write_state
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data
 
 def test_a_damaged_file_is_told_of_once_and_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "embedllm")
-    folder = CacheFolder(tmp_path, budget_bytes=1 << 20)
+    folder = DiskStore(tmp_path, budget_bytes=1 << 20)
     folder.write(key(1), TOKENS, state(), {})
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_told_of_once_and_written_anew(tmp_path: Path, caplog:
 
 
 def test_the_files_used_least_recently_go_first(tmp_path: Path) -> None:
-    folder = CacheFolder(tmp_path, budget_bytes=1 << 20)
+    folder = DiskStore(tmp_path, budget_bytes=1 << 20)
     for name in range(4):
         folder.write(key(name), TOKENS, state(), {})
         os.utime(tmp_path / f"{key(name).hex()}.safetensors", ns=(name, name))
@@ -119,7 +119,7 @@ def test_the_files_used_least_recently_go_first(tmp_path: Path) -> None:
     for partial in (left_behind, under_way):
         partial.write_bytes(b"half")
     os.utime(left_behind, (time.time() - 7200, time.time() - 7200))
-    CacheFolder(tmp_path, budget_bytes=2 * size).trim()
+    DiskStore(tmp_path, budget_bytes=2 * size).trim()
     assert [folder.has(key(name)) for name in range(4)] == [True, False, False, True]
     assert (left_behind.exists(), under_way.exists()) == (False, True)
 
@@ -130,7 +130,7 @@ def test_files_of_others_are_neither_removed_nor_counted(tmp_path: Path) -> None
     for other in others:
         other.write_bytes(b"x" * 100_000)
         os.utime(other, (1, 1))
-    folder = CacheFolder(tmp_path, budget_bytes=50_000)
+    folder = DiskStore(tmp_path, budget_bytes=50_000)
     folder.write(key(1), TOKENS, state(), {})
     folder.trim()
     assert all(other.exists() for other in others)
@@ -140,7 +140,7 @@ def test_files_of_others_are_neither_removed_nor_counted(tmp_path: Path) -> None
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EmbedError, match=r"cannot make the cache_dir .*Give another folder"):
-        CacheFolder(tmp_path / "file" / "folder", budget_bytes=1)
+        DiskStore(tmp_path / "file" / "folder", budget_bytes=1)
 
 
 # --- processes
@@ -204,8 +204,8 @@ KILLED = """
 import sys
 from pathlib import Path
 import numpy as np
-from embedllm.cache_folder import CacheFolder
-folder = CacheFolder(Path(sys.argv[1]), budget_bytes=1 << 30)
+from embedllm.kv_cache.disk_store import DiskStore
+folder = DiskStore(Path(sys.argv[1]), budget_bytes=1 << 30)
 array = np.full((4, 64, 1 << 10), 1, np.float32)
 for name in range(1, 200):
     print(name, flush=True)
@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_leaves_whole_files_only(tmp_path: Path, count:
     time.sleep(count / 1000)  # somewhere within a write; where does not matter, as long as it is not always the same
     running.kill()
     running.communicate(timeout=60)
-    folder = CacheFolder(tmp_path, budget_bytes=1 << 30)
+    folder = DiskStore(tmp_path, budget_bytes=1 << 30)
     names = [name for name in range(1, 200) if folder.has(key(name))]
     assert names == list(range(1, len(names) + 1))
     assert len(names) >= count - 1

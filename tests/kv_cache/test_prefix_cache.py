@@ -19,11 +19,11 @@ from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.block_cache import BLOCK
-from embedllm.kv_cache.disk_store import CacheFolder
+from embedllm.kv_cache.disk_store import DiskStore
 from embedllm.kv_cache.fingerprint import kv_type
-from embedllm.kv_cache.prefix_cache import LEAST, Prefixes
-from embedllm.kv_cache.sequence_pool import HeldSequence
-from embedllm.kv_cache.transfer import exported, exported_parts
+from embedllm.kv_cache.prefix_cache import MIN_TOKENS, PrefixCache
+from embedllm.kv_cache.sequence_pool import CachedSequence
+from embedllm.kv_cache.transfer import export_spans, exported
 from tests.support.fakes import END, Bytes, taking_turns
 from tests.support.movable import MovableEngine
 
@@ -35,8 +35,8 @@ WAIT_S = 120  # a test that waits this long has failed
 
 
 def runner_on(engine: MovableEngine, budget_bytes: int = 1 << 20, folder: Path | None = None) -> Runner:
-    on_disk = None if folder is None else CacheFolder(folder, budget_bytes=1 << 30)
-    return Runner(engine, Bytes(), prefixes=Prefixes(budget_bytes, model={"of": "fakes"}, folder=on_disk))
+    on_disk = None if folder is None else DiskStore(folder, budget_bytes=1 << 30)
+    return Runner(engine, Bytes(), prefix_cache=PrefixCache(budget_bytes, model={"of": "fakes"}, folder=on_disk))
 
 
 def request(prompt: Sequence[int], max_tokens: int = 3) -> Request:
@@ -44,7 +44,7 @@ def request(prompt: Sequence[int], max_tokens: int = 3) -> Request:
                    top_count=0)  # fmt: skip
 
 
-def generate(runner: Runner, prompt: Sequence[int], sequence: HeldSequence | None = None) -> list[Chunk]:
+def generate(runner: Runner, prompt: Sequence[int], sequence: CachedSequence | None = None) -> list[Chunk]:
     return list(runner.stream(request(prompt), Cancel(), sequence))
 
 
@@ -78,8 +78,8 @@ def test_what_came_before_never_changes_a_reply(calls: list[tuple[list[int], int
     for prompt, who in calls:
         chunks = generate(runner, prompt, kept[who - 1] if who else None)
         assert tokens(chunks) == fresh(prompt)
-        assert runner.sequences.prefixes is not None
-        assert runner.sequences.prefixes.bytes <= budget
+        assert runner.sequences.prefix_cache is not None
+        assert runner.sequences.prefix_cache.bytes <= budget
 
 
 def test_a_conversation_that_only_grows_copies_nothing() -> None:
@@ -99,14 +99,14 @@ def test_while_kv_is_copied_there_is_room_for_it(prompts: list[list[int]], budge
     """What it takes the place of goes before, so that both are never there at once."""
     engine = MovableEngine()
     runner = runner_on(engine, budget)
-    prefixes = runner.sequences.prefixes
-    assert prefixes is not None
+    prefix_cache = runner.sequences.prefix_cache
+    assert prefix_cache is not None
     generate(runner, prompts[0])
     (session,) = engine.sessions
     export = session.export_state
 
     def exporting(start: int, stop: int) -> KeyValues:
-        assert prefixes.bytes + 8 * (stop - start) <= budget
+        assert prefix_cache.bytes + 8 * (stop - start) <= budget
         return export(start, stop)
 
     session.export_state = exporting  # type: ignore[method-assign]
@@ -150,9 +150,9 @@ def test_a_prompt_is_put_together_from_sequence_memory_and_disk(tmp_path: Path) 
     runner = runner_on(engine := MovableEngine(), folder=tmp_path / "other")
     generate(runner, prompt[: 5 * BLOCK])
     generate(runner, [*prompt[: 2 * BLOCK], 9, 9])  # what comes after the second block goes to memory
-    prefixes = runner.sequences.prefixes
-    assert prefixes is not None
-    prefixes.folder = CacheFolder(tmp_path, budget_bytes=1 << 30)
+    prefix_cache = runner.sequences.prefix_cache
+    assert prefix_cache is not None
+    prefix_cache.folder = DiskStore(tmp_path, budget_bytes=1 << 30)
     engine.sessions[0].fed.clear()
     chunks = generate(runner, prompt)
     assert cached(chunks) == len(prompt) - 1
@@ -162,7 +162,7 @@ def test_a_prompt_is_put_together_from_sequence_memory_and_disk(tmp_path: Path) 
 
 def test_little_is_computed_rather_than_moved() -> None:
     runner = runner_on(engine := MovableEngine())
-    for prompt in ([1] * (LEAST - 3), [2] * 5, [1] * (LEAST - 3)):
+    for prompt in ([1] * (MIN_TOKENS - 3), [2] * 5, [1] * (MIN_TOKENS - 3)):
         assert cached(generate(runner, prompt)) == 0
     assert copied(engine) == 0
 
@@ -188,14 +188,14 @@ def test_what_is_gone_by_the_first_feed_is_computed_and_not_counted() -> None:
 
 def test_release_and_close_free_what_is_kept() -> None:
     runner = runner_on(MovableEngine())
-    prefixes = runner.sequences.prefixes
-    assert prefixes is not None
+    prefix_cache = runner.sequences.prefix_cache
+    assert prefix_cache is not None
     for end in (runner.sequences.release, runner.close):
         generate(runner, [1] * 200)
         generate(runner, [2] * 200)
-        assert prefixes.bytes == 8 * 200 + 8 * 2  # the reply's, too; its last token was never fed
+        assert prefix_cache.bytes == 8 * 200 + 8 * 2  # the reply's, too; its last token was never fed
         end()
-        assert prefixes.bytes == 0
+        assert prefix_cache.bytes == 0
 
 
 def test_threads_that_share_prompts_get_the_replies_of_calls_one_by_one(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_kv_as_it_is_stored_comes_in_the_parts_that_were_asked_for(llm: Model) -
     session.feed(PREFIX)
     assert isinstance(session, MovesState)
     spans = [(0, 64), (64, 128), (130, 131), (200, 400)]
-    for (start, stop), parts in zip(spans, exported_parts(session, spans), strict=True):
+    for (start, stop), parts in zip(spans, export_spans(session, spans), strict=True):
         whole = exported(session, start, stop)
         for array, expected in zip(sum(parts, ()), sum(whole, ()), strict=True):
             assert array.shape[1] == stop - start

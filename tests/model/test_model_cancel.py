@@ -11,7 +11,7 @@ import pytest
 
 from embedllm import Cancel, Chunk, Model, Sampling, load
 from embedllm.backends.base import Interruptible
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.types import Logits
 
 WAIT_S = 120  # a test that waits this long has failed
@@ -33,19 +33,19 @@ class Watched:
     act: called before the feed of that number, with the sequence.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[HeldSequence], None], *, at: int) -> None:
-        self.sequences: list[HeldSequence] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[CachedSequence], None], *, at: int) -> None:
+        self.sequences: list[CachedSequence] = []
         self._act = act
         self._at = at
-        original = HeldSequence.feed
+        original = CachedSequence.feed
 
-        def feed(sequence: HeldSequence, tokens: Sequence[int]) -> Logits:
+        def feed(sequence: CachedSequence, tokens: Sequence[int]) -> Logits:
             self.sequences.append(sequence)
             if len(self.sequences) == self._at:
                 self._act(sequence)
             return original(sequence, tokens)
 
-        monkeypatch.setattr(HeldSequence, "feed", feed)
+        monkeypatch.setattr(CachedSequence, "feed", feed)
 
 
 def check_it_still_works(model: Model) -> None:

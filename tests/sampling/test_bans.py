@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.sampling.bans import Forbidden, spelled
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.bans import BannedTokens, spelled
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from tests.support.fakes import Bytes
@@ -18,21 +18,21 @@ from tests.support.fakes import Bytes
 SIZE = 6
 
 
-def forbidden(rule: Forbidden, size: int = SIZE) -> list[int]:
-    values = rule.applied(Row(np.zeros(size, dtype=np.float32))).values(range(size))
+def forbidden(rule: BannedTokens, size: int = SIZE) -> list[int]:
+    values = rule.applied(NumpyLogits(np.zeros(size, dtype=np.float32))).values(range(size))
     assert set(values) <= {0, -inf}
     return [token for token, value in enumerate(values) if value == -inf]
 
 
 def after(sampling: Sampling, prompt: list[int], reply: list[int]) -> list[int]:
-    rule = Forbidden(sampling, prompt)
+    rule = BannedTokens(sampling, prompt)
     for token in reply:
         rule.note(token)
     return forbidden(rule)
 
 
 def test_stop_tokens_are_forbidden_until_the_reply_has_its_least_tokens() -> None:
-    rule = Forbidden(Sampling(), [5, 5, 5], stop_tokens=[2, 4, 999], min_tokens=2)
+    rule = BannedTokens(Sampling(), [5, 5, 5], stop_tokens=[2, 4, 999], min_tokens=2)
     assert forbidden(rule) == [2, 4]
     rule.note(0)
     assert forbidden(rule) == [2, 4]
@@ -69,12 +69,12 @@ def test_ngrams_equal_a_search_of_all(tokens: list[int], prompt: int, size: int)
 
 def test_what_is_forbidden_stays_so_whatever_bias_and_processors_say() -> None:
     sampling = Sampling(temperature=0, bad_words=[[1]], logit_bias={1: 100}, processors=[lambda logits, tokens: logits])
-    assert Sampler(sampling).pick(Row(np.zeros(3, dtype=np.float32))).token == 0
+    assert Sampler(sampling).pick(NumpyLogits(np.zeros(3, dtype=np.float32))).token == 0
 
 
 def test_nothing_forbidden_copies_nothing() -> None:
-    row = Row(np.zeros(SIZE, dtype=np.float32))
-    assert Forbidden(Sampling(no_repeat_ngram=2), [1, 2, 3], stop_tokens=[4]).applied(row) is row
+    row = NumpyLogits(np.zeros(SIZE, dtype=np.float32))
+    assert BannedTokens(Sampling(no_repeat_ngram=2), [1, 2, 3], stop_tokens=[4]).applied(row) is row
 
 
 def test_texts_become_tokens_as_they_are_and_as_words_after_a_space() -> None:

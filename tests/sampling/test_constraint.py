@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.generation import Generation
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.text.stream import StopStrings, TextStream
@@ -104,7 +104,7 @@ def reply(generation: Generation, rows: list[Logits]) -> tuple[str, Chunk]:
 
 def random_rows(seed: int, count: int = 40) -> list[Logits]:
     rng = np.random.default_rng(seed)
-    return [Row((rng.standard_normal(VOCABULARY) * 8).astype(np.float32)) for _ in range(count)]
+    return [NumpyLogits((rng.standard_normal(VOCABULARY) * 8).astype(np.float32)) for _ in range(count)]
 
 
 samplings = st.builds(

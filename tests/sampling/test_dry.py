@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.sampling.dry import Dry
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 
 SIZE = 6
@@ -25,7 +25,7 @@ def subtracted(sampling: Sampling, prompt: list[int], reply: list[int]) -> list[
     dry = Dry(sampling, prompt, decode=text)  # type: ignore[arg-type]  # lists are sequences
     for token in reply:
         dry.note(token)
-    return [-value for value in dry.applied(Row(np.zeros(SIZE, dtype=np.float32))).values(range(SIZE))]
+    return [-value for value in dry.applied(NumpyLogits(np.zeros(SIZE, dtype=np.float32))).values(range(SIZE))]
 
 
 def test_a_token_that_would_prolong_a_repetition_loses_more_the_longer_it_is() -> None:
@@ -60,7 +60,7 @@ def test_the_penalty_of_a_long_repetition_stays_a_number() -> None:
 
 
 def test_without_a_repetition_the_logits_are_not_copied() -> None:
-    row = Row(np.zeros(SIZE, dtype=np.float32))
+    row = NumpyLogits(np.zeros(SIZE, dtype=np.float32))
     assert Dry(OPTIONS, [0, 1, 2], decode=lambda tokens: "").applied(row) is row
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedllm.sampling.mirostat import Mirostat
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 
@@ -18,7 +18,7 @@ HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
 
 def drawn(rule: Mirostat, sampling: Sampling, logits: np.ndarray) -> set[int]:
     """What it may draw at this step."""
-    row = Row(logits.astype(np.float32))
+    row = NumpyLogits(logits.astype(np.float32))
     return {rule.choose(row, sampling, uniform=lambda u=u: u) for u in np.linspace(0, 1, 200, endpoint=False)}
 
 
@@ -27,11 +27,11 @@ def test_version_2_leaves_out_what_is_more_surprising_than_the_limit() -> None:
     rule = Mirostat(sampling)
     assert drawn(rule, sampling, HALVES) == {0, 1}  # at most 2.5 bits: twice tau
     # of the two, token 0 has 2/3, a surprise of 0.585 bits, 0.665 too few: the limit goes up by that, to 3.165
-    rule.choose(Row(HALVES), sampling, uniform=lambda: 0.0)
+    rule.choose(NumpyLogits(HALVES), sampling, uniform=lambda: 0.0)
     rule.note(0)
     assert drawn(rule, sampling, HALVES) == {0, 1, 2, 3}
     # token 3 has its own 3 bits, 1.75 too many: down to 1.415
-    rule.choose(Row(HALVES), sampling, uniform=lambda: 0.99)
+    rule.choose(NumpyLogits(HALVES), sampling, uniform=lambda: 0.99)
     rule.note(3)
     assert drawn(rule, sampling, HALVES) == {0}
 
@@ -45,7 +45,7 @@ def test_a_choice_that_is_not_noted_or_another_token_moves_nothing() -> None:
     sampling = Sampling(mirostat=2, mirostat_tau=1.25, mirostat_eta=1.0)
     rule = Mirostat(sampling)
     for _ in range(5):
-        rule.choose(Row(HALVES), sampling, uniform=lambda: 0.0)
+        rule.choose(NumpyLogits(HALVES), sampling, uniform=lambda: 0.0)
     rule.note(3)
     assert drawn(rule, sampling, HALVES) == {0, 1}
 
@@ -68,7 +68,7 @@ def test_the_mean_surprise_comes_to_its_target(version: int, tau: float) -> None
     rows = [np.random.default_rng(seed).standard_normal(2000).astype(np.float32) * 2 for seed in range(8)]
     surprise: list[float] = []
     for step in range(800):
-        picked = sampler.pick(Row(rows[step % 8]))
+        picked = sampler.pick(NumpyLogits(rows[step % 8]))
         rule = sampler._mirostat  # pyright: ignore[reportPrivateUsage]
         assert rule is not None
         assert rule._chosen is not None  # pyright: ignore[reportPrivateUsage]
@@ -91,7 +91,7 @@ def test_rows_of_any_shape_give_allowed_tokens(version: int) -> None:
     masked = np.full(9000, -np.inf, dtype=np.float32)
     masked[[7, 4000]] = 1.0
     sampler = Sampler(Sampling(mirostat=version, seed=1))
-    assert {sampler.pick(Row(masked)).token for _ in range(30)} == {7, 4000}
-    assert len(Counter(sampler.pick(Row(flat)).token for _ in range(30))) > 20
-    assert Sampler(Sampling(mirostat=version)).pick(Row(np.zeros(1, dtype=np.float32))).token == 0
-    assert Sampler(Sampling(mirostat=version, temperature=0)).pick(Row(HALVES)).token == 0
+    assert {sampler.pick(NumpyLogits(masked)).token for _ in range(30)} == {7, 4000}
+    assert len(Counter(sampler.pick(NumpyLogits(flat)).token for _ in range(30))) > 20
+    assert Sampler(Sampling(mirostat=version)).pick(NumpyLogits(np.zeros(1, dtype=np.float32))).token == 0
+    assert Sampler(Sampling(mirostat=version, temperature=0)).pick(NumpyLogits(HALVES)).token == 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.errors import DeviceError
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 BORDERS = (1, 2, 63, 64, 65, 511, 512, 513, 1024, 1300)  # around the stripes of `top` and the blocks of the sums
 
 
-def row_of(*logits: float) -> Row:
-    return Row(np.array(logits, dtype=np.float32))
+def row_of(*logits: float) -> NumpyLogits:
+    return NumpyLogits(np.array(logits, dtype=np.float32))
 
 
 def softmax(logits: F32, temperature: float) -> NDArray[np.float64]:
@@ -56,7 +56,7 @@ def test_top_gives_the_highest_first_and_the_lower_id_of_equals() -> None:
 def test_masked_forbids_the_tokens_without_a_bit(logits: F32, bits: int, seed: int, kind: type[np.integer]) -> None:
     allowed = np.random.default_rng(seed).integers(2, size=bits).astype(bool)
     octets = np.packbits(np.append(allowed, np.zeros(-bits % 32, dtype=bool)), bitorder="little")
-    masked = Row(logits).masked(octets.view(kind))
+    masked = NumpyLogits(logits).masked(octets.view(kind))
     in_row = np.append(allowed, np.zeros(logits.size, dtype=bool))[: logits.size]
     expected = np.where(in_row, logits, np.float32(-np.inf))
     assert masked.values(range(logits.size)) == expected.tolist()
@@ -76,7 +76,7 @@ def test_a_row_that_is_masked_wholly_says_that_no_token_is_allowed() -> None:
 @given(rows(), st.integers(1, 1500))
 def test_top_equals_a_stable_sort(logits: F32, count: int) -> None:
     order = np.argsort(-logits, kind="stable")[:count]
-    best = Row(logits).top(count)
+    best = NumpyLogits(logits).top(count)
     assert best.tokens == order.tolist()
     assert best.logits == logits[order].tolist()
 
@@ -92,7 +92,7 @@ def test_top_is_exact_where_the_bound_is_poor(shape: str) -> None:
         "masked": np.where(np.arange(size) % 1000 == 5, 1.0, -np.inf),
     }[shape].astype(np.float32)
     for count in (1, 40, 99, 101, size):
-        assert Row(logits).top(count).tokens == np.argsort(-logits, kind="stable")[:count].tolist()
+        assert NumpyLogits(logits).top(count).tokens == np.argsort(-logits, kind="stable")[:count].tolist()
 
 
 def test_top_of_no_tokens_is_refused() -> None:
@@ -115,7 +115,7 @@ def test_a_row_that_forbids_every_token_is_refused() -> None:
 @pytest.mark.parametrize("array", [np.zeros((1, 4), np.float32), np.zeros(4), np.zeros(0, np.float32)])
 def test_only_one_row_of_float32_is_taken(array: F32) -> None:
     with pytest.raises(ValueError, match=r"expected float32 \[V\]"):
-        Row(array)
+        NumpyLogits(array)
 
 
 def test_logsumexp_of_four_equal_logits_is_log_4_above_them() -> None:
@@ -127,10 +127,10 @@ def test_logsumexp_of_four_equal_logits_is_log_4_above_them() -> None:
 def test_logsumexp_and_mean_equal_the_formula(logits: F32, temperature: float) -> None:
     scaled = logits.astype(np.float64) / temperature
     expected = scaled.max() + math.log(np.exp(scaled - scaled.max()).sum())
-    assert Row(logits).logsumexp(temperature) == pytest.approx(expected, rel=1e-6, abs=2e-6)
+    assert NumpyLogits(logits).logsumexp(temperature) == pytest.approx(expected, rel=1e-6, abs=2e-6)
     allowed = np.isfinite(logits)
     mean = (softmax(logits, temperature)[allowed] * logits[allowed]).sum()
-    assert Row(logits).mean(temperature) == pytest.approx(mean, rel=1e-6, abs=1e-5)
+    assert NumpyLogits(logits).mean(temperature) == pytest.approx(mean, rel=1e-6, abs=1e-5)
 
 
 def test_differences_beyond_float32_count_as_zero_probability() -> None:
@@ -146,7 +146,7 @@ def test_draw_walks_the_probabilities_in_the_order_of_ids() -> None:
 
 @given(rows(), temperatures, st.floats(0, 1, exclude_max=True))
 def test_draw_equals_a_search_in_the_cumulative_sum(logits: F32, temperature: float, uniform: float) -> None:
-    token = Row(logits).draw(temperature, uniform)
+    token = NumpyLogits(logits).draw(temperature, uniform)
     probability = softmax(logits, temperature)
     cumulative = np.cumsum(probability)
     rounding = 1e-5  # of float32 weights, at the borders between two tokens
@@ -161,13 +161,13 @@ def test_draw_never_leaves_the_allowed_tokens_at_the_borders(size: int, uniform:
     for token in {0, size // 2, size - 1}:
         logits = np.full(size, -np.inf, dtype=np.float32)
         logits[token] = -80.0
-        assert Row(logits).draw(1.0, uniform) == token
+        assert NumpyLogits(logits).draw(1.0, uniform) == token
 
 
 def test_draw_finds_a_token_where_the_sums_of_blocks_and_tokens_differ_by_rounding() -> None:
     for seed in range(100):
         logits = np.random.default_rng(seed).standard_normal(700).astype(np.float32)
-        assert 690 <= Row(logits).draw(1.0, 1 - 2**-53) < 700
+        assert 690 <= NumpyLogits(logits).draw(1.0, 1 - 2**-53) < 700
 
 
 def test_mass_nearer_sums_the_tokens_that_go_first() -> None:
@@ -190,7 +190,7 @@ def test_mass_nearer_equals_a_sort_by_distance(logits: F32, temperature: float, 
     distance = np.abs(exact - centre) if centre < math.inf else np.zeros(logits.size)
     order = np.lexsort((np.arange(logits.size), -exact, distance))
     before = softmax(logits, temperature)[order[: order.tolist().index(token)]].sum()
-    assert Row(logits).mass_nearer(token, centre, temperature=temperature) == pytest.approx(before, abs=1e-5)
+    assert NumpyLogits(logits).mass_nearer(token, centre, temperature=temperature) == pytest.approx(before, abs=1e-5)
 
 
 def test_penalized_changes_these_tokens_of_a_copy() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.penalties import Penalties
 
@@ -17,7 +17,7 @@ def logits_after(sampling: Sampling, logits: list[float], prompt: list[int], rep
     penalties = Penalties(sampling, prompt)
     for token in reply:
         penalties.note(token)
-    changed = penalties.applied(Row(np.array(logits, dtype=np.float32)))
+    changed = penalties.applied(NumpyLogits(np.array(logits, dtype=np.float32)))
     return changed.values(range(len(logits)))
 
 
@@ -46,7 +46,7 @@ def test_a_bias_of_minus_infinity_wins_over_any_penalty() -> None:
 
 
 def test_without_penalties_the_logits_are_not_copied() -> None:
-    row = Row(np.zeros(4, dtype=np.float32))
+    row = NumpyLogits(np.zeros(4, dtype=np.float32))
     penalties = Penalties(Sampling(), [0, 1])
     penalties.note(2)
     assert penalties.applied(row) is row

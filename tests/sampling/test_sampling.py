@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.penalties import Penalties
 from embedllm.sampling.sampler import Sampler, logprob, top_logprobs
@@ -28,7 +28,7 @@ HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
 
 def picks(sampling: Sampling, logits: F32, count: int) -> list[int]:
     sampler = Sampler(sampling)
-    return [sampler.pick(Row(logits)).token for _ in range(count)]
+    return [sampler.pick(NumpyLogits(logits)).token for _ in range(count)]
 
 
 def kept(sampling: Sampling, row: Logits) -> dict[int, float]:
@@ -82,7 +82,7 @@ def test_greedy_takes_the_lowest_of_the_best_tokens(sampling: Sampling) -> None:
 
 def test_greedy_looks_at_the_logits_after_penalties() -> None:
     sampler = Sampler(Sampling(temperature=0, frequency_penalty=0.75))
-    row = Row(np.array([2.0, 1.0, 0.0], dtype=np.float32))
+    row = NumpyLogits(np.array([2.0, 1.0, 0.0], dtype=np.float32))
     chosen: list[int] = []
     for _ in range(5):
         chosen.append(sampler.pick(row).token)
@@ -92,33 +92,33 @@ def test_greedy_looks_at_the_logits_after_penalties() -> None:
 
 def test_a_pick_that_is_not_noted_counts_for_nothing() -> None:
     sampler = Sampler(Sampling(temperature=0, presence_penalty=2.0))
-    row = Row(np.array([2.0, 1.0], dtype=np.float32))
+    row = NumpyLogits(np.array([2.0, 1.0], dtype=np.float32))
     assert [sampler.pick(row).token for _ in range(3)] == [0, 0, 0]
 
 
 def test_the_prompt_counts_for_the_repetition_penalty() -> None:
-    row = Row(np.array([2.0, 1.5], dtype=np.float32))
+    row = NumpyLogits(np.array([2.0, 1.5], dtype=np.float32))
     assert Sampler(Sampling(temperature=0, repetition_penalty=2.0), [0]).pick(row).token == 1
 
 
 def test_temperature_is_applied_before_the_nucleus_is_measured() -> None:
     # squared (temperature 0.5), 0.5 0.25 0.125 0.125 become 16/22 4/22 1/22 1/22
-    assert kept(Sampling(temperature=0.5, top_p=0.7), Row(HALVES)) == pytest.approx({0: 1})
-    assert kept(Sampling(temperature=1.0, top_p=0.7), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(temperature=0.5, top_p=0.7), NumpyLogits(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(temperature=1.0, top_p=0.7), NumpyLogits(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_the_nucleus_is_measured_on_what_top_k_left() -> None:
     # 0.5 of 0.75 is 2/3: enough for 0.6, while 0.5 of 1 is not
-    assert kept(Sampling(top_k=2, top_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
-    assert kept(Sampling(top_p=0.6), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(top_k=2, top_p=0.6), NumpyLogits(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(top_p=0.6), NumpyLogits(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_the_nucleus_is_measured_on_what_typical_left() -> None:
     # distances from the entropy of 1.75 bits: 0.75, 0.25, 1.25, 1.25, so that 0.7 keeps the first two
-    assert kept(Sampling(typical_p=0.2), Row(HALVES)) == pytest.approx({1: 1})
-    assert kept(Sampling(typical_p=0.7), Row(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
-    assert kept(Sampling(typical_p=0.7, top_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
-    assert kept(Sampling(typical_p=0.7, min_p=0.6), Row(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(typical_p=0.2), NumpyLogits(HALVES)) == pytest.approx({1: 1})
+    assert kept(Sampling(typical_p=0.7), NumpyLogits(HALVES)) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert kept(Sampling(typical_p=0.7, top_p=0.6), NumpyLogits(HALVES)) == pytest.approx({0: 1})
+    assert kept(Sampling(typical_p=0.7, min_p=0.6), NumpyLogits(HALVES)) == pytest.approx({0: 1})
 
 
 def test_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
@@ -131,12 +131,12 @@ def test_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
 
 def test_log_probabilities_are_of_the_model_whatever_the_options() -> None:
     sampling = Sampling(temperature=0.3, top_k=2, repetition_penalty=1.5, logit_bias={1: 100.0})
-    picked = Sampler(sampling, [0]).pick(Row(HALVES))
+    picked = Sampler(sampling, [0]).pick(NumpyLogits(HALVES))
     assert (picked.token, picked.logprob) == (1, pytest.approx(math.log(0.25)))
 
 
 def test_top_logprobs_are_the_best_tokens_with_their_log_probabilities() -> None:
-    row = Row(HALVES + 3)
+    row = NumpyLogits(HALVES + 3)
     expected = [(0, math.log(0.5)), (1, math.log(0.25)), (2, math.log(0.125))]
     assert [(each.token, each.logprob) for each in top_logprobs(row, 3)] == [
         (token, pytest.approx(value, abs=1e-6)) for token, value in expected
@@ -175,7 +175,7 @@ def chi_square(found: Counter[int], expected: dict[int, float], bins: int) -> fl
 @pytest.mark.parametrize("spread", [0.8, 3.0])
 def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling, spread: float) -> None:
     logits = (np.random.default_rng(3).standard_normal(3000) * spread).astype(np.float32)
-    expected = kept(sampling, Row(logits))
+    expected = kept(sampling, NumpyLogits(logits))
     found = Counter(picks(replace(sampling, seed=11), logits, 1500))
     assert set(found) <= set(expected)
     assert chi_square(found, expected, 12) < 31.3  # 1 in 1000 at 11 degrees of freedom, for a seed that is fixed
@@ -195,15 +195,15 @@ def test_a_short_look_shows_the_same_tokens_or_none(
 ) -> None:
     logits = (np.random.default_rng(seed).standard_normal(400) * spread).astype(np.float32)
     sampling = Sampling(top_k=top_k, typical_p=typical_p, top_p=top_p, min_p=min_p)
-    short = truncated(Row(logits), sampling, sampling.draw_steps, look=look) if sampling.truncates else None
+    short = truncated(NumpyLogits(logits), sampling, sampling.draw_steps, look=look) if sampling.truncates else None
     if short is not None:
         assert short.best.is_whole
-        assert set(short.best.tokens) == set(kept(sampling, Row(logits)))
+        assert set(short.best.tokens) == set(kept(sampling, NumpyLogits(logits)))
 
 
 def test_a_draw_that_always_misses_still_gives_a_token_of_the_nucleus() -> None:
     logits = np.zeros(12000, dtype=np.float32)  # the nucleus is the lower half: more than the second look, too
-    token = choose(Row(logits), Sampling(top_p=0.5), uniform=lambda: 0.99)
+    token = choose(NumpyLogits(logits), Sampling(top_p=0.5), uniform=lambda: 0.99)
     assert token == int(0.99 * 6000)
 
 
@@ -255,6 +255,6 @@ def test_distributions_equal_those_of_transformers(
         for name, option in processors:
             scores = getattr(transformers, name)(option)(torch.tensor([seen]), scores)
         ours = np.zeros(2000)
-        for token, share in kept(sampling, Penalties(sampling, seen).applied(Row(logits))).items():
+        for token, share in kept(sampling, Penalties(sampling, seen).applied(NumpyLogits(logits))).items():
             ours[token] = share
         np.testing.assert_allclose(ours, scores.softmax(-1)[0].numpy(), rtol=1e-4, atol=1e-9)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import ORDER, Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.sampling.token_choice import Pool, temperature_of, truncated
@@ -22,7 +22,7 @@ TEMPERATURE_LAST = (*(step for step in ORDER if step != "temperature"), "tempera
 
 def shares(sampling: Sampling, logits: np.ndarray, *, look: int | None = None) -> dict[int, float] | None:
     """Each token that may be drawn, with its probability, XTC at work; None when that many best do not show it."""
-    row = Row(logits.astype(np.float32))
+    row = NumpyLogits(logits.astype(np.float32))
     pool = truncated(row, sampling, sampling.draw_steps, look=look or row.size)
     return None if pool is None else chances(pool)
 
@@ -38,7 +38,7 @@ def chances(pool: Pool) -> dict[int, float]:
 
 def test_top_n_sigma_keeps_logits_near_the_best_in_standard_deviations() -> None:
     logits = np.array([8.0, 5, 4, 1, -math.inf])  # mean 4.5, deviations 3.5 .5 -.5 -3.5: sigma 2.5
-    assert Row(logits.astype(np.float32)).deviation() == pytest.approx(2.5)
+    assert NumpyLogits(logits.astype(np.float32)).deviation() == pytest.approx(2.5)
     for n, expected in ((0.1, [0]), (1.2, [0, 1]), (1.6, [0, 1, 2]), (2.7, [0, 1, 2]), (2.8, [0, 1, 2, 3])):
         assert list(shares(Sampling(top_n_sigma=n), logits) or {}) == expected
         assert list(shares(Sampling(top_n_sigma=n, temperature=3.0), logits) or {}) == expected  # any temperature
@@ -58,7 +58,7 @@ def test_xtc_measures_what_the_truncations_left() -> None:
 
 def test_xtc_acts_as_often_as_its_probability_says() -> None:
     sampler = Sampler(Sampling(xtc_probability=0.25, xtc_threshold=0.2, seed=3))
-    found = Counter(sampler.pick(Row(HALVES)).token for _ in range(4000))
+    found = Counter(sampler.pick(NumpyLogits(HALVES)).token for _ in range(4000))
     assert found[0] / 4000 == pytest.approx(0.75 * 0.5, abs=0.025)  # three deviations
     assert found[1] / 4000 == pytest.approx(0.75 * 0.25 + 0.25 * 0.5, abs=0.025)
 
@@ -67,20 +67,24 @@ def test_xtc_alone_on_a_large_flat_row_looks_at_few_tokens() -> None:
     logits = np.zeros(20000, dtype=np.float32)
     logits[[3, 5]] = math.log(8000)  # 0.235 each
     sampler = Sampler(Sampling(xtc_probability=1, seed=1))
-    found = Counter(sampler.pick(Row(logits)).token for _ in range(300))
+    found = Counter(sampler.pick(NumpyLogits(logits)).token for _ in range(300))
     assert found[3] == 0
     assert found[5] / 300 == pytest.approx(8000 / 27998, abs=0.08)
 
 
 def test_the_dynamic_temperature_follows_the_entropy() -> None:
     sampling = Sampling(temperature=1.0, dynamic_temperature=0.5)
-    assert temperature_of(Row(np.zeros(8, dtype=np.float32)), sampling) == pytest.approx(1.5)
-    certain = Row(np.array([0, -100, -100], dtype=np.float32))
+    assert temperature_of(NumpyLogits(np.zeros(8, dtype=np.float32)), sampling) == pytest.approx(1.5)
+    certain = NumpyLogits(np.array([0, -100, -100], dtype=np.float32))
     assert temperature_of(certain, sampling) == pytest.approx(0.5, abs=1e-6)
     # 1.75 bits of at most 2
-    assert temperature_of(Row(HALVES), sampling) == pytest.approx(0.5 + 1.75 / 2)
-    assert temperature_of(Row(HALVES), replace(sampling, dynamic_exponent=2.0)) == pytest.approx(0.5 + (1.75 / 2) ** 2)
-    assert temperature_of(Row(HALVES), replace(sampling, dynamic_temperature=3.0)) == pytest.approx(4 * 1.75 / 2)
+    assert temperature_of(NumpyLogits(HALVES), sampling) == pytest.approx(0.5 + 1.75 / 2)
+    assert temperature_of(NumpyLogits(HALVES), replace(sampling, dynamic_exponent=2.0)) == pytest.approx(
+        0.5 + (1.75 / 2) ** 2
+    )
+    assert temperature_of(NumpyLogits(HALVES), replace(sampling, dynamic_temperature=3.0)) == pytest.approx(
+        4 * 1.75 / 2
+    )
 
 
 def test_a_dynamic_temperature_of_what_is_left_counts_that_alone() -> None:
@@ -95,7 +99,7 @@ def test_a_dynamic_temperature_of_0_takes_the_best_token() -> None:
     sampling = Sampling(temperature=0.5, dynamic_temperature=0.5)
     logits = np.array([0, 1, -1000], dtype=np.float32) * 1000
     for options in (sampling, replace(sampling, top_p=0.9), replace(sampling, top_p=0.9, order=TEMPERATURE_LAST)):
-        assert Sampler(options).pick(Row(logits)).token == 1
+        assert Sampler(options).pick(NumpyLogits(logits)).token == 1
 
 
 def test_the_order_decides_what_a_nucleus_is_measured_on() -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Engine
 
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.generation import Generation
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.structured.llguidance import TokenGrammars
@@ -104,7 +104,7 @@ def reply(
         logits[closing] += 3
         if generation.statistics.tokens >= patience:  # in turns, or email addresses and open braces would go on
             logits[[[quote], closing, []][numbers.integers(3)]] += 60
-        chunk = generation.accept(Row(logits))
+        chunk = generation.accept(NumpyLogits(logits))
         text += chunk.text
         if chunk.finish_reason:
             return text, chunk
@@ -183,13 +183,13 @@ def test_a_schema_in_a_lark_grammar_is_followed_without_white_space_that_runs_on
 def test_no_special_token_is_allowed_unless_the_grammar_names_it(kind: str) -> None:
     codec = tokenizer(kind)
     constraint = grammars(kind).constraint(source({"type": "regex", "regex": "(?s).*"}), frozenset({END}))
-    row = constraint.allowed(Row(np.zeros(codec.size, np.float32)))
+    row = constraint.allowed(NumpyLogits(np.zeros(codec.size, np.float32)))
     forbidden = [token for token, logit in enumerate(row.values(range(codec.size))) if logit == -np.inf]
     assert set(forbidden) >= codec.special_tokens - {END}
     assert END not in forbidden
     name = codec.token_text(1)
     named = grammars(kind).constraint(source({"type": "lark", "lark": f'start: {name} "a"'}), frozenset({END}))
-    assert named.allowed(Row(np.zeros(codec.size, np.float32))).top(1).tokens == [1]
+    assert named.allowed(NumpyLogits(np.zeros(codec.size, np.float32))).top(1).tokens == [1]
 
 
 def source(response_format: ResponseFormat):  # noqa: ANN201  # of the line below
@@ -218,7 +218,7 @@ def test_a_stop_token_past_the_tokenizer_is_allowed_where_the_reply_is_whole() -
     token = tokenizer("byte level").token_id("a")
     assert token is not None
     constraint.note(token)
-    assert constraint.allowed(Row(np.zeros(330, np.float32))).top(1).tokens == [320]
+    assert constraint.allowed(NumpyLogits(np.zeros(330, np.float32))).top(1).tokens == [320]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,7 +235,7 @@ def test_forced_tokens_are_what_the_grammar_demands(kind: str) -> None:
     assert len(tokens) > 1
     assert b'{"true":5}'.startswith(text)
     for token in tokens:
-        assert constraint.allowed(Row(np.zeros(400, np.float32))).values([token]) == [0]
+        assert constraint.allowed(NumpyLogits(np.zeros(400, np.float32))).values([token]) == [0]
         constraint.note(token)
 
 
@@ -293,7 +293,7 @@ def test_a_grammar_that_the_vocabulary_cannot_spell_is_an_error() -> None:
     constraint = made.constraint(source(["ac"]), frozenset({2}))
     constraint.note(0)
     with pytest.raises(ValueError, match="no token is allowed"):
-        constraint.allowed(Row(np.zeros(3, np.float32)))
+        constraint.allowed(NumpyLogits(np.zeros(3, np.float32)))
 
 
 def test_white_space_does_not_run_on() -> None:

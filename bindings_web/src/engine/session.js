@@ -1,7 +1,7 @@
 // One sequence on a device of the browser: how far it has come, and what it may be fed.
 
 import { ContextFull, DeviceError, EmbedError, Interrupted } from "../errors.js";
-import { Row } from "../sampling/array_logits.js";
+import { ArrayLogits } from "../sampling/array_logits.js";
 import { breathe } from "../worker/yield_to_events.js";
 
 /**
@@ -43,7 +43,7 @@ export class Session {
    * Rejects with ContextFull, RangeError for no token or a wrong one, Interrupted, DeviceError.
    *
    * @param {ArrayLike<number>} tokens
-   * @returns {Promise<Row>}
+   * @returns {Promise<ArrayLogits>}
    */
   async feed(tokens) {
     this.#check(tokens);
@@ -60,7 +60,7 @@ export class Session {
           row = /** @type {Float32Array<ArrayBuffer>} */ (await this.#steps.run(piece, start + at));
         }
         this.position = start + tokens.length;
-        return new Row(row);
+        return new ArrayLogits(row);
       } catch (error) {
         if (error instanceof EmbedError && !(error instanceof DeviceError)) throw error;
         throw await this.#limits.fail(error);

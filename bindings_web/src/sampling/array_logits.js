@@ -30,7 +30,7 @@ import {
  * The array is viewed, not copied, and must stay as it is while the row is in use. A token whose logit is -Infinity is
  * forbidden.
  */
-export class Row {
+export class ArrayLogits {
   #row;
   /** @type {{best: number, token: number, maxima: Float32Array} | null} */
   #peaks = null;
@@ -70,20 +70,20 @@ export class Row {
    * not; less what is subtracted. Each step is rounded to float32.
    *
    * @param {import("./logit_copies.js").Changes} changes
-   * @returns {Row}
+   * @returns {ArrayLogits}
    */
   penalized(changes) {
-    return new Row(penalized(this.#row, changes));
+    return new ArrayLogits(penalized(this.#row, changes));
   }
 
   /**
    * A copy in which the tokens without a bit have -Infinity.
    *
    * @param {Uint32Array | Int32Array} bits that of token t is in word t >> 5 at place t & 31; none past the end
-   * @returns {Row}
+   * @returns {ArrayLogits}
    */
   masked(bits) {
-    return new Row(masked(this.#row, bits));
+    return new ArrayLogits(masked(this.#row, bits));
   }
 
   /**

@@ -4,7 +4,7 @@
 import { Interrupted } from "../errors.js";
 import { topLogprobs } from "./sampler.js";
 
-/** @typedef {import("./array_logits.js").Row} Row */
+/** @typedef {import("./array_logits.js").ArrayLogits} ArrayLogits */
 /** @typedef {import("./sampler.js").Picked} Picked */
 /** @typedef {import("./sampler.js").Sampler} Sampler */
 /** @typedef {import("./text_stream.js").StopStrings} StopStrings */
@@ -83,7 +83,7 @@ export class Generation {
   /**
    * Decides one step; the last one has a finish_reason, and must not be followed by another.
    *
-   * @param {Row} row
+   * @param {ArrayLogits} row
    * @returns {Chunk}
    */
   accept(row) {
@@ -156,7 +156,7 @@ export class Generation {
  * Cancelling is noticed between two feeds; whoever cancels also interrupts the session, to end the one that runs.
  *
  * @param {Generation} generation
- * @param {(tokens: readonly number[]) => Promise<Row>} feed
+ * @param {(tokens: readonly number[]) => Promise<ArrayLogits>} feed
  * @param {Iterable<readonly number[]>} pieces the prompt, cut into what is fed at once
  * @param {{readonly aborted: boolean} | null} [cancel] such as an AbortSignal
  * @returns {AsyncGenerator<Chunk, void, void>}

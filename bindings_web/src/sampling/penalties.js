@@ -1,6 +1,6 @@
 // What bias and penalties do to the logits, before anything is drawn: the twin of embedllm/sampling/penalties.py.
 
-/** @typedef {import("./array_logits.js").Row} Row */
+/** @typedef {import("./array_logits.js").ArrayLogits} ArrayLogits */
 /** @typedef {import("./options.js").Sampling} Sampling */
 
 /**
@@ -51,8 +51,8 @@ export class Penalties {
   /**
    * The changed logits; the same ones when there is nothing to change.
    *
-   * @param {Row} row
-   * @returns {Row}
+   * @param {ArrayLogits} row
+   * @returns {ArrayLogits}
    */
   applied(row) {
     if (!this.#tokens.length) return row;

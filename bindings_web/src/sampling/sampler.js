@@ -6,7 +6,7 @@ import { Penalties } from "./penalties.js";
 import { Random } from "./mersenne_twister.js";
 import { aboveShare, drawnFrom, listed, meanOf, nucleus, typical } from "./truncation.js";
 
-/** @typedef {import("./array_logits.js").Row} Row */
+/** @typedef {import("./array_logits.js").ArrayLogits} ArrayLogits */
 /** @typedef {import("./options.js").Sampling} Sampling */
 /** @typedef {import("./truncation.js").Shortlist} Shortlist */
 
@@ -33,7 +33,7 @@ const TRIES = 16;
  * @typedef {object} Constraint
  * @property {boolean} isDone
  * @property {boolean} isStopAllowed
- * @property {(row: Row) => Row} mask
+ * @property {(row: ArrayLogits) => ArrayLogits} mask
  * @property {(token: number) => void} note
  */
 
@@ -64,7 +64,7 @@ export class Sampler {
   /**
    * The next token.
    *
-   * @param {Row} row
+   * @param {ArrayLogits} row
    * @returns {Picked}
    * @throws RangeError when a biased or seen token is not in the vocabulary, or no token is allowed
    */
@@ -94,7 +94,7 @@ export class Sampler {
 /**
  * The natural log probability of this token as the logits stand.
  *
- * @param {Row} row
+ * @param {ArrayLogits} row
  * @param {number} token
  * @returns {number}
  */
@@ -105,7 +105,7 @@ export function logprob(row, token) {
 /**
  * The `count` most probable tokens as the logits stand, best first.
  *
- * @param {Row} row
+ * @param {ArrayLogits} row
  * @param {number} count
  * @returns {Picked[]}
  */
@@ -118,7 +118,7 @@ export function topLogprobs(row, count) {
 /**
  * The next token, by temperature, truncations and the draw; of equally good ones, greedy takes the lowest id.
  *
- * @param {Row} row
+ * @param {ArrayLogits} row
  * @param {Sampling} sampling
  * @param {() => number} uniform gives numbers in [0, 1), as many as are asked for
  * @returns {number}
@@ -138,7 +138,7 @@ export function choose(row, sampling, uniform) {
 /**
  * The tokens that all truncations leave, exactly; null when the `look` best do not show which.
  *
- * @param {Row} row
+ * @param {ArrayLogits} row
  * @param {Sampling} sampling
  * @param {number} look not asked for when top_k says how many are enough
  * @returns {Shortlist | null}
@@ -161,7 +161,7 @@ export function truncated(row, sampling, look) {
  * Whether a token is in the set is one sum, however large the set; that of a flat distribution has 100,000 tokens. Not
  * for typical_p with another truncation, where membership depends on sums over the typical set alone.
  *
- * @param {Row} row
+ * @param {ArrayLogits} row
  * @param {Sampling} sampling
  * @param {() => number} uniform
  * @returns {number | null}

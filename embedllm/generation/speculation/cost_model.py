@@ -18,7 +18,7 @@ _COUNTS = (2, 4, 8, 16, 32)  # tokens of the steps whose cost is kept; the other
 _FIRST = (1.1, 1.4, 2.0, 3.5, 7.0)  # before anything was clocked: a little more than a CPU takes
 
 
-class Costs:
+class StepCosts:
     """What a step that feeds several tokens takes, in steps of one token; learned from the clock."""
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class Acceptance:
         self._seen[kind] = _FADING * self._seen[kind] + 1
 
 
-class Experience:
+class SpeculationStatistics:
     """What the replies of an engine have taught. May be used from several threads: what is lost of it is no matter."""
 
     def __init__(self) -> None:
-        self.costs = Costs()
+        self.costs = StepCosts()
         # by the length of a match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
         self.matches = Acceptance((0.0, 0.0, 0.4, 0.5, 0.7, 0.8, 0.9))
         self.confidences = Acceptance((0.1, 0.3, 0.5, 0.7, 0.9))  # by the draft model's own probability, in fifths

@@ -13,7 +13,7 @@ LONGEST = 32  # tokens of a match that are counted
 _PLACES = 16  # of a chain that are tried
 
 
-class Lookup:
+class PromptLookup:
     """The tokens of a sequence, and what followed when their end was last seen."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from embedllm.generation.loop import Feed, Feedable, Feeding, Step
-from embedllm.generation.speculation.cost_model import Experience
-from embedllm.generation.speculation.prompt_lookup import LONGEST, Lookup
+from embedllm.generation.loop import DecodeStep, Feed, Feedable, FeedGenerator
+from embedllm.generation.speculation.cost_model import SpeculationStatistics
+from embedllm.generation.speculation.prompt_lookup import LONGEST, PromptLookup
 from embedllm.types import Logits
 
 MOST = 31  # tokens guessed at once
@@ -54,13 +54,13 @@ class Draft:
         return [self.tokens[at : at + self._chunk] for at in range(place, len(self.tokens), self._chunk)]
 
 
-class Speculation:
+class Speculator:
     """Guesses for one reply. It learns how often they are right, and stakes only what wrong ones may lose."""
 
     def __init__(
         self,
         prompt: Sequence[int],
-        experience: Experience,
+        experience: SpeculationStatistics,
         *,
         draft: Draft | None = None,
         looks_up: bool = True,
@@ -76,7 +76,7 @@ class Speculation:
         self._draft = draft
         self._room = room
         self._looks_up = looks_up
-        self._lookup: Lookup | None = None
+        self._lookup: PromptLookup | None = None
         self._guesses: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
         self._balance = min(experience.balance, _BROUGHT)
         self._drafted = 0  # steps of the draft model since the last step
@@ -99,7 +99,7 @@ class Speculation:
             if guess != token:
                 self._guesses.clear()
 
-    def propose(self, most: int) -> Feeding:
+    def propose(self, most: int) -> FeedGenerator:
         self._drafted, self._free_s = 0, 0.0
         self._guesses.clear()
         if not self._costs.is_known:
@@ -113,7 +113,7 @@ class Speculation:
             return ()
         return (yield from self._draft_guesses(self._draft, most))
 
-    def measure(self, step: Step) -> None:
+    def measure(self, step: DecodeStep) -> None:
         costs = self._costs
         costs.note(step.fed, step.feed_s, is_rewound=self._is_rewound)
         if costs.is_known:
@@ -126,7 +126,7 @@ class Speculation:
 
     def _looked_up(self, most: int) -> list[int]:
         if self._lookup is None:
-            self._lookup, self._tokens = Lookup(self._tokens or ()), None
+            self._lookup, self._tokens = PromptLookup(self._tokens or ()), None
         length = self._lookup.length
         if not length:
             return []
@@ -151,7 +151,7 @@ class Speculation:
                 best, value = count, gain
         return best, value
 
-    def _draft_guesses(self, draft: Draft, most: int) -> Feeding:
+    def _draft_guesses(self, draft: Draft, most: int) -> FeedGenerator:
         most = min(most, draft.context - len(draft.tokens))
         costs, average = self._costs, self._experience.drafts.of(0)
         wanted, _ = self._worth((average for _ in range(most)), each=costs.draft)

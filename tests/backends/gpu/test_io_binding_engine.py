@@ -25,7 +25,7 @@ from embedllm.backends.sessions.topk_logits import ListedRow
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
 from embedllm.package.package import Package, open_package
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def test_a_reduced_row_answers_as_the_row_does(
     random = np.random.default_rng(seed)
     row = (random.standard_normal(size) * spread + 4).astype(kind)
     row[random.integers(0, size, forbidden if size > forbidden else 0)] = -math.inf
-    expected, (found, _) = Row(row.astype(np.float32)), heads(row)
+    expected, (found, _) = NumpyLogits(row.astype(np.float32)), heads(row)
     for asked in (1, count, 1):
         assert found.top(asked) == expected.top(asked)
         assert found.logsumexp() == pytest.approx(expected.logsumexp(), rel=1e-6)

@@ -25,7 +25,7 @@ from embedllm.backends.sessions.step_batcher import _Step
 from embedllm.export import Recipe
 from embedllm.export.graphs import write_variant
 from embedllm.kv_cache.block_cache import BLOCK
-from embedllm.kv_cache.sequence import HeldSequence
+from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.loading.memory_estimate import fit
 from embedllm.package.graph_variants import INT4_KV, INT8_KV, GraphVariant
 from embedllm.package.package import open_package
@@ -62,9 +62,9 @@ def pair(folder: Path, *, exact: bool = False) -> tuple[OrtSession, OrtSession]:
     return forgets, keeps
 
 
-def feed_prompt(session: Session | HeldSequence, stop: int) -> None:
+def feed_prompt(session: Session | CachedSequence, stop: int) -> None:
     """The first tokens that it lacks, in pieces."""
-    held = session.tokens if isinstance(session, HeldSequence) else range(session.position)
+    held = session.tokens if isinstance(session, CachedSequence) else range(session.position)
     for start in range(len(held), stop, 100):
         session.feed(TOKENS[start : min(start + 100, stop)])
 
@@ -143,7 +143,7 @@ def test_what_is_given_away_is_what_a_session_that_keeps_all_gives(folder: Path)
 
 def test_a_sequence_that_goes_far_back_computes_again_what_is_gone(folder: Path) -> None:
     """Speculation and turns rewind a sequence, which knows its tokens."""
-    forgets, keeps = (HeldSequence(session) for session in pair(folder, exact=True))
+    forgets, keeps = (CachedSequence(session) for session in pair(folder, exact=True))
     for sequence in (forgets, keeps):
         feed_prompt(sequence, 1000)
     assert (forgets.keep(TOKENS[:700]), keeps.keep(TOKENS[:700])) == (64, 699)
@@ -153,7 +153,7 @@ def test_a_sequence_that_goes_far_back_computes_again_what_is_gone(folder: Path)
         assert sequence.tokens == TOKENS[:500]
     logits = [np.array(sequence.feed(TOKENS[500:510]).values(range(VOCABULARY))) for sequence in (forgets, keeps)]
     np.testing.assert_allclose(*logits, atol=1e-4 * logits[1].std(), rtol=0)  # fed in other pieces: sums differ
-    assert forgets.plain_tokens == TOKENS[: len(forgets.plain_tokens)]
+    assert forgets.reusable_tokens == TOKENS[: len(forgets.reusable_tokens)]
 
 
 def stepped(engine: OrtEngine, sessions: Sequence[OrtSession]) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from embedllm.export.writing.plan import plan
 from embedllm.hub.location import locate
 from embedllm.package.package import MANIFEST, open_package
 from embedllm.package.packing import Packed
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from tests.support.calibration_texts import kl, logits, manifest, text
 from tests.support.tiny import tiny_checkpoint
 
@@ -156,7 +156,7 @@ def test_drawing_ends_at_once_when_a_step_fails(
     fed: list[int] = []
     feed = OrtSession.feed
 
-    def failing(self: OrtSession, tokens: Sequence[int]) -> Row:
+    def failing(self: OrtSession, tokens: Sequence[int]) -> NumpyLogits:
         fed.append(1)
         if len(fed) == 40:
             raise DeviceError("no memory for this step")

@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Grammar } from "../../../bindings_web/src/grammar/grammar.js";
 import { Generation } from "../../../bindings_web/src/sampling/generation.js";
-import { Row } from "../../../bindings_web/src/sampling/array_logits.js";
+import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 import { Sampler } from "../../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../../bindings_web/src/sampling/options.js";
 import { StopStrings, TextStream } from "../../../bindings_web/src/sampling/text_stream.js";
@@ -42,9 +42,9 @@ function reply(generation, rows) {
   return assert.fail(`no end of ${text}`);
 }
 
-const peaked = (token) => new Row(new Float32Array(VOCABULARY).fill(0).fill(8, token, token + 1));
+const peaked = (token) => new ArrayLogits(new Float32Array(VOCABULARY).fill(0).fill(8, token, token + 1));
 const rows = (seed) =>
-  Array.from({ length: 40 }, (_, step) => new Row(makeRow("normal", VOCABULARY, 1000 * seed + step + 1)));
+  Array.from({ length: 40 }, (_, step) => new ArrayLogits(makeRow("normal", VOCABULARY, 1000 * seed + step + 1)));
 const OPTIONS = [
   { temperature: 0 },
   { temperature: 5 },
@@ -70,7 +70,7 @@ test("a reply keeps to the grammar under every sampling", () => {
 test("log probabilities are the model's own", () => {
   const row = new Float32Array(VOCABULARY);
   row["4".charCodeAt(0)] = Math.log(2);
-  const { token, logprob } = rule(date).accept(new Row(row));
+  const { token, logprob } = rule(date).accept(new ArrayLogits(row));
   assert.equal(token, "4".charCodeAt(0));
   assert.ok(Math.abs(logprob - Math.log(2 / (VOCABULARY + 1))) < 1e-6);
 });
@@ -104,10 +104,10 @@ test("masked forbids the tokens without a bit, and those past the last word", ()
         ((bits[token >> 5] ?? 0) >>> (token & 31)) & 1 ? logit : -Infinity,
       );
       const every = Array.from(logits.keys());
-      assert.deepEqual(new Row(logits).masked(bits).values(every), Array.from(expected));
-      assert.deepEqual(new Row(logits).masked(new Int32Array(bits)).values(every), Array.from(expected));
-      assert.deepEqual(new Row(logits).values(every), Array.from(logits));
+      assert.deepEqual(new ArrayLogits(logits).masked(bits).values(every), Array.from(expected));
+      assert.deepEqual(new ArrayLogits(logits).masked(new Int32Array(bits)).values(every), Array.from(expected));
+      assert.deepEqual(new ArrayLogits(logits).values(every), Array.from(logits));
     }
   }
-  assert.throws(() => new Row(new Float32Array(2)).masked(new Uint32Array(1)).top(1), RangeError);
+  assert.throws(() => new ArrayLogits(new Float32Array(2)).masked(new Uint32Array(1)).top(1), RangeError);
 });

@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 import { DeviceError } from "../../../bindings_web/src/errors.js";
 import { Random } from "../../../bindings_web/src/sampling/mersenne_twister.js";
-import { Row } from "../../../bindings_web/src/sampling/array_logits.js";
+import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 import { Sampler, truncated } from "../../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../../bindings_web/src/sampling/options.js";
 import { exponential, NEGLIGIBLE } from "../../../bindings_web/src/sampling/softmax.js";
@@ -34,7 +34,7 @@ test("random numbers are CPython's", () => {
 
 for (const { shape, size, top, logsumexp, mean, deviation, draws, nearer } of golden.rows) {
   test(`a ${shape} row of ${size} answers as Python's`, () => {
-    const row = new Row(makeRow(shape, size, size));
+    const row = new ArrayLogits(makeRow(shape, size, size));
     for (const [count, tokens] of top) {
       const best = row.top(count);
       assert.deepEqual([...best.tokens].slice(-tokens.length), tokens, `top(${count})`);
@@ -66,7 +66,7 @@ test("top of a row in any order is what sorting gives", () => {
       values[other] > values[one] ? 1 : values[other] < values[one] ? -1 : one - other,
     );
     for (const count of [1, 2, 64, 255, 4096, 9999]) {
-      assert.deepEqual([...new Row(values).top(count).tokens], order.slice(0, count), `${name}, ${count}`);
+      assert.deepEqual([...new ArrayLogits(values).top(count).tokens], order.slice(0, count), `${name}, ${count}`);
     }
   }
 });
@@ -82,20 +82,20 @@ test("a row refuses what is no distribution", () => {
     makeRow("normal", 300, 1).fill(value, place, place + 1);
   for (const place of [0, 63, 64, 299]) {
     assert.throws(
-      () => new Row(at(place, NaN)).top(1),
+      () => new ArrayLogits(at(place, NaN)).top(1),
       (error) => error instanceof DeviceError && error.message.includes(`token ${place} has NaN`),
     );
     assert.throws(
-      () => new Row(at(place, Infinity)).logsumexp(),
+      () => new ArrayLogits(at(place, Infinity)).logsumexp(),
       (error) => error instanceof DeviceError && error.message.includes(`token ${place} has Infinity`),
     );
   }
   assert.throws(
-    () => new Row(new Float32Array(9).fill(-Infinity)).draw(1, 0.5),
+    () => new ArrayLogits(new Float32Array(9).fill(-Infinity)).draw(1, 0.5),
     /RangeError: all logits are -Infinity/,
   );
-  assert.throws(() => new Row(new Float32Array(0)), RangeError);
-  const row = new Row(makeRow("normal", 300, 1));
+  assert.throws(() => new ArrayLogits(new Float32Array(0)), RangeError);
+  const row = new ArrayLogits(makeRow("normal", 300, 1));
   for (const wrong of [-1, 300, 1.5]) assert.throws(() => row.values([wrong]), RangeError);
   assert.throws(() => row.top(0), RangeError);
   assert.throws(() => row.logsumexp(0), RangeError);
@@ -103,7 +103,7 @@ test("a row refuses what is no distribution", () => {
 
 test("penalties leave the row as it was", () => {
   const values = Float32Array.of(1.5, -2, 0, 0.1);
-  const changed = new Row(values).penalized({
+  const changed = new ArrayLogits(values).penalized({
     tokens: [0, 1, 3],
     biases: [0.5, 0, 0],
     divisors: [2, 2, 1],
@@ -141,7 +141,7 @@ for (const { options, shape, size, prompt, tokens, logprobs, kept } of golden.sa
     const pairs = options.logit_bias;
     const sampling = new Sampling({ ...options, logit_bias: pairs.map(([token, bias]) => [token, bias ?? -Infinity]) });
     const sampler = new Sampler(sampling, prompt);
-    const rowAt = (/** @type {number} */ step) => new Row(makeRow(shape, size, 1000 * options.seed + step));
+    const rowAt = (/** @type {number} */ step) => new ArrayLogits(makeRow(shape, size, 1000 * options.seed + step));
     const picked = Array.from(tokens, (_, step) => {
       const pick = sampler.pick(rowAt(step));
       sampler.note(pick.token);
@@ -162,5 +162,5 @@ for (const { options, shape, size, prompt, tokens, logprobs, kept } of golden.sa
 
 test("a token outside the vocabulary is named", () => {
   const sampler = new Sampler(new Sampling({ logit_bias: { 300: 1 } }));
-  assert.throws(() => sampler.pick(new Row(makeRow("normal", 300, 1))), /token 300 is biased or was seen/);
+  assert.throws(() => sampler.pick(new ArrayLogits(makeRow("normal", 300, 1))), /token 300 is biased or was seen/);
 });

@@ -7,7 +7,7 @@ import { test } from "node:test";
 
 import * as errors from "../../../bindings_web/src/errors.js";
 import { Generation, run } from "../../../bindings_web/src/sampling/generation.js";
-import { Row } from "../../../bindings_web/src/sampling/array_logits.js";
+import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 import { Sampler } from "../../../bindings_web/src/sampling/sampler.js";
 import { Sampling } from "../../../bindings_web/src/sampling/options.js";
 import { StopStrings, TextStream } from "../../../bindings_web/src/sampling/text_stream.js";
@@ -68,7 +68,7 @@ golden.generations.forEach(
         const row = makeRow("normal", VOCABULARY, 500 + step);
         row[script.at(step % script.length)] += 9;
         step++;
-        return new Row(row);
+        return new ArrayLogits(row);
       };
       const cancel = new AbortController();
       if (cancel_after === 0) cancel.abort();
@@ -115,7 +115,7 @@ test("times are those of feeds and decisions, not of the consumer", async (conte
   });
   const feed = async () => {
     clock += 20;
-    return new Row(makeRow("normal", VOCABULARY, 1));
+    return new ArrayLogits(makeRow("normal", VOCABULARY, 1));
   };
   for await (const _ of run(generation, feed, [[1], [2]])) clock += 300;
   const { prefill_s, decode_s } = generation.statistics;

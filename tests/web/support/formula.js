@@ -3,7 +3,7 @@
 // tests/web/support/formula.py is the same model in Python: its logits are multiples of 2^-20 below 8, exact in float32.
 
 import { ContextFull, Interrupted } from "../../../bindings_web/src/errors.js";
-import { Row } from "../../../bindings_web/src/sampling/array_logits.js";
+import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 
 /**
  * The logits after these tokens.
@@ -75,7 +75,7 @@ class FormulaSession {
     }
     this.tokens.push(...tokens);
     this.capacity = Math.max(this.capacity, this.position);
-    const row = new Row(engine.fixed ?? logitsAfter(engine.vocabulary, this.tokens));
+    const row = new ArrayLogits(engine.fixed ?? logitsAfter(engine.vocabulary, this.tokens));
     engine.counts.made(row);
     return row;
   }

@@ -8,17 +8,17 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_rewind, check_tokens
-from embedllm.sampling.numpy_logits import Row
+from embedllm.sampling.numpy_logits import NumpyLogits
 from tests.support.fakes import END, Bytes
 
 
-def logits_after(vocabulary: int, tokens: Sequence[int]) -> Row:
+def logits_after(vocabulary: int, tokens: Sequence[int]) -> NumpyLogits:
     """Multiples of 2^-20 below 8."""
     seed = np.uint32(((tokens[-1] + 1) * 0x9E3779B1 + len(tokens) * 0x85EBCA6B) % 2**32)
     places = np.arange(1, vocabulary + 1, dtype=np.uint32)
     mixed = (seed ^ (places * np.uint32(0xC2B2AE35))) * np.uint32(0x27D4EB2F)
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
-    return Row(((mixed >> np.uint32(8)) / 2**20 - 8).astype(np.float32))
+    return NumpyLogits(((mixed >> np.uint32(8)) / 2**20 - 8).astype(np.float32))
 
 
 class FormulaSession:
@@ -30,7 +30,7 @@ class FormulaSession:
         self._engine = engine
         self._tokens: list[int] = []
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         engine = self._engine
         check_tokens(tokens, self.position, vocabulary=engine.vocabulary, limit=engine.context, remedy=engine.remedy)
         self._tokens += tokens
