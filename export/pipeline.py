@@ -32,8 +32,9 @@ from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location
+from embedllm.package.features import features_of
 from embedllm.package.graph_variants import FLOAT32
-from embedllm.package.package import CARRIED_FORMAT, ENCODER_FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, sha256
+from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 
 EXPORTERS = ("embedllm", "optimum")
 
@@ -187,9 +188,8 @@ def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
-    form: dict[str, object] = {} if decided.decoder.encoder is None else {"format": ENCODER_FORMAT}
-    packings = decided.packing.values()
-    if not all(packing.is_plain for packing in packings):
-        form = {"format": ORDERED_FORMAT if any(packing.order for packing in packings) else CARRIED_FORMAT}
-    manifest = manifest_of(partial, job.facts | form, decided.decoder, graphs, decided.packing, hashes)
+    features = features_of(decided.packing.values(), is_encoder=decided.decoder.encoder is not None)
+    manifest = manifest_of(
+        partial, job.facts | {"features": features}, decided.decoder, graphs, decided.packing, hashes
+    )
     write_json(partial / MANIFEST, manifest)

@@ -110,7 +110,7 @@ class Recipe:
 
     # of the layers' matrices: 4, 8, 16 or 32. None: 4; but what the source holds quantized is stored as it is
     bits: int | None = None
-    group: int = 32  # values that share a scale
+    group_size: int = 32  # values that share a scale
     symmetric: bool = True
     # "nearest": scales from the extremes; "search": those of 4 bits by least squares; and on a text "weighted": so, for
     # the inputs of each column; "awq": these made alike first; "gptq": what a rounding loses is made up for by what is

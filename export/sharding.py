@@ -1,4 +1,4 @@
-"""Copies of a folder for web servers that limit the size of a file: large files cut into parts, and put together again.
+"""Copies of a folder for web servers that limit the size of a file: large files cut into shards, and put together again.
 
 A block of a file is in memory at a time. Every byte is hashed on the way: a copy is made of what was exported, or not.
 """
@@ -16,16 +16,17 @@ from embedllm.errors import PackageError
 from embedllm.export.openvino.tokenizer import LINK, link_weights
 from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
 from embedllm.files.progress import Progress, write_json
-from embedllm.package.package import FORMAT, MANIFEST, PARTS_FORMAT, Package, read_package, sha256
-from embedllm.package.shards import PARTS, Part
+from embedllm.package.features import SHARDS, with_feature
+from embedllm.package.package import MANIFEST, Package, read_package, sha256
+from embedllm.package.shards import Shard
 
-SIZE = 2047 << 20  # bytes of a part: just under 2 GiB, which many servers and tools take at most
+SIZE = 2047 << 20  # bytes of a shard: just under 2 GiB, which many servers and tools take at most
 _BLOCK = 1 << 20
 _TOKENIZER = "openvino_tokenizer.xml"  # of folders that openvino-genai loads too: they have the link
 _UNKNOWN = "0" * 64  # in place of a hash: as long as one
 
 OnProgress = Callable[[Progress], None]
-Plan = Mapping[str, Sequence[Part]]  # the parts of each file that has any
+Plan = Mapping[str, Sequence[Shard]]  # the shards of each file that has any
 
 
 def shard(
@@ -36,9 +37,9 @@ def shard(
     replace: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Path:
-    """Copies a package folder, whole or in parts, into one that has no file of more than `size` bytes.
+    """Copies a package folder, whole or in shards, into one that has no file of more than `size` bytes.
 
-    Only what the manifest lists is copied, each file checked by its sha256; a folder that needs no parts is copied as
+    Only what the manifest lists is copied, each file checked by its sha256; a folder that needs no shards is copied as
     it is. replace: as for convert(). Raises PackageError for what is damaged or cannot be had in that size, and
     ExportError; `out` appears when it is whole, or not at all.
     """
@@ -49,51 +50,51 @@ def shard(
 def join(
     folder: str | Path, out: str | Path, *, replace: bool = False, on_progress: OnProgress = lambda _: None
 ) -> Path:
-    """Copies a folder in parts into one with whole files: the folder that it was made of, each file checked.
+    """Copies a folder in shards into one with whole files: the folder that it was made of, each file checked.
 
     Raises PackageError, ExportError; `out` appears when it is whole, or not at all.
     """
     package = _read(folder)
-    if not package.parts:
-        raise PackageError(f"'{package.folder}' is no hosting copy: none of its files is in parts. Use it as it is.")
+    if not package.shards:
+        raise PackageError(f"'{package.folder}' is no sharded copy: none of its files is in shards. Use it as it is.")
     return _copy(package, out, {}, replace=replace, on_progress=on_progress)
 
 
 def unlisted(folder: str | Path) -> list[str]:
     """What lies in a package folder, is not listed in its manifest, and so is not copied."""
     package = _read(folder)
-    known = {MANIFEST, LINK, *(part.file for parts in package.parts.values() for part in parts), *package.files}
+    known = {MANIFEST, LINK, *(shard.file for shards in package.shards.values() for shard in shards), *package.files}
     known = {name.partition("/")[0] for name in known}
     return sorted(path.name for path in package.folder.iterdir() if path.name not in known)
 
 
 def cut_in_place(folder: Path, size: int, on_progress: OnProgress = lambda _: None) -> None:
-    """Cuts the files of a whole folder that nobody reads yet, from their ends on: takes room for one part more."""
+    """Cuts the files of a whole folder that nobody reads yet, from their ends on: takes room for one shard more."""
     package = read_package(folder)
     plan = _planned(package, size)
     if not plan:
         return
-    (folder / LINK).unlink(missing_ok=True)  # of no use beside weights in parts
+    (folder / LINK).unlink(missing_ok=True)  # of no use beside weights in shards
     total = sum(package.files[name].bytes for name in plan)
     done = 0
 
     def on_bytes(count: int) -> None:
         nonlocal done
         done += count
-        on_progress(Progress("parts", done, total))
+        on_progress(Progress("shards", done, total))
 
-    cut: dict[str, list[Part]] = {}
-    for name, parts in plan.items():
+    cut: dict[str, list[Shard]] = {}
+    for name, shards in plan.items():
         start, written = package.files[name].bytes, []
         with (folder / name).open("r+b") as file:
-            for part in reversed(parts[1:]):
-                start -= part.bytes
+            for shard in reversed(shards[1:]):
+                start -= shard.bytes
                 file.seek(start)
-                written += _write(folder, [part], _blocks(iter(lambda: file.read(_BLOCK), b""), on_bytes))
+                written += _write(folder, [shard], _blocks(iter(lambda: file.read(_BLOCK), b""), on_bytes))
                 file.truncate(start)
-        (folder / name).rename(folder / parts[0].file)
+        (folder / name).rename(folder / shards[0].file)
         on_bytes(start)
-        first = dataclasses.replace(parts[0], sha256=sha256(folder / parts[0].file))
+        first = dataclasses.replace(shards[0], sha256=sha256(folder / shards[0].file))
         cut[name] = [first, *reversed(written)]
     write_json(folder / MANIFEST, _manifest(package, cut))
 
@@ -102,31 +103,33 @@ def _read(folder: str | Path) -> Package:
     return read_package(Path(os.path.expanduser(folder)))  # noqa: PTH111  # as in open_package
 
 
-def _planned(package: Package, size: int) -> dict[str, list[Part]]:
+def _planned(package: Package, size: int) -> dict[str, list[Shard]]:
     """Which files are cut, and into what: their hashes are not known yet.
 
-    Raises PackageError when the manifest, which lists the parts, would be larger than one.
+    Raises PackageError when the manifest, which lists the shards, would be larger than one.
     """
     if size < 1:
         raise ValueError(f"size is {size} bytes; expected 1 or more.")
     if package.encoder is not None:
-        raise PackageError(f"'{package.name}' embeds or scores texts, which browsers do not: they need no parts of it.")
-    least = (package.folder / MANIFEST).stat().st_size  # now, before a list of a part for every few bytes is made
-    plan: dict[str, list[Part]] = {}
+        raise PackageError(
+            f"'{package.name}' embeds or scores texts, which browsers do not: they need no shards of it."
+        )
+    least = (package.folder / MANIFEST).stat().st_size  # now, before a list of a shard for every few bytes is made
+    plan: dict[str, list[Shard]] = {}
     if least <= size:
         for name, entry in package.files.items():
             if entry.bytes > size:
                 plan[name] = _cut(name, entry.bytes, size)
         least = len(json.dumps(_manifest(package, plan), indent=1, ensure_ascii=False).encode()) + 1  # as write_json
     if least > size:
-        raise PackageError(f"'{MANIFEST}' cannot be cut and needs {least:,} bytes; expected parts of at least that.")
+        raise PackageError(f"'{MANIFEST}' cannot be cut and needs {least:,} bytes; expected shards of at least that.")
     return plan
 
 
-def _cut(name: str, total: int, size: int) -> list[Part]:
+def _cut(name: str, total: int, size: int) -> list[Shard]:
     starts = range(0, total, size)
     return [
-        Part(file=f"{name}.{index + 1}-of-{len(starts)}", bytes=min(size, total - start), sha256=_UNKNOWN)
+        Shard(file=f"{name}.{index + 1}-of-{len(starts)}", bytes=min(size, total - start), sha256=_UNKNOWN)
         for index, start in enumerate(starts)
     ]
 
@@ -143,45 +146,42 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
         on_progress(Progress("copy", done, total))
 
     with appears_whole(out, total, what="the copy") as partial:
-        parts: dict[str, list[Part]] = {}
+        shards: dict[str, list[Shard]] = {}
         for name, entry in package.files.items():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            whole = [Part(file=name, bytes=entry.bytes, sha256=_UNKNOWN)]
+            whole = [Shard(file=name, bytes=entry.bytes, sha256=_UNKNOWN)]
             written = _write(partial, plan.get(name, whole), _blocks(_checked(package, name), on_bytes))
             if name in plan:
-                parts[name] = written
+                shards[name] = written
         if not plan and _TOKENIZER in package.files:
             link_weights(partial)  # a second name, which the manifest does not list
-        write_json(partial / MANIFEST, _manifest(package, parts))
+        write_json(partial / MANIFEST, _manifest(package, shards))
         check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
     return out
 
 
-def _manifest(package: Package, parts: Plan) -> dict[str, object]:
-    """The manifest with these parts, and the number of the format that has any."""
-    whole = {key: value for key, value in package.manifest.items() if key != PARTS}
-    number = package.manifest["format"]
-    assert isinstance(number, int), "as it was read"
-    if not parts:
-        return {**whole, "format": FORMAT if number == PARTS_FORMAT else number}
-    listed = {name: [dataclasses.asdict(part) for part in each] for name, each in parts.items()}
-    return {**whole, "format": max(number, PARTS_FORMAT), PARTS: listed}
+def _manifest(package: Package, shards: Plan) -> dict[str, object]:
+    """The manifest with these shards, and the feature that a folder with any has."""
+    features = with_feature(package.manifest.get("features"), SHARDS, is_needed=bool(shards))
+    manifest = {key: value for key, value in package.manifest.items() if key != SHARDS} | {"features": features}
+    listed = {name: [dataclasses.asdict(shard) for shard in each] for name, each in shards.items()}
+    return {**manifest, SHARDS: listed} if shards else manifest
 
 
-def _write(folder: Path, parts: Sequence[Part], blocks: Iterator[memoryview]) -> list[Part]:
-    """Writes as many bytes into each part as it has, all blocks; the parts with their hashes."""
+def _write(folder: Path, shards: Sequence[Shard], blocks: Iterator[memoryview]) -> list[Shard]:
+    """Writes as many bytes into each shard as it has, all blocks; the shards with their hashes."""
     rest = memoryview(b"")
     written = []
-    for part in parts:
-        digest, left = hashlib.sha256(), part.bytes
-        with (folder / part.file).open("xb") as file:
+    for shard in shards:
+        digest, left = hashlib.sha256(), shard.bytes
+        with (folder / shard.file).open("xb") as file:
             while left:
                 rest = rest or next(blocks)
                 piece, rest = rest[:left], rest[left:]
                 file.write(piece)
                 digest.update(piece)
                 left -= len(piece)
-        written.append(dataclasses.replace(part, sha256=digest.hexdigest()))
+        written.append(dataclasses.replace(shard, sha256=digest.hexdigest()))
     next(blocks, None)  # what checks them does so at their end
     return written
 
@@ -193,30 +193,30 @@ def _blocks(blocks: Iterator[bytes], on_bytes: Callable[[int], None]) -> Iterato
 
 
 def _checked(package: Package, name: str) -> Iterator[bytes]:
-    """The bytes of a listed file, from its parts if it lies in parts; PackageError when they are not as exported."""
+    """The bytes of a listed file, from its shards if it lies in shards; PackageError when they are not as exported."""
     entry = package.files[name]
-    parts = package.parts.get(name)
-    if parts is None:
-        yield from _checked_part(package.folder, Part(file=name, bytes=entry.bytes, sha256=entry.sha256))
+    shards = package.shards.get(name)
+    if shards is None:
+        yield from _checked_shard(package.folder, Shard(file=name, bytes=entry.bytes, sha256=entry.sha256))
         return
     digest = hashlib.sha256()
-    for part in parts:
-        for block in _checked_part(package.folder, part):
+    for shard in shards:
+        for block in _checked_shard(package.folder, shard):
             digest.update(block)
             yield block
     if digest.hexdigest() != entry.sha256:
         raise PackageError(
-            f"the parts of '{package.folder / name}' are damaged: the sha256 of all is {digest.hexdigest()}, the "
+            f"the shards of '{package.folder / name}' are damaged: the sha256 of all is {digest.hexdigest()}, the "
             f"manifest says {entry.sha256}. Copy or export the folder again."
         )
 
 
-def _checked_part(folder: Path, part: Part) -> Iterator[bytes]:
-    path, digest, left = folder / part.file, hashlib.sha256(), part.bytes
+def _checked_shard(folder: Path, shard: Shard) -> Iterator[bytes]:
+    path, digest, left = folder / shard.file, hashlib.sha256(), shard.bytes
     try:
         found = path.stat().st_size
-        if found != part.bytes:
-            raise PackageError(f"'{path}' has {found} bytes; the manifest says {part.bytes}. Copy it again.")
+        if found != shard.bytes:
+            raise PackageError(f"'{path}' has {found} bytes; the manifest says {shard.bytes}. Copy it again.")
         with path.open("rb") as file:
             while left and (block := file.read(min(_BLOCK, left))):
                 digest.update(block)
@@ -224,8 +224,10 @@ def _checked_part(folder: Path, part: Part) -> Iterator[bytes]:
                 yield block
     except OSError as error:
         reason = error.strerror or error
-        raise PackageError(f"'{folder}' is incomplete: cannot read '{part.file}' ({reason}). Copy it again.") from error
-    if digest.hexdigest() != part.sha256:
         raise PackageError(
-            f"'{path}' is damaged: its sha256 is {digest.hexdigest()}, the manifest says {part.sha256}. Copy it again."
+            f"'{folder}' is incomplete: cannot read '{shard.file}' ({reason}). Copy it again."
+        ) from error
+    if digest.hexdigest() != shard.sha256:
+        raise PackageError(
+            f"'{path}' is damaged: its sha256 is {digest.hexdigest()}, the manifest says {shard.sha256}. Copy it again."
         )

@@ -92,14 +92,14 @@ class ReferenceEngine:
                 ("weight", True),
                 ("scale", packing.quantized),
                 ("zero", packing.quantized and packing.stores_zeros),
-                ("minimum", packing.quantized and packing.minimum),
+                ("minimum", packing.quantized and packing.has_minimum),
             )
         )
         assert weight is not None
         if scale is None:
             return weight.astype(np.float32)
         floats = dequantize(Packed(weight, scale, zero, minimum), packing, linear.columns)
-        return floats[:, self._inverse(packing.order)] if packing.order else floats
+        return floats[:, self._inverse(packing.column_order)] if packing.column_order else floats
 
     def _inverse(self, matrix: str) -> NDArray[np.intp]:
         """Where each column lies of what has the order of a matrix."""

@@ -134,7 +134,7 @@ def kv_bytes_per_token(decoder: Decoder | ExternalGraph, device: str, *, exact: 
 def layers_packing(package: Package) -> tuple[int | None, int | None]:
     """Bits and group of the layers' matrices; None where they are mixed, and floats have no group."""
     layers, stored = package.decoder.layers, packings(package.manifest)
-    found = {(stored[m.name].bits, stored[m.name].group) for layer in layers for m in linears(layer)}
+    found = {(stored[m.name].bits, stored[m.name].group_size) for layer in layers for m in linears(layer)}
     bits, groups = ({one[at] for one in found} for at in (0, 1))
     (only,) = bits if len(bits) == 1 else (None,)
     (group,) = groups if len(groups) == 1 and max(bits) <= 8 else (None,)

@@ -22,14 +22,14 @@ _STAGES = {  # the others: as they are
     "hash": "looking whether it is exported",
     "draft": "drawing a text",
     "inputs": "measuring inputs, layers",
-    "parts": "cutting",
+    "shards": "cutting",
     "sensitivity": "measuring what bits are worth",
     "tasks": "doing tasks",
     "text": "reading the text",
     "trace": "tracing with optimum",
     "verify": "comparing with the reference",
 }
-_OF_BYTES = ("weights", "copy", "download", "hash", "parts")
+_OF_BYTES = ("weights", "copy", "download", "hash", "shards")
 
 
 @contextmanager

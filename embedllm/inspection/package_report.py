@@ -74,9 +74,9 @@ class PackingCount:
 
     matrices: int
     bits: int
-    group: int | None  # values that share a scale; None for plain floats
+    group_size: int | None  # values that share a scale; None for plain floats
     symmetric: bool | None
-    minimum: bool = False  # minimums in place of zero points
+    has_minimum: bool = False  # minimums in place of zero points
     ordered: bool = False  # columns lie in another order than the model's
 
 
@@ -110,7 +110,7 @@ class Description:
     name: str
     folder: str
     source: str | None
-    licence: str | None
+    license: str | None
     created_by: str | None
     architecture: Architecture
     task: str  # what it does, in words
@@ -142,7 +142,7 @@ def describe_package(package: Package, contexts: Sequence[int] = ()) -> Descript
         name=package.name,
         folder=str(package.folder),
         source=_text(manifest, "source"),
-        licence=_text(manifest, "licence"),
+        license=_text(manifest, "license"),
         created_by=_text(manifest, "created_by"),
         architecture=_architecture(decoder),
         task=_task(decoder),
@@ -268,11 +268,18 @@ def _packing(quantization: object) -> tuple[PackingCount, ...]:
     for entry in entries:
         if isinstance(entry, dict):
             bits = int(entry.get("bits", 0))
-            kinds = bool(entry.get("minimum")), bool(entry.get("order"))
-            way = bits, entry.get("group"), entry.get("symmetric"), *kinds
+            kinds = bool(entry.get("has_minimum")), bool(entry.get("column_order"))
+            way = bits, entry.get("group_size"), entry.get("symmetric"), *kinds
             ways[way if bits < 16 else (bits, None, None, False, False)] += 1
     return tuple(
-        PackingCount(matrices=count, bits=bits, group=group, symmetric=symmetric, minimum=minimum, ordered=ordered)
+        PackingCount(
+            matrices=count,
+            bits=bits,
+            group_size=group,
+            symmetric=symmetric,
+            has_minimum=minimum,
+            ordered=ordered,
+        )
         for (bits, group, symmetric, minimum, ordered), count in ways.most_common()
     )
 

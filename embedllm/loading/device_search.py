@@ -147,7 +147,7 @@ def check_exact(package: Package) -> None:
 
 def _rounds(packing: Mapping[str, object]) -> str:
     """What of a matrix is rounded though ONNX Runtime is told not to; empty where it heeds that."""
-    bits, group = packing.get("bits"), packing.get("group")
+    bits, group = packing.get("bits"), packing.get("group_size")
     if bits == 4 and group != _HEEDED:
         return f"4-bit matrices in groups of {group}"
     return "8-bit matrices" if bits == 8 else ""

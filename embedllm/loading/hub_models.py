@@ -15,7 +15,7 @@ from embedllm.loading.export_cache import cached_export, exports_folder, find_ex
 from embedllm.loading.gguf import model_name
 from embedllm.package.manifest_fields import plain_name
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, read_package
-from embedllm.package.shards import hosting_copy
+from embedllm.package.shards import sharded_copy
 
 if TYPE_CHECKING:
     from embedllm.files.progress import Progress
@@ -60,8 +60,8 @@ def _fetch_package(repository: Repository, folder: str, on_progress: OnProgress 
     manifest = folder + MANIFEST
     place = repository.fetch([manifest]) / folder
     package = read_package(place)
-    if package.parts:
-        raise hosting_copy(place, package.parts)
+    if package.shards:
+        raise sharded_copy(place, package.shards)
     for name, entry in package.files.items():
         found = repository.files.get(folder + name)
         if found is not None and found.bytes not in (None, entry.bytes):

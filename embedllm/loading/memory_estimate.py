@@ -150,9 +150,9 @@ def _kept(package: Package, keeping: Keeping) -> int:
 
 def _bits(packing: object, keeping: Keeping) -> float:
     """Of a weight, by what the manifest says of its matrix; plain floats become float32 on the CPU."""
-    bits, group = (packing.get("bits"), packing.get("group")) if isinstance(packing, dict) else (None, None)
+    bits, group = (packing.get("bits"), packing.get("group_size")) if isinstance(packing, dict) else (None, None)
     if isinstance(bits, int) and bits <= 8 and isinstance(group, int) and group > 0:
-        minimum = _FLOAT if isinstance(packing, dict) and packing.get("minimum") else 0
+        minimum = _FLOAT if isinstance(packing, dict) and packing.get("has_minimum") else 0
         return bits + (keeping.bits_per_group + minimum) / group
     return _FLOAT
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.package.features import check_features, listed_features, read_format
 from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
-from embedllm.package.shards import hosting_copy, read_parts
+from embedllm.package.shards import read_shards, sharded_copy
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder, Encoder
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
-FORMAT = 1  # of the manifest
-PARTS_FORMAT = 2  # of one with files in parts: docs/format.md#parts
-ENCODER_FORMAT = 3  # of a model that embeds or scores texts
-CARRIED_FORMAT = 4  # of matrices with minimums or wide scales (#carried-over)
-ORDERED_FORMAT = 5  # of matrices whose columns lie in another order (#order), and the largest that is not refused
 _SHOWN = 8  # names of files in an error
 _AGAIN = "Copy or export the folder again."
 
@@ -54,7 +50,7 @@ class Package:
     """An opened folder. The manifest and the presence and size of every file were checked; see faults() for hashes.
 
     damaged: why graphs cannot be used, by variant; what every device needs is there.
-    parts: of files that lie in parts, by name; only read_package() gives such a folder.
+    shards: of files that lie in shards, by name; only read_package() gives such a folder.
     external: how a folder is read that another exporter wrote, whose manifest is made when it is opened.
     """
 
@@ -64,7 +60,7 @@ class Package:
         self.manifest = manifest
         self.name = text_of(manifest, "name")
         self.files = {name: _file_entry(name, entry) for name, entry in section_of(manifest, "files").items()}
-        self.parts = read_parts(manifest, {name: entry.bytes for name, entry in self.files.items()})
+        self.shards = read_shards(manifest, {name: entry.bytes for name, entry in self.files.items()})
         self.listed = tuple(_graph(entry) for entry in list_of(manifest, "graphs"))
         self.damaged: Mapping[str, str] = {}  # see open_package
         self.stop_tokens = tuple(integers_of(section_of(manifest, "tokens"), "stop", "in the manifest's 'tokens',"))
@@ -182,15 +178,15 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
 
     whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
     says why, for devices that do not need it and for who writes it anew.
-    Raises PackageError when it is missing, damaged, incomplete, newer than this version, a hosting copy in parts, or
+    Raises PackageError when it is missing, damaged, incomplete, newer than this version, a sharded copy, or
     when its manifest names files outside of it.
     """
     path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     if (found := _external(path)) is not None:
         return found
     package = _listed(path)
-    if package.parts:
-        raise hosting_copy(package.folder, package.parts)
+    if package.shards:
+        raise sharded_copy(package.folder, package.shards)
     faults = _graph_faults(package)
     if whole and faults:
         raise package.refusal(faults)
@@ -202,7 +198,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
 def read_package(folder: Path) -> Package:
     """A folder of which only the small texts need to be there, as in a browser, where graphs and weights lie elsewhere.
 
-    Raises PackageError for what open_package() refuses in the manifest, but not for files in parts: Package.parts says
+    Raises PackageError for what open_package() refuses in the manifest, but not for files in shards: Package.shards says
     which are. Looks at no other file.
     """
     package = _listed(folder)
@@ -226,12 +222,9 @@ def _listed(folder: Path) -> Package:
     path = folder / MANIFEST
     manifest = _read_manifest(path)
     with _naming(path):
-        version = integer_of(manifest, "format", least=1)
-    if version > ORDERED_FORMAT:
-        raise PackageError(
-            f"'{folder}' has format {version}; this version of embedllm reads up to {ORDERED_FORMAT}. "
-            "Upgrade with: pip install -U embedllm"
-        )
+        read_format(manifest)
+        listed_features(manifest)
+    check_features(manifest, str(folder))
     with _naming(path):
         package = Package(folder, manifest)
         for graph in package.listed:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # fields of a Packing that manifests of plain folders do not have
-_PLAIN = {"scale_bits": 16, "minimum": False, "order": ""}
+_PLAIN = {"scale_bits": 16, "has_minimum": False, "column_order": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +25,32 @@ class Packing:
     """How the values of one matrix are stored."""
 
     bits: int  # 4 and 8: integers in groups along each row; 16 and 32: plain floats
-    group: int = 32  # values that share a scale
+    group_size: int = 32  # values that share a scale
     symmetric: bool = True  # zero point 2**(bits - 1), not stored; else one zero point a group
     # of what was quantized elsewhere (docs/format.md#carried-over)
     scale_bits: int = 16  # of a float: 32 where 16 would lose some of a scale
-    minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
-    order: str = ""  # the matrix whose "MATRIX.order" says which column each stored one is; none: they lie as they are
+    has_minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
+    column_order: str = (
+        ""  # the matrix whose "MATRIX.order" says which column each stored one is; none: they lie as they are
+    )
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8, 16, 32):
             raise ValueError(f"bits is {self.bits}; expected 4, 8, 16 or 32.")
-        if self.group not in (16, 32, 64, 128, 256):
-            raise ValueError(f"group is {self.group}; expected 16, 32, 64, 128 or 256.")
+        if self.group_size not in (16, 32, 64, 128, 256):
+            raise ValueError(f"group_size is {self.group_size}; expected 16, 32, 64, 128 or 256.")
         if self.scale_bits not in (16, 32):
             raise ValueError(f"scale_bits is {self.scale_bits}; expected 16 or 32.")
-        if type(self.minimum) is not bool or (self.minimum and self.symmetric):
-            raise ValueError(f"minimum is {self.minimum!r} and symmetric {self.symmetric!r}; expected one of both.")
-        if type(self.order) is not str:
-            raise ValueError(f"order is {self.order!r}; expected the name of a matrix.")
+        if type(self.has_minimum) is not bool or (self.has_minimum and self.symmetric):
+            raise ValueError(
+                f"has_minimum is {self.has_minimum!r} and symmetric {self.symmetric!r}; expected one of both."
+            )
+        if type(self.column_order) is not str:
+            raise ValueError(f"column_order is {self.column_order!r}; expected the name of a matrix.")
 
     @property
     def stores_zeros(self) -> bool:
-        return not self.symmetric and not self.minimum
+        return not self.symmetric and not self.has_minimum
 
     @property
     def entry(self) -> dict[str, object]:
@@ -64,7 +68,7 @@ class Packing:
 
     def groups(self, columns: int) -> int:
         """Groups a row of that many columns has; the last is filled up with zeros."""
-        return -(-columns // self.group)
+        return -(-columns // self.group_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Files in parts, in copies of a folder for web servers that limit the size of a file (docs/format.md#parts)."""
+"""Files in shards, in copies of a folder for web servers that limit the size of a file (docs/format.md#shards)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.package.manifest_fields import integer_of, list_of, plain_name, section_of, text_of, wrong
 
-PARTS = "parts"  # the manifest's key
+SHARDS = "shards"  # the manifest's key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Shard:
     """Some of a file's bytes, as a file of their own."""
 
     file: str
@@ -21,49 +21,49 @@ class Part:
     sha256: str
 
 
-def read_parts(manifest: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, tuple[Part, ...]]:
-    """The parts of each file that lies in parts, in their order; empty for a folder whose files are whole.
+def read_shards(manifest: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, tuple[Shard, ...]]:
+    """The shards of each file that lies in shards, in their order; empty for a folder whose files are whole.
 
-    sizes: bytes of the files that the manifest lists. Raises PackageError when the parts cannot be those files.
+    sizes: bytes of the files that the manifest lists. Raises PackageError when the shards cannot be those files.
     """
-    if PARTS not in manifest:
+    if SHARDS not in manifest:
         return {}
-    section = section_of(manifest, PARTS)
-    found = {name: _parts_of(name, section, sizes) for name in section}
+    section = section_of(manifest, SHARDS)
+    found = {name: _shards_of(name, section, sizes) for name in section}
     taken = set(sizes)
-    for part in (part for parts in found.values() for part in parts):
-        if part.file in taken:
-            raise PackageError(f"it names the file '{part.file}' twice.")
-        taken.add(part.file)
+    for shard in (shard for shards in found.values() for shard in shards):
+        if shard.file in taken:
+            raise PackageError(f"it names the file '{shard.file}' twice.")
+        taken.add(shard.file)
     return found
 
 
-def hosting_copy(folder: Path, parts: Mapping[str, Sequence[Part]]) -> PackageError:
+def sharded_copy(folder: Path, shards: Mapping[str, Sequence[Shard]]) -> PackageError:
     """What to raise where whole files are needed."""
-    counts = ", ".join(f"'{name}' in {len(each)} parts" for name, each in parts.items())
+    counts = ", ".join(f"'{name}' in {len(each)} shards" for name, each in shards.items())
     return PackageError(
-        f"'{folder}' is a hosting copy, for web servers that limit the size of a file: it has {counts}. "
+        f"'{folder}' is a sharded copy, for web servers that limit the size of a file: it has {counts}. "
         f"Put it together with: embedllm shard {folder} OUT --join"
     )
 
 
-def _parts_of(name: str, section: Mapping[str, object], sizes: Mapping[str, int]) -> tuple[Part, ...]:
-    where = "in the manifest's 'parts',"
+def _shards_of(name: str, section: Mapping[str, object], sizes: Mapping[str, int]) -> tuple[Shard, ...]:
+    where = "in the manifest's 'shards',"
     if name not in sizes:
-        raise PackageError(f"it has parts of '{name}' but does not list that file.")
-    parts = tuple(_part(entry, f"in the manifest's parts of '{name}',") for entry in list_of(section, name, where))
-    if not parts:
-        raise wrong(name, [], where, "a list of one or more parts")
-    total = sum(part.bytes for part in parts)
+        raise PackageError(f"it has shards of '{name}' but does not list that file.")
+    shards = tuple(_shard(entry, f"in the manifest's shards of '{name}',") for entry in list_of(section, name, where))
+    if not shards:
+        raise wrong(name, [], where, "a list of one or more shards")
+    total = sum(shard.bytes for shard in shards)
     if total != sizes[name]:
-        raise PackageError(f"the parts of '{name}' have {total} bytes together; the file has {sizes[name]}.")
-    return parts
+        raise PackageError(f"the shards of '{name}' have {total} bytes together; the file has {sizes[name]}.")
+    return shards
 
 
-def _part(entry: object, where: str) -> Part:
+def _shard(entry: object, where: str) -> Shard:
     if not isinstance(entry, dict):
         raise PackageError(f"{where} there is a {type(entry).__name__}; expected objects.")
-    return Part(
+    return Shard(
         file=plain_name(text_of(entry, "file", where)),
         bytes=integer_of(entry, "bytes", where, least=1),
         sha256=text_of(entry, "sha256", where),

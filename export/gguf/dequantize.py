@@ -50,7 +50,7 @@ def packed_rows(form: Form, blocks: U8, rows: int) -> Packed:
 
     with np.errstate(invalid="ignore"):  # scales that are no numbers are found where they are stored
         codes, scale, minimum = form.parts(blocks)
-        integers = codes.astype(np.uint8, copy=False).reshape(rows, -1, form.packing.group)
+        integers = codes.astype(np.uint8, copy=False).reshape(rows, -1, form.packing.group_size)
         lowest = None if minimum is None else by_group(minimum)
         return Packed(pack_bits(integers, form.packing.bits), by_group(scale), None, lowest)
 
@@ -59,7 +59,7 @@ def block_floats(form: Form, blocks: U8) -> F32:
     """The values that blocks stand for, [n, values of a block]."""
     packed = packed_rows(form, blocks, len(blocks))
     with np.errstate(invalid="ignore", over="ignore"):
-        return dequantize(packed, form.packing, packed.scale.shape[1] * form.packing.group)
+        return dequantize(packed, form.packing, packed.scale.shape[1] * form.packing.group_size)
 
 
 def _halves(blocks: U8, start: int) -> F16:
@@ -188,7 +188,7 @@ def _tq2_0(blocks: U8) -> Parts:
 
 
 def _with_minimums(bits: int, group: int, *, scale_bits: int = 32) -> Packing:
-    return Packing(bits=bits, group=group, symmetric=False, minimum=True, scale_bits=scale_bits)
+    return Packing(bits=bits, group_size=group, symmetric=False, has_minimum=True, scale_bits=scale_bits)
 
 
 FORMS: Mapping[str, Form] = {
@@ -198,14 +198,14 @@ FORMS: Mapping[str, Form] = {
     "Q5_1": Form(_with_minimums(8, 32, scale_bits=16), _q5_1),
     "Q8_0": Form(Packing(bits=8), _q8_0),
     "Q2_K": Form(_with_minimums(4, 16), _q2_k),
-    "Q3_K": Form(Packing(bits=4, group=16, scale_bits=32), _q3_k),
+    "Q3_K": Form(Packing(bits=4, group_size=16, scale_bits=32), _q3_k),
     "Q4_K": Form(_with_minimums(4, 32), _q4_k),
     "Q5_K": Form(_with_minimums(8, 32), _q5_k),
-    "Q6_K": Form(Packing(bits=8, group=16, scale_bits=32), _q6_k),
+    "Q6_K": Form(Packing(bits=8, group_size=16, scale_bits=32), _q6_k),
     "IQ4_NL": Form(Packing(bits=8), _iq4_nl),
     "IQ4_XS": Form(Packing(bits=8, scale_bits=32), _iq4_xs),
     "MXFP4": Form(Packing(bits=8, scale_bits=32), _mxfp4),
-    "NVFP4": Form(Packing(bits=8, group=16), _nvfp4),
-    "TQ1_0": Form(Packing(bits=4, group=256), _tq1_0),
-    "TQ2_0": Form(Packing(bits=4, group=256), _tq2_0),
+    "NVFP4": Form(Packing(bits=8, group_size=16), _nvfp4),
+    "TQ1_0": Form(Packing(bits=4, group_size=256), _tq1_0),
+    "TQ2_0": Form(Packing(bits=4, group_size=256), _tq2_0),
 }

@@ -100,6 +100,6 @@ def _parts(name: str, blocks: U8) -> Parts:
 
 
 ALL_FORMS: Mapping[str, Form] = {**FORMS} | {
-    name: Form(Packing(bits=8, group=group, scale_bits=32), partial(_parts, name))
+    name: Form(Packing(bits=8, group_size=group, scale_bits=32), partial(_parts, name))
     for name, (group, _) in _SCALES.items()
 }

@@ -130,7 +130,7 @@ class GgufSource:
         held = packing_of(TYPES[tensor.type])
         if held is None or not held.quantized:
             return held
-        is_split = place.columns is not None and place.run % held.group
+        is_split = place.columns is not None and place.run % held.group_size
         return Packing(bits=32) if place.turned_over or is_split else held  # its groups do not lie along our rows
 
     def packed(self, name: str, start: int, stop: int) -> Packed:
@@ -144,7 +144,7 @@ class GgufSource:
         held = packing_of(TYPES[tensor.type])
         if place.columns is None or held is None:
             return rows
-        order = place.columns[:: held.group] // held.group
+        order = place.columns[:: held.group_size] // held.group_size
         minimum = None if rows.minimum is None else rows.minimum[:, order]
         return Packed(rows.weight[:, order], rows.scale[:, order], None, minimum)  # no type of GGUF has zero points
 

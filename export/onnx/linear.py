@@ -31,7 +31,7 @@ class Products:
             if not self.variant.reads_halves:
                 return graph.op("Gather", [graph.cast(weight), tokens], "rows", axis=0)
             return graph.cast(graph.op("Gather", [weight, tokens], "rows", axis=0), like=weight)
-        stored_columns = packing.groups(table.columns) * packing.group
+        stored_columns = packing.groups(table.columns) * packing.group_size
         if not self.variant.gathers_blocks:
             rows = self.unpacked_rows(table, packing, tokens)
             return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
@@ -41,14 +41,14 @@ class Products:
         rows = graph.op(
             "GatherBlockQuantized",
             [weight, tokens, self.scale([table]), *zero],
-            "rows.raw" if packing.minimum else "rows",
+            "rows.raw" if packing.has_minimum else "rows",
             MICROSOFT,
             bits=packing.bits,
-            block_size=packing.group,
+            block_size=packing.group_size,
             gather_axis=0,
             quantize_axis=1,
         )
-        if packing.minimum:
+        if packing.has_minimum:
             rows = self.raised_rows(table, packing, tokens, rows)
         return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
 
@@ -61,8 +61,8 @@ class Products:
             entry = graph.stored([f"{table.name}.{kind}"], shape=[table.rows, *shape], name=f"{table.name}.rows.{kind}")
             return graph.op("Gather", [entry, tokens], name, axis=0)
 
-        weight = gathered("weight", [groups, packing.group * packing.bits // 8], name="packed")
-        values = self.nibbles(weight, packing, [0, 0, groups, packing.group], "values")
+        weight = gathered("weight", [groups, packing.group_size * packing.bits // 8], name="packed")
+        values = self.nibbles(weight, packing, [0, 0, groups, packing.group_size], "values")
         zero = ""
         if packing.symmetric:
             zero = graph.cast(graph.constant(1 << packing.bits - 1))
@@ -81,9 +81,9 @@ class Products:
         scale = floats("scale")
         centred = graph.op("Sub", [values, zero], "centred") if zero else values
         scaled = graph.op("Mul", [centred, scale], "scaled")
-        if packing.minimum:
+        if packing.has_minimum:
             scaled = graph.op("Add", [scaled, floats("minimum")], "raised")
-        return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group)], "rows")
+        return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group_size)], "rows")
 
     def raised_rows(self, table: Linear, packing: Packing, tokens: str, rows: str) -> str:
         """Gathered rows [B, T, stored columns] with the minimums of their groups."""
@@ -91,9 +91,9 @@ class Products:
         entry = graph.cast(graph.stored([f"{table.name}.minimum"]))
         lowest = graph.op("Unsqueeze", [graph.op("Gather", [entry, tokens], "lowest", axis=0), graph.constant(-1)],
                           "lowest.apart")  # fmt: skip
-        grouped = graph.op("Reshape", [rows, graph.constant(0, 0, groups, packing.group)], "rows.groups")
+        grouped = graph.op("Reshape", [rows, graph.constant(0, 0, groups, packing.group_size)], "rows.groups")
         raised = graph.op("Add", [grouped, lowest], "rows.raised")
-        return graph.op("Reshape", [raised, graph.constant(0, 0, groups * packing.group)], "rows")
+        return graph.op("Reshape", [raised, graph.constant(0, 0, groups * packing.group_size)], "rows")
 
     def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
         """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
@@ -134,12 +134,12 @@ class Products:
         graph, packing = self.graph, self.packing[parts[0].name]
         columns, groups = parts[0].columns, packing.groups(parts[0].columns)
         bias = self.biases(parts, name)
-        if packing.order and not self.variant.float_matrices:  # whose floats lie as they are meant
-            x = self.in_order(x, packing.order)
+        if packing.column_order and not self.variant.float_matrices:  # whose floats lie as they are meant
+            x = self.in_order(x, packing.column_order)
         zero_points = 0 if packing.symmetric else groups
         in_integers = packing.quantized and self.variant.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.variant.bias_in_matmul)
-        raised = in_integers and packing.minimum
+        raised = in_integers and packing.has_minimum
         total = f"{name}.product" if added else result  # without a bias that is added
         product = f"{name}.values" if raised else total
         if self.variant.float_matrices:
@@ -148,8 +148,8 @@ class Products:
             weights = graph.stored([f"{part.name}.weight" for part in parts])
             zero = "" if packing.symmetric else self.zeros(parts, packing)
             given = x
-            if not self.variant.ragged_blocks and columns < groups * packing.group:
-                x, columns = self.filled_up(x, columns, groups * packing.group), groups * packing.group
+            if not self.variant.ragged_blocks and columns < groups * packing.group_size:
+                x, columns = self.filled_up(x, columns, groups * packing.group_size), groups * packing.group_size
             graph.node(
                 "MatMulNBits",
                 [x, weights, self.scale(parts), zero, "", "" if added else bias],
@@ -159,7 +159,7 @@ class Products:
                 K=columns,
                 N=sum(part.rows for part in parts),
                 bits=packing.bits,
-                block_size=packing.group,
+                block_size=packing.group_size,
                 accuracy_level=self.variant.accuracy_level,
             )
             if raised:
@@ -196,12 +196,12 @@ class Products:
         same input shares the sums.
         """
         graph, columns, groups = self.graph, parts[0].columns, packing.groups(parts[0].columns)
-        if columns < groups * packing.group:
-            x = self.filled_up(x, columns, groups * packing.group)
-        sums = f"{x}.sums.{packing.group}"
+        if columns < groups * packing.group_size:
+            x = self.filled_up(x, columns, groups * packing.group_size)
+        sums = f"{x}.sums.{packing.group_size}"
         if not graph.has(sums):
-            grouped, added = f"{x}.groups.{packing.group}", f"{sums}.added"
-            shape = graph.constant(0, 0, groups, packing.group)
+            grouped, added = f"{x}.groups.{packing.group_size}", f"{sums}.added"
+            shape = graph.constant(0, 0, groups, packing.group_size)
             graph.node("Reshape", [x, shape], [grouped], grouped)
             graph.node("ReduceSum", [grouped, graph.constant(-1)], [added], added, keepdims=0)
             # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
@@ -248,15 +248,15 @@ class Products:
             return graph.cast(graph.stored(names, shape=[rows, groups, 1], name=f"{names[0]}.groups"))
 
         centred = weights
-        if not packing.minimum:
+        if not packing.has_minimum:
             zero = per_group("zero") if packing.stores_zeros else graph.cast(graph.constant(128))
             centred = graph.op("Sub", [weights, zero], f"{name}.centred")
         scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
-        if packing.minimum:
+        if packing.has_minimum:
             scaled = graph.op("Add", [scaled, per_group("minimum")], f"{name}.whole")
-        floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group)], f"{name}.floats")
+        floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group_size)], f"{name}.floats")
         columns = parts[0].columns
-        whole = columns == groups * packing.group
+        whole = columns == groups * packing.group_size
         return floats if whole else self.first_columns(floats, columns, f"{name}.columns")
 
     def first_columns(self, x: str, count: int, name: str) -> str:

@@ -117,7 +117,7 @@ class Mlps:
         flat = graph.op("Squeeze", [found, graph.constant(0)], "flat")
         rows = graph.op("Gather", [tokens, flat], "rows", axis=0)
         has_minimums = any(
-            self.products.packing[part.name].minimum for part in (expert.gate, expert.up, expert.down) if part
+            self.products.packing[part.name].has_minimum for part in (expert.gate, expert.up, expert.down) if part
         )
         if has_minimums:  # the sums of groups are written for three dimensions
             rows = graph.op("Unsqueeze", [rows, graph.constant(0)], "rows.apart")

@@ -23,7 +23,7 @@ class Products:
         """Rows of a table, which stays packed: only what is gathered is unpacked. places: i32 or i64."""
         ir = self.ir
         packing = self._packing.get(table.name)
-        has_minimums = packing is not None and packing.minimum
+        has_minimums = packing is not None and packing.has_minimum
         raw = f"{name}.raw" if has_minimums else name
         rows = ir.op("Gather", [self._floats([table], name), places, ir.constant(0)], raw, batch_dims=0)
         if packing is not None and has_minimums:
@@ -47,14 +47,14 @@ class Products:
             products = [self.linear(x, some, f"{name}.{at}") for at, some in enumerate(alike)]
             return ir.op("Concat", products, name, axis=-1)
         packing = self._packing.get(parts[0].name)
-        if packing is not None and packing.order:
-            x = self._in_order(x, packing.order, columns, name)
+        if packing is not None and packing.column_order:
+            x = self._in_order(x, packing.column_order, columns, name)
         surplus = self._stored_columns(parts[0]) - columns
         if surplus:  # of the input, which is small: a slice of the weights would unpack them
             pads = [ir.constant([0, 0, 0]), ir.constant([0, 0, surplus]), ir.constant(0.0, "f32")]
             x = ir.op("Pad", [x, *pads], f"{name}.padded", pad_mode="constant")
         floats = self._floats(parts, f"{name}.weight")
-        has_minimums = packing is not None and packing.minimum
+        has_minimums = packing is not None and packing.has_minimum
         is_whole = not has_bias and not has_minimums
         product = ir.op(
             "MatMul",
@@ -100,7 +100,7 @@ class Products:
             end = "single" if wide else "half"
             return ir.op("Convert", [value], f"{name}.{what}.{end}", type=floats, destination_type=floats)
 
-        values = converted(ir.stored(weights, kind, [rows, groups, packing.group]), "values")
+        values = converted(ir.stored(weights, kind, [rows, groups, packing.group_size]), "values")
         zero = None
         if packing.symmetric:
             zero = ir.packed_number(1 << packing.bits - 1, kind)
@@ -123,16 +123,16 @@ class Products:
         gathered = ir.op("Gather", [self._minimums([table], packing, name), places, ir.constant(0)], f"{name}.lowest",
                          batch_dims=0)  # fmt: skip
         lowest = ir.op("Unsqueeze", [gathered, ir.constant(-1)], f"{name}.lowest.apart")
-        shape = ir.constant([0, 0, groups, packing.group])
+        shape = ir.constant([0, 0, groups, packing.group_size])
         grouped = ir.op("Reshape", [rows, shape], f"{name}.groups", special_zero=True)
         raised = ir.op("Add", [grouped, lowest], f"{name}.raised", **BROADCAST)
-        return ir.op("Reshape", [raised, ir.constant([0, 0, groups * packing.group])], name, special_zero=True)
+        return ir.op("Reshape", [raised, ir.constant([0, 0, groups * packing.group_size])], name, special_zero=True)
 
     def _lowest(self, x: Value, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
         """What the minimums of groups add to a product: each times the sum of the inputs of its group."""
-        ir, key = self.ir, (x, packing.group)
+        ir, key = self.ir, (x, packing.group_size)
         if key not in self._sums:
-            shape = ir.constant([0, 0, packing.groups(parts[0].columns), packing.group])
+            shape = ir.constant([0, 0, packing.groups(parts[0].columns), packing.group_size])
             grouped = ir.op("Reshape", [x, shape], f"{name}.groups", special_zero=True)
             self._sums[key] = ir.op("ReduceSum", [grouped, ir.constant([-1])], f"{name}.sums", keep_dims=False)
         factors = [self._sums[key], self._minimums(parts, packing, name)]
@@ -148,4 +148,4 @@ class Products:
 
     def _stored_columns(self, linear: Linear) -> int:
         packing = self._packing.get(linear.name)
-        return packing.groups(linear.columns) * packing.group if packing and packing.quantized else linear.columns
+        return packing.groups(linear.columns) * packing.group_size if packing and packing.quantized else linear.columns

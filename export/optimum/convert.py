@@ -161,7 +161,8 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     bits |= dict.fromkeys(tables, table_bits) | dict.fromkeys(heads, head_bits)
     try:
         packing = {
-            name: Packing(bits=count, group=recipe.group, symmetric=recipe.symmetric) for name, count in bits.items()
+            name: Packing(bits=count, group_size=recipe.group_size, symmetric=recipe.symmetric)
+            for name, count in bits.items()
         }
     except ValueError as error:
         raise ExportError(str(error)) from error

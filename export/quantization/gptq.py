@@ -30,7 +30,7 @@ def compensation(gram: F32, packing: Packing) -> F32:
     gram: [K, K], X^T X of the inputs. size: K, filled up to whole groups.
     Raises ExportError for inputs that are not finite.
     """
-    size = packing.groups(len(gram)) * packing.group
+    size = packing.groups(len(gram)) * packing.group_size
     filled = np.zeros((size, size))
     filled[: len(gram), : len(gram)] = gram
     damping = _DAMPING * float(np.trace(filled)) / len(gram)
@@ -44,7 +44,7 @@ def compensation(gram: F32, packing: Packing) -> F32:
 
 def compensated(rows: F32, spread: F32, packing: Packing) -> Packed:
     """Rows [n, K] of a matrix, quantized. spread: what compensation() gave for their inputs."""
-    size, group, levels = len(spread), packing.group, 1 << packing.bits
+    size, group, levels = len(spread), packing.group_size, 1 << packing.bits
     left = np.zeros((size, len(rows)), np.float32)  # a row for each column, so that one lies together
     left[: rows.shape[1]] = rows.T
     integers = np.empty(left.shape, np.uint8)

@@ -33,7 +33,7 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
     grouped = _grouped(rows, packing)
-    turned = np.ascontiguousarray(grouped.reshape(-1, packing.group).T)  # NumPy reduces a short last axis slowly
+    turned = np.ascontiguousarray(grouped.reshape(-1, packing.group_size).T)  # NumPy reduces a short last axis slowly
     weighing = None if weights is None else _tiled(weights, packing, len(rows))
     half, zeros = scales(turned, packing, search=search, weights=weighing)
     half, zeros = half.reshape(grouped.shape[:2]), zeros.reshape(grouped.shape[:2])
@@ -47,7 +47,7 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 
 
 def packed_turned(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
     """Rows whose integers are known. integers: [groups * group, n]. scale, zeros: [groups, n]."""
-    values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group)
+    values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group_size)
     zero = None if zeros is None else pack_bits(np.ascontiguousarray(zeros.T), packing.bits)
     return Packed(pack_bits(values, packing.bits), np.ascontiguousarray(scale.T), zero)
 
@@ -119,10 +119,10 @@ def inverse(scale: F16) -> F32:
 def _grouped(rows: F32, packing: Packing) -> F32:
     """[n, K] -> [n, groups, group], the last group filled up with zeros."""
     count, columns = rows.shape
-    missing = packing.groups(columns) * packing.group - columns
+    missing = packing.groups(columns) * packing.group_size - columns
     if missing:
         rows = np.pad(rows, ((0, 0), (0, missing)))
-    return rows.reshape(count, -1, packing.group)
+    return rows.reshape(count, -1, packing.group_size)
 
 
 def _tiled(weights: F32, packing: Packing, rows: int) -> F32:

@@ -19,7 +19,8 @@ from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.package import FORMAT, Graph, sha256
+from embedllm.package.features import FORMAT
+from embedllm.package.package import Graph, sha256
 from embedllm.package.packing import Packing
 
 
@@ -27,11 +28,12 @@ def facts_of(location: Location, recipe: Recipe, tokens: dict[str, object], name
     """What a manifest says of where the package comes from."""
     return {
         "format": FORMAT,
+        "features": [],
         "created_by": f"embedllm {__version__}",
         "name": name,
         "source": location.name,
         "revision": location.revision or None,
-        "licence": _licence(location.folder),
+        "license": _license(location.folder),
         "tokens": tokens,
         "recipe": dataclasses.asdict(recipe),
     }
@@ -116,8 +118,8 @@ def copy_texts(texts: dict[str, Path], partial: Path) -> None:
         (partial / name).write_bytes(data)
 
 
-def _licence(folder: Path) -> str | None:
-    """The licence that the model card names, if there is one."""
+def _license(folder: Path) -> str | None:
+    """The license that the model card names, if there is one."""
     card = folder / "README.md"
     if not card.exists():
         return None

@@ -64,9 +64,9 @@ def carried(source: Source, decoder: Decoder) -> dict[str, Packing]:
             if packing is not None:
                 order = source.order(f"{linear.source}.weight") if isinstance(source, OrderedSource) else None
                 name = "" if order is None else owners.setdefault(order.tobytes(), linear.name)
-                found[linear.name] = replace(packing, order=name)
+                found[linear.name] = replace(packing, column_order=name)
     for table in tables(decoder):
-        if table.name in found and found[table.name].order:
+        if table.name in found and found[table.name].column_order:
             raise ExportError(
                 f"the columns of the table '{table.source}.weight' lie in another order (desc_act), in which rows "
                 "cannot be looked up. Give the bits that the weights are to be rounded to once more, such as --bits 4."

@@ -84,7 +84,9 @@ def matrix_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
 
 def with_orders(decoder: Decoder, packing: Mapping[str, Packing]) -> Iterator[Linear]:
     """Those matrices whose order of columns is stored, in file order. packing: by the name of the matrix."""
-    yield from (linear for run in matrix_runs(decoder) for linear in run if packing[linear.name].order == linear.name)
+    yield from (
+        linear for run in matrix_runs(decoder) for linear in run if packing[linear.name].column_order == linear.name
+    )
 
 
 def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
@@ -113,7 +115,7 @@ def _packing(decoder: Decoder, recipe: Recipe, kept: Mapping[str, Packing]) -> d
         )
     try:
         body, head, table = (
-            Packing(bits=bits, group=recipe.group, symmetric=recipe.symmetric)
+            Packing(bits=bits, group_size=recipe.group_size, symmetric=recipe.symmetric)
             for bits in (bits, head_bits, embedding_bits)
         )
     except ValueError as error:
@@ -138,9 +140,9 @@ def blocks(run: Sequence[Linear], packing: Packing) -> Iterator[list[Entry]]:
         yield [Entry(f"{m.name}.weight", f"F{packing.bits}", (m.rows, m.columns)) for m in run]
         return
     groups = packing.groups(run[0].columns)
-    yield [Entry(f"{m.name}.weight", "U8", (m.rows, groups, packing.group * packing.bits // 8)) for m in run]
+    yield [Entry(f"{m.name}.weight", "U8", (m.rows, groups, packing.group_size * packing.bits // 8)) for m in run]
     yield [Entry(f"{m.name}.scale", f"F{packing.scale_bits}", (m.rows, groups)) for m in run]
-    if packing.minimum:
+    if packing.has_minimum:
         yield [Entry(f"{m.name}.minimum", f"F{packing.scale_bits}", (m.rows, groups)) for m in run]
     if packing.stores_zeros:
         yield [Entry(f"{m.name}.zero", "U8", (m.rows, -(-groups * packing.bits // 8))) for m in run]

@@ -64,7 +64,7 @@ TINY = ("--prompt", "8", "--tokens", "4", "--rounds", "2", "--quiet")
 @pytest.mark.parametrize(("recipe", "expected"), [
     (Recipe(head_bits=8), (4, 32)),
     (Recipe(bits=16), (16, None)),
-    (Recipe(group=16, mean_bits=9.5), (None, 16)),
+    (Recipe(group_size=16, mean_bits=9.5), (None, 16)),
 ])  # fmt: skip
 def test_the_bits_of_a_folder_are_those_of_its_layers(
     recipe: Recipe, expected: tuple[int | None, int | None], tmp_path: Path

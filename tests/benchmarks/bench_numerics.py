@@ -36,9 +36,9 @@ RECIPES = {
     "4 bits, exact": Recipe(exact=True),
     "4 bits, head 8": Recipe(head_bits=8),
     "4 bits, head 8, asymmetric": Recipe(head_bits=8, symmetric=False),
-    "4 bits, group 64": Recipe(group=64),
-    "4 bits, group 128": Recipe(group=128),
-    "4 bits, head 8, group 16": Recipe(head_bits=8, group=16),
+    "4 bits, group 64": Recipe(group_size=64),
+    "4 bits, group 128": Recipe(group_size=128),
+    "4 bits, head 8, group 16": Recipe(head_bits=8, group_size=16),
 }
 
 

@@ -35,7 +35,7 @@ _SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads":
           "head_dim": 128, "vocab_size": 4096, "max_position_embeddings": 512}  # fmt: skip
 _PROMPT, _STEPS, _ROUNDS = 128, 32, 15
 _VARIANTS = {"cpu": "generic-float32", "openvino": "openvino"}
-_PACKING = Packing(bits=4, group=128)
+_PACKING = Packing(bits=4, group_size=128)
 
 
 def timed(engines: Sequence[Engine]) -> NDArray[np.float64]:

@@ -286,7 +286,7 @@ def test_an_export_can_be_run_and_inspected(checkpoint: str, tmp_path: Path) -> 
     assert exported.stderr.startswith(f"wrote '{out}': ")
     assert len(exported.stderr.splitlines()) == 1  # no bar where there is no terminal
     found = json.loads(embed("inspect", out, "--json").stdout)
-    assert found["packing"] == [{"matrices": 15, "bits": 8, "group": 16, "symmetric": False, "minimum": False,
+    assert found["packing"] == [{"matrices": 15, "bits": 8, "group_size": 16, "symmetric": False, "has_minimum": False,
                                  "ordered": False}]  # fmt: skip
     assert found["architecture"]["context"] == 64
     assert embed("run", "--model", out, "--max-tokens", "3", "hello").exit_code == 0
@@ -357,7 +357,7 @@ def test_a_target_sets_what_was_not_said(options: list[str], group: int, checkpo
     out = tmp_path / "model"
     assert embed("export", checkpoint, str(out), "--quiet", *options).exit_code == 0
     (packing,) = json.loads(embed("inspect", str(out), "--json").stdout)["packing"]
-    assert (packing["bits"], packing["group"], packing["symmetric"]) == (4, group, True)
+    assert (packing["bits"], packing["group_size"], packing["symmetric"]) == (4, group, True)
 
 
 def test_the_npu_takes_no_zero_points(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ MakePackage = Callable[..., Path]
 RECIPES = {
     "4 bits": Recipe(),
     "4 bits, zero points": Recipe(symmetric=False),
-    "8 bits": Recipe(bits=8, group=16),
+    "8 bits": Recipe(bits=8, group_size=16),
     "16 bits": Recipe(bits=16),
     "mixed, exact": Recipe(head_bits=8, exact=True),
 }

@@ -71,16 +71,21 @@ def test_the_folder_holds_what_the_manifest_says_and_nothing_else(checkpoint: Pa
     assert {path.name for path in package.iterdir()} == {MANIFEST, *expected}
     for name, entry in files.items():
         assert entry == {"bytes": (package / name).stat().st_size, "sha256": sha256(package / name)}
-    assert manifest["licence"] == "apache-2.0"
+    assert manifest["license"] == "apache-2.0"
     for name in ("LICENSE", "tokenizer.json", "chat_template.jinja"):
         assert (package / name).read_bytes() == (checkpoint / name).read_bytes()
 
 
 def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "qwen2-tiny", "qwen2")
-    recipe = Recipe(bits=4, group=16, symmetric=False, head_bits=8, embedding_bits=16, context=100)
+    recipe = Recipe(bits=4, group_size=16, symmetric=False, head_bits=8, embedding_bits=16, context=100)
     manifest = manifest_of(convert(checkpoint, tmp_path / "package", recipe))
-    assert (manifest["format"], manifest["name"], manifest["source"]) == (1, "package", "qwen2-tiny")
+    assert (manifest["format"], manifest["features"], manifest["name"], manifest["source"]) == (
+        1,
+        [],
+        "package",
+        "qwen2-tiny",
+    )
     assert manifest["context"] == 100
     assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2]}
     assert manifest["recipe"] == {"bits": 4, "group": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
@@ -88,7 +93,7 @@ def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
                                   "size": None, "mean_bits": None, "rotate": False}  # fmt: skip
     quantization = manifest["quantization"]
     assert isinstance(quantization, dict)
-    assert quantization["layers.0.attention.q"] == {"bits": 4, "group": 16, "symmetric": False}
+    assert quantization["layers.0.attention.q"] == {"bits": 4, "group_size": 16, "symmetric": False}
     assert (quantization["head"]["bits"], quantization["embedding"]["bits"]) == (8, 16)
     assert len(quantization) == 2 * 7 + 2
 
@@ -134,7 +139,7 @@ def test_a_bos_or_pad_token_outside_of_the_vocabulary_is_none(
 
 
 @pytest.mark.parametrize(
-    ("card", "licence"),
+    ("card", "expected"),
     [
         ("---\nlicense: mit\n---\n", "mit"),
         ('---\nlicense: "llama3.1"\n---\n', "llama3.1"),
@@ -145,20 +150,20 @@ def test_a_bos_or_pad_token_outside_of_the_vocabulary_is_none(
         (None, None),
     ],
 )
-def test_the_licence_is_that_of_the_model_card(
-    card: str | None, licence: str | None, checkpoint: Path, tmp_path: Path
+def test_the_license_is_that_of_the_model_card(
+    card: str | None, expected: str | None, checkpoint: Path, tmp_path: Path
 ) -> None:
     if card is not None:
         (checkpoint / "README.md").write_bytes(card.encode())
-    assert manifest_of(convert(checkpoint, tmp_path / "package"))["licence"] == licence
+    assert manifest_of(convert(checkpoint, tmp_path / "package"))["license"] == expected
 
 
 # The weights
 
 RECIPES = {
     "4 bits": Recipe(),
-    "4 bits, zero points, odd groups": Recipe(group=64, symmetric=False),
-    "8 bits, zero points": Recipe(bits=8, group=16, symmetric=False),
+    "4 bits, zero points, odd groups": Recipe(group_size=64, symmetric=False),
+    "8 bits, zero points": Recipe(bits=8, group_size=16, symmetric=False),
     "16 bits": Recipe(bits=16),
     "32 bits": Recipe(bits=32),
     "mixed": Recipe(bits=4, head_bits=8, embedding_bits=16),
@@ -266,7 +271,7 @@ def test_float_weights_are_those_of_the_source(family: str, dtype: str, bits: in
         Recipe(),
         Recipe(symmetric=False),
         Recipe(method="nearest"),
-        Recipe(bits=8, group=16, symmetric=False),
+        Recipe(bits=8, group_size=16, symmetric=False),
     ],
     ids=["4", "4, zero points", "4, nearest", "8"],
 )
@@ -278,7 +283,7 @@ def test_pieces_make_the_matrix_that_quantizing_it_whole_makes(
     package = open_package(convert(checkpoint, tmp_path / "package", recipe))
     stored = dict(read_tensors(package.weights))
     source = tiny_tensors(tiny_config(), seed=0)
-    packing = Packing(bits=recipe.body_bits, group=recipe.group, symmetric=recipe.symmetric)
+    packing = Packing(bits=recipe.body_bits, group_size=recipe.group_size, symmetric=recipe.symmetric)
     for matrix in matrices_of(package):
         packed = quantize(source[f"{matrix.source}.weight"], packing, search=recipe.method == "search")
         assert np.array_equal(stored[f"{matrix.name}.weight"], packed.weight), matrix.name

@@ -1,4 +1,4 @@
-"""Hosting copies: a folder cut into parts and put together again, as a user types it and byte by byte."""
+"""Sharded copies: a folder cut into shards and put together again, as a user types it and byte by byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from embedllm.cli.main import cli
 from embedllm.cli.param_types import ByteSize
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Progress, Recipe, convert, sharding
-from embedllm.package.package import FORMAT, MANIFEST, PARTS_FORMAT, WEIGHTS, open_package, read_package
+from embedllm.package.features import SHARDS
+from embedllm.package.package import MANIFEST, WEIGHTS, open_package, read_package
 from tests.export.test_atomic_folder import contents
 from tests.export.test_limits import LIMITED
 from tests.package.test_package import changed, manifest_of, write_manifest
@@ -47,8 +48,8 @@ def weights_bytes(package: Path) -> int:
     return (package / WEIGHTS).stat().st_size
 
 
-def listed_parts(folder: Path) -> dict[str, list[dict[str, object]]]:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["parts"]
+def listed_shards(folder: Path) -> dict[str, list[dict[str, object]]]:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["shards"]
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -69,12 +70,12 @@ def tiny_folder(folder: Path, weights: bytes) -> Path:
 # What is written
 
 
-def test_the_weights_lie_in_parts_and_all_else_is_as_it_was(package: Path, hosted: Path) -> None:
+def test_the_weights_lie_in_shards_and_all_else_is_as_it_was(package: Path, hosted: Path) -> None:
     before, after = contents(package), contents(hosted)
     size = weights_bytes(package) - 1000
     assert (len(after[PART_1]), len(after[PART_2])) == (size, 1000)
     assert after[PART_1] + after[PART_2] == before[WEIGHTS]
-    assert listed_parts(hosted) == {
+    assert listed_shards(hosted) == {
         WEIGHTS: [
             {"file": name, "bytes": len(after[name]), "sha256": hashlib.sha256(after[name]).hexdigest()}
             for name in (PART_1, PART_2)
@@ -84,7 +85,7 @@ def test_the_weights_lie_in_parts_and_all_else_is_as_it_was(package: Path, hoste
     assert after.keys() == {*same, PART_1, PART_2, MANIFEST}
     assert all(after[name] == before[name] for name in same)
     was, now = json.loads(before[MANIFEST]), json.loads(after[MANIFEST])
-    assert (was.pop("format"), now.pop("format"), now.pop("parts") != {}) == (FORMAT, PARTS_FORMAT, True)
+    assert (was.pop("features"), now.pop("features"), now.pop("shards") != {}) == ([], [SHARDS], True)
     assert was == now
 
 
@@ -94,7 +95,7 @@ def test_joined_it_is_the_folder_that_was_cut(package: Path, hosted: Path, tmp_p
     open_package(joined).check()
 
 
-def test_a_hosting_copy_can_be_cut_anew(package: Path, hosted: Path, tmp_path: Path) -> None:
+def test_a_sharded_copy_can_be_cut_anew(package: Path, hosted: Path, tmp_path: Path) -> None:
     size = weights_bytes(package) // 2
     assert contents(sharding.shard(hosted, tmp_path / "a", size)) == contents(
         sharding.shard(package, tmp_path / "b", size)
@@ -105,7 +106,7 @@ def test_a_folder_without_large_files_is_copied_as_it_is(package: Path, tmp_path
     code, _, said = run("shard", package, tmp_path / "copy")
     assert code == 0
     assert contents(tmp_path / "copy") == contents(package)
-    assert "none of its files has more than 2,146,435,072 bytes: none is in parts" in said
+    assert "none of its files has more than 2,146,435,072 bytes: none is in shards" in said
 
 
 @settings(max_examples=60)
@@ -121,7 +122,7 @@ def test_cut_and_joined_is_the_identity(count: int, size: int, tmp_path_factory:
         assert not (place / "hosted").exists()
         return
     assert max(map(len, contents(hosted).values())) <= size
-    if read_package(hosted).parts:
+    if read_package(hosted).shards:
         sharding.join(hosted, place / "joined")
         in_place = Path(shutil.copytree(folder, place / "in place"))
         sharding.cut_in_place(in_place, size)
@@ -134,7 +135,7 @@ def test_cut_and_joined_is_the_identity(count: int, size: int, tmp_path_factory:
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
-def test_parts_do_not_depend_on_how_much_is_read_at_once(
+def test_shards_do_not_depend_on_how_much_is_read_at_once(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "_BLOCK", block)
@@ -145,13 +146,13 @@ def test_parts_do_not_depend_on_how_much_is_read_at_once(
     ]  # fmt: skip
 
 
-def test_an_export_in_parts_is_the_export_cut(package: Path, tmp_path: Path) -> None:
+def test_an_export_in_shards_is_the_export_cut(package: Path, tmp_path: Path) -> None:
     checkpoint, size = tiny_checkpoint(tmp_path / "checkpoint", "llama"), weights_bytes(package) - 1000
     code, out, said = run("export", checkpoint, tmp_path / "out" / "package", "--bits", 32, "--shard", size, "--json")
     assert code == 0, said
-    assert json.loads(out)["parts"] == {WEIGHTS: [PART_1, PART_2]}
+    assert json.loads(out)["shards"] == {WEIGHTS: [PART_1, PART_2]}
     assert json.loads(out)["weights_bytes"] == weights_bytes(package)
-    assert f"it is a hosting copy, for browsers only: '{WEIGHTS}' in 2 parts" in said
+    assert f"it is a sharded copy, for browsers only: '{WEIGHTS}' in 2 shards" in said
     assert contents(tmp_path / "out" / "package") == contents(sharding.shard(package, tmp_path / "hosted", size))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["package"]
 
@@ -177,18 +178,18 @@ def test_the_commands_say_what_they_wrote(package: Path, tmp_path: Path) -> None
     assert code == 0, said
     total = sum(entry.bytes for entry in open_package(package).files.values())
     assert json.loads(out) == {
-        "folder": str(tmp_path / "hosted"), "bytes": total, "parts": {WEIGHTS: [PART_1, PART_2]}
+        "folder": str(tmp_path / "hosted"), "bytes": total, "shards": {WEIGHTS: [PART_1, PART_2]}
     }  # fmt: skip
     assert "left out, because the manifest does not list them: notes.txt\n" in said
     code, out, said = run("shard", tmp_path / "hosted", tmp_path / "joined", "--join", "--json")
-    assert (code, json.loads(out)["parts"]) == (0, {}), said
+    assert (code, json.loads(out)["shards"]) == (0, {}), said
     open_package(tmp_path / "joined").check()
 
 
 def test_what_it_cannot_do_is_an_error(package: Path, hosted: Path, tmp_path: Path) -> None:
     assert run("shard", hosted, tmp_path / "x", "--join", "--size", "1GB")[0] == 2
     for arguments, expected in (
-        ([package, tmp_path / "x", "--join"], f"error: '{package}' is no hosting copy: none of its files is in parts"),
+        ([package, tmp_path / "x", "--join"], f"error: '{package}' is no sharded copy: none of its files is in shards"),
         ([package, hosted], f"error: '{hosted}' exists already; choose another name, or replace it (--replace)."),
         ([package, tmp_path / "x", "--size", "10"], f"error: '{MANIFEST}' cannot be cut and needs "),
         ([tmp_path / "none", tmp_path / "x"], f"error: there is no folder '{tmp_path / 'none'}'"),
@@ -201,7 +202,7 @@ def test_what_it_cannot_do_is_an_error(package: Path, hosted: Path, tmp_path: Pa
 def test_a_folder_can_be_replaced_by_its_own_copy(package: Path) -> None:
     before, size = contents(package), weights_bytes(package) - 1000
     assert run("shard", package, package, "--size", size, "--replace")[0] == 0
-    assert read_package(package).parts
+    assert read_package(package).shards
     assert run("shard", package, package, "--join", "--replace")[0] == 0
     assert contents(package) == before
 
@@ -226,37 +227,37 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 # On a desktop
 
 
-def test_a_hosting_copy_is_refused_with_the_command_that_joins_it(hosted: Path) -> None:
+def test_a_sharded_copy_is_refused_with_the_command_that_joins_it(hosted: Path) -> None:
     for whole in (True, False):
         with pytest.raises(PackageError) as refused:
             open_package(hosted, whole=whole)
         assert str(refused.value) == (
-            f"'{hosted}' is a hosting copy, for web servers that limit the size of a file: it has '{WEIGHTS}' in 2 "
-            f"parts. Put it together with: embedllm shard {hosted} OUT --join"
+            f"'{hosted}' is a sharded copy, for web servers that limit the size of a file: it has '{WEIGHTS}' in 2 "
+            f"shards. Put it together with: embedllm shard {hosted} OUT --join"
         )
     for arguments in (["inspect", hosted], ["run", "hello", "--model", hosted],
                       ["graph", hosted, "--variant", "openvino"]):  # fmt: skip
         code, out, said = run(*arguments)
         assert (code, out) == (1, "")
-        assert said.startswith(f"error: '{hosted}' is a hosting copy")
+        assert said.startswith(f"error: '{hosted}' is a sharded copy")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("parts", [], "'parts' is []; expected an object"),
-        (f"parts/{WEIGHTS}", [], f"'{WEIGHTS}' is []; expected a list of one or more parts"),
-        (f"parts/{WEIGHTS}", [3], f"parts of '{WEIGHTS}', there is a int; expected objects"),
-        (f"parts/{WEIGHTS}/0/bytes", 0, "'bytes' is 0; expected a whole number >= 1"),
-        (f"parts/{WEIGHTS}/0/sha256", None, "'sha256' is None; expected a string"),
-        (f"parts/{WEIGHTS}/1/bytes", 999, "bytes together; the file has"),
-        (f"parts/{WEIGHTS}/1/file", PART_1, f"it names the file '{PART_1}' twice"),
-        (f"parts/{WEIGHTS}/1/file", "model.onnx", "it names the file 'model.onnx' twice"),
-        (f"parts/{WEIGHTS}/1/file", "../x", "expected one inside its folder"),
-        ("parts/other.bin", [], "it has parts of 'other.bin' but does not list that file"),
+        ("shards", [], "'shards' is []; expected an object"),
+        (f"shards/{WEIGHTS}", [], f"'{WEIGHTS}' is []; expected a list of one or more shards"),
+        (f"shards/{WEIGHTS}", [3], f"shards of '{WEIGHTS}', there is a int; expected objects"),
+        (f"shards/{WEIGHTS}/0/bytes", 0, "'bytes' is 0; expected a whole number >= 1"),
+        (f"shards/{WEIGHTS}/0/sha256", None, "'sha256' is None; expected a string"),
+        (f"shards/{WEIGHTS}/1/bytes", 999, "bytes together; the file has"),
+        (f"shards/{WEIGHTS}/1/file", PART_1, f"it names the file '{PART_1}' twice"),
+        (f"shards/{WEIGHTS}/1/file", "model.onnx", "it names the file 'model.onnx' twice"),
+        (f"shards/{WEIGHTS}/1/file", "../x", "expected one inside its folder"),
+        ("shards/other.bin", [], "it has shards of 'other.bin' but does not list that file"),
     ],
 )
-def test_parts_that_make_no_sense_are_refused(key: str, value: object, said: str, hosted: Path) -> None:
+def test_shards_that_make_no_sense_are_refused(key: str, value: object, said: str, hosted: Path) -> None:
     with pytest.raises(PackageError) as refused:
         read_package(changed(hosted, key, value))
     assert said in str(refused.value)
@@ -266,21 +267,21 @@ def test_parts_that_make_no_sense_are_refused(key: str, value: object, said: str
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone", "exchanged"])
-def test_damaged_parts_are_refused_and_nothing_is_left(damage: str, hosted: Path, tmp_path: Path) -> None:
+def test_damaged_shards_are_refused_and_nothing_is_left(damage: str, hosted: Path, tmp_path: Path) -> None:
     second = hosted / PART_2
     data = second.read_bytes()
     if damage == "gone":
         second.unlink()
     elif damage == "exchanged":  # right by its own hash, but not of this file
         second.write_bytes(bytes(1000))
-        changed(hosted, f"parts/{WEIGHTS}/1/sha256", hashlib.sha256(bytes(1000)).hexdigest())
+        changed(hosted, f"shards/{WEIGHTS}/1/sha256", hashlib.sha256(bytes(1000)).hexdigest())
     else:
         second.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if damage == "flipped" else data[:-1])
     (tmp_path / "out").mkdir()
     expected = {
         "flipped": rf"'{second}' is damaged: its sha256 is ", "short": rf"'{second}' has 999 bytes; .* says 1000\.",
         "gone": rf"'{hosted}' is incomplete: cannot read '{PART_2}' \(No such file",
-        "exchanged": rf"the parts of '{hosted / WEIGHTS}' are damaged: the sha256 of all is ",
+        "exchanged": rf"the shards of '{hosted / WEIGHTS}' are damaged: the sha256 of all is ",
     }  # fmt: skip
     with pytest.raises(PackageError, match=expected[damage]):
         sharding.join(hosted, tmp_path / "out" / "joined")
@@ -321,7 +322,7 @@ def test_an_export_that_is_stopped_while_it_cuts_leaves_nothing(package: Path, t
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
 
     def stop(progress: Progress) -> None:
-        if progress.stage == "parts":
+        if progress.stage == "shards":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -350,7 +351,7 @@ def test_a_file_that_may_not_grow_is_named_and_nothing_is_left(
     way: str, package: Path, hosted: Path, tmp_path: Path
 ) -> None:
     source, out = hosted if way.startswith("join") else package, tmp_path / "out" / "copy"
-    code = f"{LIMITED}; from embedllm.export import parts; parts.{way}"
+    code = f"{LIMITED}; from embedllm.export import sharding; sharding.{way}"
     result = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}", source, out, "100000"],
         capture_output=True,

@@ -75,7 +75,7 @@ def test_four_bits_in_groups_of_32_are_half_a_byte_and_a_sixteenth(tiny: Descrip
     ("family", "recipe"),
     [
         ("qwen3", Recipe()),
-        ("qwen2", Recipe(bits=8, group=16, symmetric=False)),  # biases, zero points, a head of its own
+        ("qwen2", Recipe(bits=8, group_size=16, symmetric=False)),  # biases, zero points, a head of its own
         ("llama", Recipe(bits=4, head_bits=16, embedding_bits=32)),
     ],
 )
@@ -87,18 +87,18 @@ def test_the_shares_are_the_whole_file(tiny_package: MakePackage, family: str, r
 
 
 def test_zero_points_and_biases_are_counted_apart(tiny_package: MakePackage) -> None:
-    found = describe_package(open_package(tiny_package("qwen2", Recipe(bits=8, group=16, symmetric=False))))
+    found = describe_package(open_package(tiny_package("qwen2", Recipe(bits=8, group_size=16, symmetric=False))))
     assert share(found, "mlp").zero_points == MLP // 16
     assert share(found, "attention").biases == 2 * (64 + 32 + 32) * 4
     assert found.matrix_bits_per_weight == 8 + 16 / 16 + 8 / 16
     (packing,) = found.packing
-    assert (packing.bits, packing.group, packing.symmetric) == (8, 16, False)
+    assert (packing.bits, packing.group_size, packing.symmetric) == (8, 16, False)
     assert share(found, "head").values == EMBEDDING
 
 
 def test_plain_floats_have_no_group(tiny_package: MakePackage) -> None:
     found = describe_package(open_package(tiny_package("qwen3", Recipe(bits=16))))
-    assert [(p.bits, p.group, p.symmetric) for p in found.packing] == [(16, None, None)]
+    assert [(p.bits, p.group_size, p.symmetric) for p in found.packing] == [(16, None, None)]
     assert found.matrix_bits_per_weight == 16
 
 

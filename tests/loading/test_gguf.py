@@ -80,7 +80,7 @@ def test_templates_licence_and_stop_tokens_come_along(llama: Path, tmp_path: Pat
         ("tool_use.jinja", "tools")]  # fmt: skip
     said = json.loads((out / "embedllm.json").read_text())
     # of ChatML's tokens <|im_end|> (2) is the EOS, and <|endoftext|> (0) an end by its text
-    assert (said["source"], said["licence"], said["tokens"]["stop"]) == ("m.gguf", "apache-2.0", [0, 2])
+    assert (said["source"], said["license"], said["tokens"]["stop"]) == ("m.gguf", "apache-2.0", [0, 2])
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])

@@ -191,8 +191,8 @@ def test_an_embedding_of_8_bits_is_no_product_unless_it_is_the_head_too(tiny_pac
 def test_groups_whose_products_round_all_the_same_are_refused(group: int, tiny_package: Callable[..., Path]) -> None:
     """ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 for groups of 32 only: off by 0.07 and 0.11 here."""
     with pytest.raises(PackageError, match=f"4-bit matrices in groups of {group}, whose products round"):
-        load(tiny_package("llama", Recipe(group=group)), exact=True)
-    folder = tiny_package("llama", Recipe(group=group, exact=True))
+        load(tiny_package("llama", Recipe(group_size=group)), exact=True)
+    folder = tiny_package("llama", Recipe(group_size=group, exact=True))
     with load(folder, exact=True) as model, load(folder, device="reference") as reference:
         one, two = (each.generate("hello", GREEDY, max_tokens=20, stop_tokens=()) for each in (model, reference))
     assert one.tokens == two.tokens

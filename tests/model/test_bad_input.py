@@ -259,7 +259,7 @@ def test_a_source_that_changes_meanwhile_is_named(change: str, checkpoint: Path,
     ("recipe", "says"),
     [
         (Recipe(bits=5), "bits is 5; expected 4, 8, 16 or 32"),
-        (Recipe(group=48), "group is 48; expected 16, 32, 64, 128 or 256"),
+        (Recipe(group_size=48), "group_size is 48; expected 16, 32, 64, 128 or 256"),
         (Recipe(head_bits=3), "bits is 3; expected 4, 8, 16 or 32"),
         (Recipe(head_bits=0), "bits is 0; expected 4, 8, 16 or 32"),
         (Recipe(context=0), "context is 0 tokens; expected 1 to 128"),

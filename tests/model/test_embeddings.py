@@ -18,7 +18,8 @@ from embedllm.backends.encoder_engine import BATCH, Tokens, batches
 from embedllm.backends.reference.encoder_layers import pooled
 from embedllm.errors import ContextFull, DeviceUnavailable, ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
-from embedllm.package.package import ENCODER_FORMAT, open_package
+from embedllm.package.features import ENCODER
+from embedllm.package.package import open_package
 from tests.support.encoder_folders import PROMPTED, write_embedder, write_reranker
 
 TEXTS = ["a fox", "the quick brown fox", "dog"]
@@ -50,7 +51,7 @@ def scorer(reranker: Path) -> Iterator[Model]:
 
 def test_the_folder_says_what_it_is(embedder: Path) -> None:
     package = open_package(embedder)
-    assert package.manifest["format"] == ENCODER_FORMAT
+    assert package.manifest["features"] == [ENCODER]
     assert package.decoder.encoder is not None
     assert package.decoder.encoder.prompts == PROMPTED
     assert (package.context, package.decoder.context) == (40, 40)  # not 48: max_seq_length goes before

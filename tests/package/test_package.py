@@ -14,7 +14,8 @@ from embedllm.errors import PackageError
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture_json import to_json
-from embedllm.package.package import FORMAT, MANIFEST, ORDERED_FORMAT, WEIGHTS, FileEntry, Graph, open_package, sha256
+from embedllm.package.features import FORMAT
+from embedllm.package.package import MANIFEST, WEIGHTS, FileEntry, Graph, open_package, sha256
 from tests.support.tiny import tiny_config
 
 CONTENTS = {WEIGHTS: b"weights", "model.onnx": b"graph", "tokenizer.json": b"{}"}
@@ -27,6 +28,7 @@ def manifest_of(contents: dict[str, bytes]) -> dict[str, object]:
     files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
     return {
         "format": FORMAT,
+        "features": [],
         "name": "tiny",
         "context": 128,
         "tokens": {"bos": None, "pad": 0, "stop": [2, 5]},
@@ -186,6 +188,7 @@ def test_a_manifest_that_is_no_object_is_refused(manifest: object, folder: Path)
 
 WRONG: dict[str, tuple[object, ...]] = {
     "format": (..., None, "1", 1.0, True, 0, -1),
+    "features": (None, "shards", [3], ["a\nb"]),
     "name": (..., None, 3, ["tiny"]),
     "context": (..., None, "128", 128.5, True, 0, -1),
     "tokens": (..., None, [], "2"),
@@ -210,11 +213,16 @@ def test_a_wrong_or_missing_value_is_named_with_its_key(key: str, value: object,
 
 
 def test_a_newer_format_says_how_to_upgrade_whatever_else_it_holds(folder: Path) -> None:
-    write_manifest(folder, {"format": ORDERED_FORMAT + 1, "files": ["another structure"]})
+    write_manifest(folder, {"format": FORMAT + 1, "files": ["another structure"]})
     message = refusal(folder)
-    assert (
-        f"'{folder}' has format {ORDERED_FORMAT + 1}; this version of embedllm reads up to {ORDERED_FORMAT}" in message
-    )
+    assert f"'{folder}' has format {FORMAT + 1}; this version of embedllm reads format {FORMAT}" in message
+    assert message.endswith("Upgrade with: pip install -U embedllm")
+
+
+def test_a_feature_that_is_not_known_is_refused_by_its_name_whatever_else_it_holds(folder: Path) -> None:
+    write_manifest(folder, {"format": FORMAT, "features": ["shards", "sparse", "x"], "files": ["another structure"]})
+    message = refusal(folder)
+    assert f"'{folder}' needs 'sparse', 'x', which this version of embedllm does not read" in message
     assert message.endswith("Upgrade with: pip install -U embedllm")
 
 

@@ -103,10 +103,10 @@ def fed(engine: OrtEngine | ReferenceEngine, pieces: Sequence[Sequence[int]]) ->
     [
         Recipe(),
         Recipe(symmetric=False, head_bits=8),
-        Recipe(bits=8, group=16, symmetric=False),
+        Recipe(bits=8, group_size=16, symmetric=False),
         Recipe(bits=16),
         Recipe(bits=32),
-        Recipe(exact=True, group=64),
+        Recipe(exact=True, group_size=64),
     ],
     ids=["4", "4 and 8 zero points", "8 zero points", "16", "32", "4 exact"],
 )

@@ -16,7 +16,8 @@ from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.progress import write_json
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
-from embedllm.package.package import FORMAT, MANIFEST, WEIGHTS, sha256
+from embedllm.package.features import FORMAT
+from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors
 
 if TYPE_CHECKING:

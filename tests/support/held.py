@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 PACKINGS = {
-    "4 bits, minimums": Packing(bits=4, symmetric=False, minimum=True, scale_bits=32),
-    "4 bits, groups of 16, half minimums": Packing(bits=4, group=16, symmetric=False, minimum=True),
-    "8 bits, minimums": Packing(bits=8, symmetric=False, minimum=True, scale_bits=32),
-    "8 bits, groups of 16, wide scales": Packing(bits=8, group=16, scale_bits=32),
+    "4 bits, minimums": Packing(bits=4, symmetric=False, has_minimum=True, scale_bits=32),
+    "4 bits, groups of 16, half minimums": Packing(bits=4, group_size=16, symmetric=False, has_minimum=True),
+    "8 bits, minimums": Packing(bits=8, symmetric=False, has_minimum=True, scale_bits=32),
+    "8 bits, groups of 16, wide scales": Packing(bits=8, group_size=16, scale_bits=32),
     "4 bits, wide scales, zero points": Packing(bits=4, symmetric=False, scale_bits=32),
     "8 bits": Packing(bits=8),
 }
@@ -57,16 +57,16 @@ class OrderedRandomSource(HeldRandomSource):
 
 def rounded(rows: F32, packing: Packing) -> Packed:
     """Integers with minimums, with zero points, or around the middle."""
-    missing = -rows.shape[1] % packing.group
-    grouped = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, packing.group)
+    missing = -rows.shape[1] % packing.group_size
+    grouped = np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, packing.group_size)
     kind = np.float32 if packing.scale_bits == 32 else np.float16
     levels = 1 << packing.bits
     low, zero = grouped.min(axis=-1).astype(kind), np.full(grouped.shape[:2], levels // 2, kind)
-    if packing.minimum or packing.stores_zeros:
+    if packing.has_minimum or packing.stores_zeros:
         scale = ((grouped.max(axis=-1) - low) / (levels - 1)).astype(kind)
-        zero = -low / scale if packing.minimum else np.rint(-low / scale)
+        zero = -low / scale if packing.has_minimum else np.rint(-low / scale)
     else:
         scale = (np.abs(grouped).max(axis=-1) / (levels // 2 - 1)).astype(kind)
     integers = np.clip(np.rint(grouped / scale[..., None] + zero[..., None]), 0, levels - 1).astype(np.uint8)
     zeros = pack_bits(zero.astype(np.uint8), packing.bits) if packing.stores_zeros else None
-    return Packed(pack_bits(integers, packing.bits), scale, zeros, low if packing.minimum else None)
+    return Packed(pack_bits(integers, packing.bits), scale, zeros, low if packing.has_minimum else None)

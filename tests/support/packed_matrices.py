@@ -64,7 +64,7 @@ def as_runtimes_see(
         yield from ((f"{variant.name}, rows", np.asarray(each)[0]) for each in rows)
     (folder / "model.xml").write_text(_openvino(Ir(layout), linear, packing).xml("matrix"))
     model = core().compile_model(core().read_model(folder / "model.xml", folder / WEIGHTS), "CPU", EXACT)
-    found = model.create_infer_request().infer({"x": identity, **({} if packing.order else {"tokens": every})})
+    found = model.create_infer_request().infer({"x": identity, **({} if packing.column_order else {"tokens": every})})
     product, *rows = (found[output] for output in model.outputs)
     yield "openvino, product", product[0].T
     yield from (("openvino, rows", each[0]) for each in rows)
@@ -75,7 +75,7 @@ def _onnx(graph: Graph, linear: Linear, packing: Packing, variant: GraphVariant)
     graph.scope = "test"
     names = [products.linear("x", [linear], "product")]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "rows", linear.columns])]
-    if not packing.order:
+    if not packing.column_order:
         names.append(products.embedding(linear, "tokens"))
         inputs.append(helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "wanted"]))
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
@@ -85,7 +85,7 @@ def _onnx(graph: Graph, linear: Linear, packing: Packing, variant: GraphVariant)
 def _openvino(ir: Ir, linear: Linear, packing: Packing) -> Ir:
     products = openvino_products.Products(ir, {linear.name: packing})
     x = ir.op("Parameter", [], "x", type="f32", tensor="x", shape=f"?,?,{linear.columns}", element_type="f32")
-    tokens = None if packing.order else ir.parameter("tokens", "i64", 2)
+    tokens = None if packing.column_order else ir.parameter("tokens", "i64", 2)
     product = products.linear(x, [linear], "product", tensor="product")
     rows = tokens and products.rows(linear, tokens, "rows")
     ir.split("Result", [product], "product.result", 0)

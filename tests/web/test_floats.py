@@ -52,7 +52,7 @@ def test_a_browser_makes_the_floats_of_the_reference(columns: int, node: str) ->
     packed = {name: some_packed(random, packing, rows, columns) for name, packing in WAYS.items()}
     given = [
         {
-            "rows": rows, "columns": columns, "bits": WAYS[name].bits, "group": WAYS[name].group,
+            "rows": rows, "columns": columns, "bits": WAYS[name].bits, "group_size": WAYS[name].group_size,
             "bytes": one.weight.reshape(-1).tolist(),
             "scales": one.scale.astype(float).reshape(-1).tolist(),
             "zeros": None if one.zero is None else one.zero.reshape(-1).tolist(),

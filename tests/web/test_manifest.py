@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.package.package import MANIFEST, ORDERED_FORMAT, WEIGHTS
+from embedllm.package.features import FEATURES, FORMAT
+from embedllm.package.package import MANIFEST, WEIGHTS
 from tests.package.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.support.server import ROOT
 
@@ -92,26 +93,30 @@ def test_what_does_not_agree_is_refused(node: str, folder: Path) -> None:
         with_change(folder, "graphs/0/file", "other.onnx"),
         with_change(folder, "files", {name: entry for name, entry in listed.items() if name != WEIGHTS}),
         with_change(folder, "context", 4096),
-        json.dumps({"format": ORDERED_FORMAT + 1, "files": ["another structure"]}),
+        json.dumps({"format": FORMAT + 1, "files": ["another structure"]}),
+        json.dumps({"format": FORMAT, "features": ["shards", "sparse"], "files": ["another structure"]}),
         with_change(folder, "architecture/encoder", {"pooling": "mean"}),
     ]
-    other, weights, contexts, newer, texts_only = refusals(node, texts)
+    other, weights, contexts, newer, feature, texts_only = refusals(node, texts)
     assert "it names the graph 'other.onnx' but does not list that file" in other
     assert f"it does not list '{WEIGHTS}'" in weights
     assert "it gives two contexts, 4096 and, in its architecture, 128" in contexts
-    assert (
-        f"has format {ORDERED_FORMAT + 1}; this version of embedllm-web reads up to {ORDERED_FORMAT}. Upgrade" in newer
-    )
-    assert "embeds or scores texts, which is not done in browsers" in texts_only
+    assert f"has format {FORMAT + 1}; this version of embedllm-web reads format {FORMAT}. Upgrade" in newer
+    assert "needs 'sparse', which this version of embedllm-web does not read. Upgrade" in feature
+    assert "is an embedding or reranker model, which browsers do not run" in texts_only
 
 
-def test_parts_that_make_no_sense_are_refused(node: str, folder: Path) -> None:
+def test_every_feature_that_python_reads_is_known(node: str, folder: Path) -> None:
+    assert refusals(node, [with_change(folder, "features", list(FEATURES))]) == [""]
+
+
+def test_shards_that_make_no_sense_are_refused(node: str, folder: Path) -> None:
     first, second = ({"file": f"{WEIGHTS}.{i}-of-2", "bytes": i + 2, "sha256": "0" * 64} for i in (1, 2))
-    right = with_change(folder, "parts", {WEIGHTS: [first, second]})
+    right = with_change(folder, "shards", {WEIGHTS: [first, second]})
     wrong = {
-        "its 'parts' is []; expected an object": [],
-        "its parts of 'weights.safetensors' are []; expected a list of one or more parts": {WEIGHTS: []},
-        "one of its parts of 'weights.safetensors' has the 'bytes' missing": {WEIGHTS: [3]},
+        "its 'shards' is []; expected an object": [],
+        "its shards of 'weights.safetensors' are []; expected a list of one or more shards": {WEIGHTS: []},
+        "one of its shards of 'weights.safetensors' has the 'bytes' missing": {WEIGHTS: [3]},
         "has the 'bytes' 0; expected a whole number >= 1": {WEIGHTS: [{**first, "bytes": 0}, second]},
         "has the 'sha256' \"x\"; expected 64 hexadecimal digits": {WEIGHTS: [{**first, "sha256": "x"}, second]},
         "have 6 bytes together; the file has 7": {WEIGHTS: [first, {**second, "bytes": 3}]},
@@ -119,9 +124,9 @@ def test_parts_that_make_no_sense_are_refused(node: str, folder: Path) -> None:
         "it names the file 'model.onnx' twice": {WEIGHTS: [first, {**second, "file": "model.onnx"}]},
         'it names the file "../x"; expected one inside its folder': {WEIGHTS: [first, {**second, "file": "../x"}]},
         "it names the file missing; expected one inside": {WEIGHTS: [{"bytes": 7, "sha256": "0" * 64}]},
-        "it has parts of 'other' but does not list that file": {"other": [first]},
+        "it has shards of 'other' but does not list that file": {"other": [first]},
     }
-    said = refusals(node, [right, *(with_change(folder, "parts", value) for value in wrong.values())])
+    said = refusals(node, [right, *(with_change(folder, "shards", value) for value in wrong.values())])
     assert said[0] == ""
     for expected, found in zip(wrong, said[1:], strict=True):
         assert expected in found

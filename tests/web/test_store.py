@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from embedllm.package.package import ORDERED_FORMAT
+from embedllm.package.features import FORMAT
 from tests.web.support.browser import Browser
 from tests.web.support.calls import BrowserError, awaited
 from tests.web.support.page import Context, Page
@@ -343,7 +343,7 @@ def test_a_server_that_gives_no_usable_manifest_leaves_the_stored_model(
     elif wrong == "text":
         (tmp_path / "tiny" / "embedllm.json").write_text("<html>Please log in to this network</html>")
     else:
-        write_model(tmp_path / "tiny", OTHER, format=ORDERED_FORMAT + 1)
+        write_model(tmp_path / "tiny", OTHER, format=FORMAT + 1)
     result = page.in_worker(LOAD, url)
     assert (result["isOffline"], result["sha256"]) == (True, digest(WEIGHTS))
     assert any("using the stored model, because" in line for line in page.console)

@@ -66,10 +66,10 @@ export class FloatBytes extends Uint8Array {
     if (stored.dtype === "F32") return into.set(new Float32Array(bytes.buffer));
     if (stored.dtype === "F16") return widen(new Uint16Array(bytes.buffer), into);
     const scales = this.#floats(`${name}.scale`);
-    const minimums = packing.minimum ? this.#floats(`${name}.minimum`) : null;
+    const minimums = packing.has_minimum ? this.#floats(`${name}.minimum`) : null;
     const zeros = packing.symmetric || minimums ? null : this.#read(this.#entry(`${name}.zero`));
     unpackGroups({ bytes, scales, minimums, zeros, rows, columns, ...packing }, into);
-    if (packing.order) putInOrder(into, new Int32Array(this.#read(this.#entry(`${packing.order}.order`)).buffer));
+    if (packing.column_order) putInOrder(into, new Int32Array(this.#read(this.#entry(`${packing.column_order}.order`)).buffer));
   }
 
   /** @param {string} name of a number for each group @returns {Float32Array} */
@@ -112,21 +112,21 @@ function readHeader(weights) {
  * group of a row.
  *
  * @param {{bytes: Uint8Array, scales: Float32Array, minimums: Float32Array | null, zeros: Uint8Array | null,
- *   rows: number, columns: number, bits: number, group: number}} packed bits: 4, the earlier of two values in the low half of a byte, or 8;
+ *   rows: number, columns: number, bits: number, group_size: number}} packed bits: 4, the earlier of two values in the low half of a byte, or 8;
  *   zeros: packed likewise, each row in whole bytes; without them half of the range, and 0 beside minimums
  * @param {Float32Array} into [rows, columns]
  */
-export function unpackGroups({ bytes, scales, minimums, zeros, rows, columns, bits, group }, into) {
-  const groups = Math.ceil(columns / group);
+export function unpackGroups({ bytes, scales, minimums, zeros, rows, columns, bits, group_size }, into) {
+  const groups = Math.ceil(columns / group_size);
   const perByte = 8 / bits;
-  const rowBytes = (groups * group) / perByte;
+  const rowBytes = (groups * group_size) / perByte;
   const zeroBytes = Math.ceil(groups / perByte);
   for (let row = 0; row < rows; row++) {
     for (let at = 0; at < groups; at++) {
       const scale = scales[row * groups + at];
-      const first = row * columns + at * group;
-      const last = row * columns + Math.min(columns, (at + 1) * group);
-      let byte = row * rowBytes + (at * group) / perByte;
+      const first = row * columns + at * group_size;
+      const last = row * columns + Math.min(columns, (at + 1) * group_size);
+      let byte = row * rowBytes + (at * group_size) / perByte;
       if (bits === 8) {
         const zero = zeros ? zeros[row * zeroBytes + at] : minimums ? 0 : 128;
         for (let place = first; place < last; place++) into[place] = (bytes[byte++] - zero) * scale;

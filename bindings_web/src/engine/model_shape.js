@@ -4,7 +4,7 @@ import { PackageError } from "../errors.js";
 
 /**
  * @typedef {{name: string, rows: number, columns: number}} Matrix
- * @typedef {{bits: number, group: number, symmetric: boolean, minimum?: boolean, order?: string}} Packing
+ * @typedef {{bits: number, group_size: number, symmetric: boolean, has_minimum?: boolean, column_order?: string}} Packing
  * @typedef {{kvHeads: number, headDim: number}} Heads
  */
 

@@ -4,15 +4,16 @@ import { PackageError } from "../errors.js";
 
 export const MANIFEST = "embedllm.json";
 export const WEIGHTS = "weights.safetensors";
-const FORMAT = 5; // of the manifest, with columns in another order; a folder with a larger one is refused
+const FORMAT = 1; // of the manifest; what comes after it is a feature
+const FEATURES = ["shards", "encoder", "minimums", "float32-scales", "column-order"]; // those that this version reads
 const AGAIN = "Export the folder again and put it there whole.";
 
 /**
  * @typedef {{bytes: number, sha256: string}} FileEntry  a file as it was written
- * @typedef {{file: string} & FileEntry} PartEntry  some of a file's bytes, as a file of their own
+ * @typedef {{file: string} & FileEntry} ShardEntry  some of a file's bytes, as a file of their own
  * @typedef {{file: string, variant: string, activations: string}} Graph
- * @typedef {{format: number, name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
- *   files: Record<string, FileEntry>, parts?: Record<string, PartEntry[]>, [key: string]: unknown}} Manifest
+ * @typedef {{format: number, features?: string[], name: string, context: number, tokens: {stop: number[]}, graphs: Graph[],
+ *   files: Record<string, FileEntry>, shards?: Record<string, ShardEntry[]>, [key: string]: unknown}} Manifest
  */
 
 /**
@@ -33,14 +34,10 @@ export function readManifest(text, where) {
   }
   const fault = manifestFault(manifest);
   if (fault) throw new PackageError(`'${where}' is damaged: ${fault}. ${AGAIN}`);
-  if (manifest.format > FORMAT) {
-    throw new PackageError(
-      `'${where}' has format ${manifest.format}; this version of embedllm-web reads up to ${FORMAT}. ` +
-        "Upgrade with: npm install embedllm-web@latest",
-    );
-  }
+  const unread = unreadFault(manifest);
+  if (unread) throw new PackageError(`'${where}' ${unread}. Upgrade with: npm install embedllm-web@latest`);
   if (manifest.architecture?.encoder) {
-    throw new PackageError(`'${where}' is of a model that embeds or scores texts, which is not done in browsers.`);
+    throw new PackageError(`'${where}' is an embedding or reranker model, which browsers do not run.`);
   }
   return manifest;
 }
@@ -65,7 +62,11 @@ export const isWeights = (name) => name.endsWith(".safetensors");
 function manifestFault(manifest) {
   if (!isObject(manifest)) return `it holds ${shown(manifest)}; expected a JSON object`;
   if (!isWhole(manifest.format, 1)) return `its 'format' is ${shown(manifest.format)}; expected a whole number >= 1`;
-  if (manifest.format > FORMAT) return ""; // what else it holds is not known here
+  const { features = [] } = manifest;
+  if (!Array.isArray(features) || !features.every((name) => typeof name === "string" && isPrintable(name))) {
+    return `its 'features' is ${shown(features)}; expected a list of names`;
+  }
+  if (unreadFault(manifest)) return ""; // what else it holds is not known here
   if (typeof manifest.name !== "string") return `its 'name' is ${shown(manifest.name)}; expected a string`;
   if (!isWhole(manifest.context, 1)) return `its 'context' is ${shown(manifest.context)}; expected a whole number >= 1`;
   const stop = isObject(manifest.tokens) ? manifest.tokens.stop : undefined;
@@ -81,8 +82,19 @@ function manifestFault(manifest) {
   return (
     filesFault(manifest.files) ||
     graphsFault(manifest.graphs, manifest.files) ||
-    partsFault(manifest.parts ?? {}, manifest.files)
+    shardsFault(manifest.shards ?? {}, manifest.files)
   );
+}
+
+/**
+ * The format or the features that this version does not read; empty when it reads the folder.
+ * @param {any} manifest
+ */
+function unreadFault({ format, features = [] }) {
+  if (format !== FORMAT) return `has format ${format}; this version of embedllm-web reads format ${FORMAT}`;
+  const unknown = features.filter((/** @type {string} */ name) => !FEATURES.includes(name));
+  const names = unknown.map((/** @type {string} */ name) => `'${name}'`).join(", ");
+  return names && `needs ${names}, which this version of embedllm-web does not read`;
 }
 
 /** @param {Record<string, any>} files */
@@ -110,27 +122,27 @@ function entryFault(what, entry, least) {
 }
 
 /**
- * @param {any} parts
+ * @param {any} shards
  * @param {Record<string, any>} files
  */
-function partsFault(parts, files) {
-  if (!isObject(parts)) return `its 'parts' is ${shown(parts)}; expected an object`;
+function shardsFault(shards, files) {
+  if (!isObject(shards)) return `its 'shards' is ${shown(shards)}; expected an object`;
   const taken = new Set(Object.keys(files));
-  for (const [name, list] of Object.entries(parts)) {
-    if (!Object.hasOwn(files, name)) return `it has parts of '${name}' but does not list that file`;
+  for (const [name, list] of Object.entries(shards)) {
+    if (!Object.hasOwn(files, name)) return `it has shards of '${name}' but does not list that file`;
     if (!Array.isArray(list) || list.length === 0) {
-      return `its parts of '${name}' are ${shown(list)}; expected a list of one or more parts`;
+      return `its shards of '${name}' are ${shown(list)}; expected a list of one or more shards`;
     }
-    for (const part of list) {
-      const fault = entryFault(`one of its parts of '${name}'`, part, 1);
+    for (const shard of list) {
+      const fault = entryFault(`one of its shards of '${name}'`, shard, 1);
       if (fault) return fault;
-      if (typeof part.file !== "string" || !isPlain(part.file)) return outside(part.file);
-      if (taken.has(part.file)) return `it names the file '${part.file}' twice`;
-      taken.add(part.file);
+      if (typeof shard.file !== "string" || !isPlain(shard.file)) return outside(shard.file);
+      if (taken.has(shard.file)) return `it names the file '${shard.file}' twice`;
+      taken.add(shard.file);
     }
     const total = list.reduce((sum, { bytes }) => sum + bytes, 0);
     if (total !== files[name].bytes) {
-      return `the parts of '${name}' have ${total} bytes together; the file has ${files[name].bytes}`;
+      return `the shards of '${name}' have ${total} bytes together; the file has ${files[name].bytes}`;
     }
   }
   return "";
@@ -157,9 +169,11 @@ function graphsFault(graphs, files) {
  * @param {string} name
  */
 function isPlain(name) {
-  const isPrintable = !/[\p{C}\p{Z}]/u.test(name.replaceAll(" ", ""));
-  return isPrintable && !/[\\:]/.test(name) && !name.split("/").some((part) => ["", ".", ".."].includes(part));
+  return isPrintable(name) && !/[\\:]/.test(name) && !name.split("/").some((part) => ["", ".", ".."].includes(part));
 }
+
+/** @param {string} name */
+const isPrintable = (name) => !/[\p{C}\p{Z}]/u.test(name.replaceAll(" ", ""));
 
 /** @param {unknown} name */
 const outside = (name) => `it names the file ${shown(name)}; expected one inside its folder, of printable characters`;

@@ -64,11 +64,11 @@ export class Package {
 
   /** @param {string} name */
   #wanted(name) {
-    const { files, parts = {} } = this.manifest;
+    const { files, shards = {} } = this.manifest;
     if (!Object.hasOwn(files, name)) {
       throw new PackageError(`the model at ${this.url} has no file '${name}'; it has ${Object.keys(files).join(", ")}`);
     }
-    const sources = Object.hasOwn(parts, name) ? parts[name] : [{ file: name, ...files[name] }];
+    const sources = Object.hasOwn(shards, name) ? shards[name] : [{ file: name, ...files[name] }];
     return { name, ...files[name], sources: sources.map((part) => ({ ...part, url: addressIn(this.url, part.file) })) };
   }
 }

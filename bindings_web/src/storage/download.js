@@ -8,7 +8,7 @@ import { Hashes } from "./hashes.js";
  * @typedef {import("./hashes.js").Sha256} Sha256
  * @typedef {{url: string, bytes: number, sha256: string}} Source
  * @typedef {{name: string, bytes: number, sha256: string, sources: Source[]}} Wanted
- *   a file of a model; sources: itself, or the parts that the server has of it, in order
+ *   a file of a model; sources: itself, or the shards that the server has of it, in order
  * @typedef {Source & {name: string, start: number, total: number}} Piece
  *   what a source brings; name: of the file; start: where it begins there; total: bytes of the file
  * @typedef {{file: string, loaded: number, total: number, phase: "download" | "check" | "compile"}} Progress  bytes
@@ -47,8 +47,8 @@ export async function download(wanted, growing, means) {
   if (found === wanted.sha256) return growing.finish();
   growing.cut(0);
   throw new PackageError(
-    `the parts of '${wanted.name}' are as the manifest says, but not the file that they make: its sha256 is ` +
-      `${found}, the manifest says ${wanted.sha256}. Make the hosting copy again: embedllm shard FOLDER OUT`,
+    `the shards of '${wanted.name}' are as the manifest says, but not the file that they make: its sha256 is ` +
+      `${found}, the manifest says ${wanted.sha256}. Make the sharded copy again: embedllm shard FOLDER OUT`,
   );
 }
 

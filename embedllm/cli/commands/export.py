@@ -128,7 +128,7 @@ def export(
         bits=None if bits is None or mean_bits is not None else int(bits),
         size=size,
         mean_bits=mean_bits,
-        group=int(group or _TARGETS.get(target or "", _GROUP)),
+        group_size=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
         method=method,
         head_bits=int(lm_head_bits) if lm_head_bits else None,
@@ -195,7 +195,7 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
             "context": package.context,
             "seconds": seconds,
             "graphs": [graph.file for graph in package.graphs],
-            "parts": {name: [part.file for part in parts] for name, parts in package.parts.items()},
+            "shards": {name: [shard.file for shard in shards] for name, shards in package.shards.items()},
             "verification": package.manifest.get("verification"),
         }
         click.echo(json.dumps(found, ensure_ascii=False))

@@ -106,7 +106,7 @@ def _facts(found: Description) -> Iterable[tuple[str, str]]:
     yield "name", found.name
     yield "folder", found.folder
     yield "source", found.source or "not recorded"
-    yield "licence", found.licence or "not recorded"
+    yield "license", found.license or "not recorded"
     yield "task", found.task
     yield from _shape(found.architecture)
     yield "parameters", f"{found.parameters:,}"
@@ -148,10 +148,10 @@ def _packing(found: Description) -> str:
     ways = []
     for way in found.packing:
         kind = f"{way.bits}-bit floats"
-        if way.group is not None:
-            zeros = "with minimums" if way.minimum else "symmetric" if way.symmetric else "with zero points"
+        if way.group_size is not None:
+            zeros = "with minimums" if way.has_minimum else "symmetric" if way.symmetric else "with zero points"
             order = ", columns in another order" if way.ordered else ""
-            kind = f"{way.bits} bits in groups of {way.group}, {zeros}{order}"
+            kind = f"{way.bits} bits in groups of {way.group_size}, {zeros}{order}"
         ways.append(f"{way.matrices} of {kind}")
     return "; ".join(ways)
 

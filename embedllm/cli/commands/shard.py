@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from embedllm.package.package import Package
 
 
-@click.command(short_help="Copy a folder in parts, for web servers that limit the size of a file.")
+@click.command(short_help="Copy a folder in shards, for web servers that limit the size of a file.")
 @click.argument("folder")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--size", type=ByteSize(), metavar="SIZE",
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 def shard(
     folder: str, out: Path, *, size: int | None, is_join: bool, replace: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Copy the package folder FOLDER into OUT, files that are larger than SIZE in parts.
+    """Copy the package folder FOLDER into OUT, files that are larger than SIZE in shards.
 
     Browsers load OUT as they load FOLDER. For all else, --join makes FOLDER of OUT again. Every file is checked on the
     way. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
     """
     if is_join and size is not None:
-        raise click.UsageError("--join and --size: what is joined has no parts. Leave one out.")
+        raise click.UsageError("--join and --size: what is joined has no shards. Leave one out.")
     from embedllm.export import sharding
     from embedllm.loading.resolve import package_folder
     from embedllm.package.package import read_package
@@ -63,14 +63,14 @@ def shard(
         found = {
             "folder": str(out),
             "bytes": sum(entry.bytes for entry in package.files.values()),
-            "parts": {name: [part.file for part in each] for name, each in package.parts.items()},
+            "shards": {name: [shard.file for shard in each] for name, each in package.shards.items()},
         }
         click.echo(json.dumps(found, ensure_ascii=False))
 
 
 def said_of_parts(package: Package, size: int) -> str:
     """What a user should know of a folder that was to have no file of more bytes."""
-    if not package.parts:
-        return f"none of its files has more than {size:,} bytes: none is in parts, and every device can use it"
-    cut = ", ".join(f"'{name}' in {len(sharding)} parts" for name, sharding in package.parts.items())
-    return f"it is a hosting copy, for browsers only: {cut}"
+    if not package.shards:
+        return f"none of its files has more than {size:,} bytes: none is in shards, and every device can use it"
+    cut = ", ".join(f"'{name}' in {len(sharding)} shards" for name, sharding in package.shards.items())
+    return f"it is a sharded copy, for browsers only: {cut}"

@@ -69,7 +69,7 @@ class Float4Matrix:
                                   f"{dtype} {' or '.join(str(list(each)) for each in known)}.")  # fmt: skip
 
     def packing(self, read: Read) -> Packing:
-        return Packing(bits=8, group=self.group, scale_bits=32)
+        return Packing(bits=8, group_size=self.group, scale_bits=32)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored. packing: of packing()."""

@@ -71,15 +71,15 @@ class ZeroedMatrix:
         """As it is where groups lie in a row, with minimums of float32; else rounded."""
         if not self._is_kept:
             return ROUNDED
-        return Packing(bits=max(self.bits, 4), group=self._group, symmetric=False, minimum=True, scale_bits=32)
+        return Packing(bits=max(self.bits, 4), group_size=self._group, symmetric=False, has_minimum=True, scale_bits=32)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored. packing: of packing()."""
         if not self._is_kept:
             return quantize(self.rows(read, start, stop), packing)
-        codes = self._codes(read, start, stop).reshape(stop - start, -1, packing.group)
+        codes = self._codes(read, start, stop).reshape(stop - start, -1, packing.group_size)
         first, last = (row * self.shape[1] // self.group for row in (start, stop))
-        groups = np.repeat(np.arange(first, last).reshape(stop - start, -1), self.group // packing.group, axis=1)
+        groups = np.repeat(np.arange(first, last).reshape(stop - start, -1), self.group // packing.group_size, axis=1)
         scale = self._floats(read, self.scale)[groups]
         minimum = -self._floats(read, self.zero)[groups] * scale
         return Packed(pack_bits(codes, packing.bits), scale, None, minimum)

@@ -92,20 +92,20 @@ class PackedMatrix:
         group, scale_bits = self._group, 16 if self._types <= {"F16"} else 32
         if self.scheme.kind == "mlx":
             bits = max(self.scheme.bits, 4)
-            return Packing(bits=bits, group=group, symmetric=False, minimum=True, scale_bits=scale_bits)
+            return Packing(bits=bits, group_size=group, symmetric=False, has_minimum=True, scale_bits=scale_bits)
         zeros = self._zeros(read, 0, self.shape[0])
         if zeros.max(initial=0) > 255:
             raise ExportError(f"'{self.name}' has a zero point of {zeros.max()}; expected at most 255.")
         bits = 8 if self.scheme.bits == 8 or zeros.max(initial=0) > 15 else 4
         symmetric = bool((zeros == 1 << bits - 1).all())
-        return Packing(bits=bits, group=group, symmetric=symmetric, scale_bits=scale_bits)
+        return Packing(bits=bits, group_size=group, symmetric=symmetric, scale_bits=scale_bits)
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored, in the order of columns that order() gives. packing: of packing()."""
         codes, order = self._codes(read, start, stop), self.order(read)
         codes = codes if order is None else codes.take(order, axis=1)
-        missing = packing.groups(codes.shape[1]) * packing.group - codes.shape[1]
-        codes = np.pad(codes, ((0, 0), (0, missing))).reshape(len(codes), -1, packing.group)
+        missing = packing.groups(codes.shape[1]) * packing.group_size - codes.shape[1]
+        codes = np.pad(codes, ((0, 0), (0, missing))).reshape(len(codes), -1, packing.group_size)
 
         def floats(name: str) -> F16 | F32:
             values = self._by_group(self._floats(read, name, start, stop))
@@ -115,7 +115,7 @@ class PackedMatrix:
         if packing.stores_zeros:
             zeros = self._by_group(self._zeros(read, start, stop)).astype(np.uint8)
             zero = pack_bits(np.ascontiguousarray(zeros), packing.bits)
-        minimum = floats("biases") if packing.minimum else None
+        minimum = floats("biases") if packing.has_minimum else None
         return Packed(pack_bits(codes, packing.bits), floats(_SCALES[self.scheme.kind]), zero, minimum)
 
     def order(self, read: Read) -> NDArray[np.int32] | None:

@@ -67,7 +67,9 @@ class ScaledMatrix:
         if not self._is_kept:
             return ROUNDED
         assert self.scale is not None, "as `check` found"
-        return Packing(bits=8, group=WHOLE, scale_bits=16 if self.scale.dtype == "F16" and self.factor == 1 else 32)
+        return Packing(
+            bits=8, group_size=WHOLE, scale_bits=16 if self.scale.dtype == "F16" and self.factor == 1 else 32
+        )
 
     def packed(self, read: Read, packing: Packing, start: int, stop: int) -> Packed:
         """Rows [start, stop) as they are stored. packing: of packing()."""

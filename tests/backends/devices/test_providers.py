@@ -52,7 +52,7 @@ def test_each_device_and_provider_has_one_row() -> None:
     ("recipe", "is_taken"),
     [
         (Recipe(symmetric=False), False),
-        (Recipe(symmetric=False, group=16), True),
+        (Recipe(symmetric=False, group_size=16), True),
         (Recipe(symmetric=False, bits=8), True),
         (Recipe(), True),
     ],

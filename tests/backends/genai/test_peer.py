@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(bits=8, group=64), Recipe(bits=16)], ids=["4", "8", "16"])
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(bits=8, group_size=64), Recipe(bits=16)], ids=["4", "8", "16"])
 @pytest.mark.parametrize(("family", "config"), CASES)
 def test_genai_gives_the_same_greedy_tokens(
     family: str, config: dict[str, object], recipe: Recipe, tiny_package: Callable[..., Path]

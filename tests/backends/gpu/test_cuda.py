@@ -34,7 +34,7 @@ FIELD_CLOSE = 0.05  # of the spread of the logits
 DEMO_ATOL = 0.5  # of logits up to 29, which activations of up to several hundred lead to; between two ways of feeding
 MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
     "llama": ("llama", Recipe(), {}),
-    "llama, group 128": ("llama", Recipe(group=128), {"hidden_size": 128}),
+    "llama, group 128": ("llama", Recipe(group_size=128), {"hidden_size": 128}),
     "mistral, window": ("mistral", Recipe(), {"sliding_window": 16}),
     "qwen2, asymmetric": ("qwen2", Recipe(symmetric=False), {}),
     "qwen3, head 8": ("qwen3", Recipe(head_bits=8), {}),

@@ -34,8 +34,10 @@ def test_methods_that_read_a_text_stay_nearer_than_rounding(method: str, tmp_pat
     sample = text(tmp_path / "text.jsonl", words=500)
     sequences = np.random.default_rng(0).integers(0, 300, (4, 24))
     base = logits(convert(checkpoint, tmp_path / "base", Recipe(bits=32)), sequences)
-    nearest = convert(checkpoint, tmp_path / "nearest", Recipe(method="nearest", group=16))
-    found = convert(checkpoint, tmp_path / "found", Recipe(method=method, group=16), calibration=sample, verify=True)
+    nearest = convert(checkpoint, tmp_path / "nearest", Recipe(method="nearest", group_size=16))
+    found = convert(
+        checkpoint, tmp_path / "found", Recipe(method=method, group_size=16), calibration=sample, verify=True
+    )
     assert kl(base, logits(found, sequences)) < kl(base, logits(nearest, sequences))
 
 

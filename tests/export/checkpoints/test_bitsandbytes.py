@@ -103,7 +103,7 @@ def test_rows_of_integers_are_carried_over(tmp_path: Path) -> None:
     for start, stop in ((0, 64), (3, 21)):
         rows, packing = source.rows(f"{NAME}.weight", start, stop), source.packing(f"{NAME}.weight")
         assert packing is not None
-        assert packing == Packing(bits=8, group=128, scale_bits=32)
+        assert packing == Packing(bits=8, group_size=128, scale_bits=32)
         # float32 is rounded once for 1/127, for the scale and for the product: bitsandbytes rounds in another order
         np.testing.assert_allclose(rows, floats[f"{NAME}.weight"][start:stop], rtol=2.0**-22)
         np.testing.assert_array_equal(dequantize(source.packed(f"{NAME}.weight", start, stop), packing, 96), rows)

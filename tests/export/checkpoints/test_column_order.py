@@ -31,7 +31,8 @@ from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.writing.passthrough import carried
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.package import FORMAT, ORDERED_FORMAT, WEIGHTS, open_package
+from embedllm.package.features import COLUMN_ORDER
+from embedllm.package.package import WEIGHTS, open_package
 from embedllm.package.packing import dequantize, packings
 from embedllm.package.tensors import linears
 from tests.export.checkpoints.test_packed_integers import Format, checkpoint, compressed, gptq, quantized
@@ -166,7 +167,7 @@ def test_every_graph_was_verified(ordered: Path) -> None:
 def test_matrices_with_one_input_share_an_order_where_it_is_one(ordered: Path) -> None:
     package = open_package(ordered)
     found = packings(package.manifest)
-    assert package.manifest["format"] == ORDERED_FORMAT
+    assert COLUMN_ORDER in package.manifest["features"]
     layer = "layers.1"
     owners = {"attention.q": "attention.q", "attention.k": "attention.q", "attention.v": "attention.v",
               "attention.o": "attention.o", "mlp.gate": "mlp.gate", "mlp.up": "mlp.gate",
@@ -224,8 +225,8 @@ def test_directml_takes_the_graph_and_all_of_the_file_is_read(ordered: Path) -> 
 
 def test_with_bits_the_columns_lie_as_ever(ordered: Path, tmp_path: Path) -> None:
     package = open_package(convert(ordered.with_name("checkpoint"), tmp_path / "out", Recipe(bits=8)))
-    assert package.manifest["format"] == FORMAT
-    assert not any(packing.order for packing in packings(package.manifest).values())
+    assert package.manifest["features"] == []
+    assert not any(packing.column_order for packing in packings(package.manifest).values())
 
 
 def test_an_order_that_names_a_column_twice_is_an_error(ordered: Path, tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_an_order_that_names_a_column_twice_is_an_error(ordered: Path, tmp_path:
 def test_a_manifest_with_an_order_of_no_name_is_an_error(ordered: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(ordered, tmp_path / "copy")
     manifest = json.loads((copy / "embedllm.json").read_text())
-    manifest["quantization"]["layers.0.mlp.up"]["order"] = 3
+    manifest["quantization"]["layers.0.mlp.up"]["column_order"] = 3
     (copy / "embedllm.json").write_text(json.dumps(manifest))
     with pytest.raises(PackageError, match="'quantization' is not understood: order is 3; expected the name"):
         ReferenceEngine(open_package(copy))
@@ -263,7 +264,7 @@ def test_groups_of_other_sizes_can_be_rounded(tmp_path: Path) -> None:
     source = opened(tmp_path / "c")
     np.testing.assert_array_equal(source.rows(f"{NAME}.weight", 0, 64), floats[f"{NAME}.weight"])
     source.close()
-    assert open_package(convert(tmp_path / "c", tmp_path / "out", Recipe(bits=8))).manifest["format"] == FORMAT
+    assert open_package(convert(tmp_path / "c", tmp_path / "out", Recipe(bits=8))).manifest["features"] == []
 
 
 @pytest.mark.parametrize("actorder", ["group", "dynamic"])
@@ -273,7 +274,7 @@ def test_compressed_tensors_have_it_too(actorder: str, tmp_path: Path) -> None:
     checkpoint(tmp_path / "c", form, by_input)
     carried_over = convert(tmp_path / "c", tmp_path / "carried", Recipe(exact=True))
     floats = convert(tmp_path / "c", tmp_path / "floats", Recipe(bits=32))
-    assert packings(open_package(carried_over).manifest)["layers.0.mlp.up"].order == "layers.0.mlp.gate"
+    assert packings(open_package(carried_over).manifest)["layers.0.mlp.up"].column_order == "layers.0.mlp.gate"
     np.testing.assert_array_equal(logits(engine(carried_over, "reference")), logits(engine(floats, "reference")))
 
 
@@ -298,7 +299,7 @@ def test_experts_and_the_head_have_orders_too(name: str, variant: str, tmp_path:
     folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant=variant, source=source)
     found = packings(open_package(folder).manifest)
     assert found["head"].order == "head"
-    assert found["layers.1.mlp.experts.2.up"].order != found["layers.1.mlp.experts.2.down"].order != ""
+    assert found["layers.1.mlp.experts.2.up"].column_order != found["layers.1.mlp.experts.2.down"].column_order != ""
     expected = logits(engine(folder, "reference"))
     np.testing.assert_allclose(logits(engine(folder, name)), expected, atol=ATOL, rtol=0)
 

@@ -89,7 +89,7 @@ def test_a_matrix_is_what_its_formula_says_and_stored_so(form: str, tmp_path: Pa
     for matrix in (f"{NAME}.weight", "model.layers.0.self_attn.k_proj.weight"):
         expected = floats[matrix]
         source.check(matrix, expected.shape)
-        kept = Packing(bits=8, group=32 if "MXFP4" in form else 16, scale_bits=32)
+        kept = Packing(bits=8, group_size=32 if "MXFP4" in form else 16, scale_bits=32)
         assert source.packing(matrix) == kept
         for start, stop in ((0, len(expected)), (3, 21)):
             np.testing.assert_array_equal(source.rows(matrix, start, stop), expected[start:stop])

@@ -125,7 +125,7 @@ def test_a_scale_that_is_no_finite_number_is_not_stored(scale: int, tmp_path: Pa
 def test_eight_bits_hold_mxfp4_exactly(group: int, tmp_path: Path) -> None:
     tensors = blocks_of(np.random.default_rng(1), 1, 64, 5)
     rows = rows_of(tmp_path / "a", tensors, 64)
-    packing = Packing(bits=8, group=group)
+    packing = Packing(bits=8, group_size=group)
     assert np.array_equal(dequantize(quantize(rows, packing), packing, 160), rows)
 
 

@@ -67,11 +67,11 @@ def test_a_matrix_is_what_its_formula_says(form: str, tmp_path: Path) -> None:
         source.check(matrix, expected.shape)
         packing = source.packing(matrix)
         assert packing is not None
-        assert packing.minimum == (form != "axis 0")
+        assert packing.has_minimum == (form != "axis 0")
         for start, stop in ((0, len(expected)), (3, 21)):
             np.testing.assert_array_equal(source.rows(matrix, start, stop), expected[start:stop])
             stored = dequantize(source.packed(matrix, start, stop), packing, expected.shape[1])
-            if packing.minimum:
+            if packing.has_minimum:
                 np.testing.assert_array_equal(stored, expected[start:stop])
             else:  # a step of 8 bits, of 128 to the largest, whose float16 may be wrong by a sixteenth of a step
                 assert np.abs(stored - expected[start:stop]).max() <= np.abs(expected).max() / 128 * (1 + 1 / 16)

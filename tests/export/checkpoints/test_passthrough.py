@@ -28,7 +28,8 @@ from embedllm.export.sharding import join, shard
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import locate
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.package import CARRIED_FORMAT, FORMAT, open_package
+from embedllm.package.features import FLOAT32_SCALES, MINIMUMS, SHARDS
+from embedllm.package.package import open_package
 from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
 from tests.support.decoder_cases import CASES, plain
 from tests.support.described import RandomSource, described_package
@@ -53,9 +54,9 @@ def some_packed(random: np.random.Generator, packing: Packing, rows: int, column
         values = random.standard_normal((rows, groups)) * np.exp2(random.integers(-9, 3, (rows, groups)))
         return np.where(random.random((rows, groups)) < 0.1, 0, values).astype(kind)
 
-    values = integers(rows, groups, packing.group)
+    values = integers(rows, groups, packing.group_size)
     zero = pack_bits(integers(rows, groups), packing.bits) if packing.stores_zeros else None
-    return Packed(pack_bits(values, packing.bits), floats(), zero, floats() if packing.minimum else None)
+    return Packed(pack_bits(values, packing.bits), floats(), zero, floats() if packing.has_minimum else None)
 
 
 @pytest.mark.parametrize("name", PACKINGS)
@@ -73,7 +74,7 @@ def test_every_runtime_multiplies_by_the_floats_that_are_meant(
 
 
 def test_a_value_is_its_integer_times_the_scale_plus_the_minimum() -> None:
-    packing = Packing(bits=4, group=16, symmetric=False, minimum=True, scale_bits=32)
+    packing = Packing(bits=4, group_size=16, symmetric=False, has_minimum=True, scale_bits=32)
     weight = pack_bits(np.arange(16, dtype=np.uint8).reshape(1, 1, 16), 4)
     packed = Packed(weight, np.array([[0.5]], np.float32), None, np.array([[-2.0]], np.float32))
     np.testing.assert_array_equal(dequantize(packed, packing, 16), [np.arange(16) * 0.5 - 2])
@@ -81,14 +82,14 @@ def test_a_value_is_its_integer_times_the_scale_plus_the_minimum() -> None:
 
 def test_plain_packings_look_as_they_always_did_in_a_manifest() -> None:
     assert Packing(bits=4).entry == {"bits": 4, "group": 32, "symmetric": True}
-    wide = Packing(bits=8, symmetric=False, minimum=True, scale_bits=32)
+    wide = Packing(bits=8, symmetric=False, has_minimum=True, scale_bits=32)
     assert wide.entry == {"bits": 8, "group": 32, "symmetric": False, "scale_bits": 32, "minimum": True}
 
 
 @pytest.mark.parametrize(("scale_bits", "minimum"), [(64, False), (16, True)])
 def test_packings_that_make_no_sense_are_refused(scale_bits: int, minimum: bool) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Packing(bits=4, symmetric=True, scale_bits=scale_bits, minimum=minimum)
+        Packing(bits=4, symmetric=True, scale_bits=scale_bits, has_minimum=minimum)
 
 
 # a model, whose tensors are made up: keys and values are packed otherwise than queries, as in llama.cpp's Q4_K_M
@@ -132,7 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_what_a_source_holds_is_stored_bit_for_bit(family: str, folders: dict[str, Path]) -> None:
     package = open_package(folders[family])
-    assert package.manifest["format"] == CARRIED_FORMAT
+    assert {*package.manifest["features"]} & {MINIMUMS, FLOAT32_SCALES}
     stored = read_header(package.weights).tensors
     source = HeldSource(locate(folders[family].with_suffix(""), None))
     for name, place in (("layers.1.attention.v", "model.layers.1.self_attn.v_proj"),
@@ -250,7 +251,7 @@ def test_with_bits_the_matrices_are_rounded_once_more(monkeypatch: pytest.Monkey
         assert (anew / name).read_bytes() == (plain_folder / name).read_bytes()
     recipes = [json.loads((folder / "embedllm.json").read_text())["recipe"] for folder in (anew, plain_folder)]
     assert recipes[0] == recipes[1]
-    assert open_package(anew).manifest["format"] == FORMAT
+    assert open_package(anew).manifest["features"] == []
 
 
 def test_one_table_can_be_rounded_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -302,11 +303,12 @@ def test_a_graph_is_written_anew_without_the_source(folders: dict[str, Path], tm
         assert (copy / name).read_bytes() == (folders["llama"] / name).read_bytes()
 
 
-def test_a_hosting_copy_needs_the_same_version(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_sharded_copy_needs_the_same_features(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["qwen3"]
     hosted = shard(folder, tmp_path / "hosted", 60_000)
     manifest = json.loads((hosted / "embedllm.json").read_text())
-    assert (manifest["format"], "parts" in manifest) == (CARRIED_FORMAT, True)
+    assert manifest["features"] == [SHARDS, FLOAT32_SCALES]
+    assert "shards" in manifest
     joined = join(hosted, tmp_path / "joined")
     assert (joined / "embedllm.json").read_bytes() == (folder / "embedllm.json").read_bytes()
 
@@ -314,7 +316,7 @@ def test_a_hosting_copy_needs_the_same_version(folders: dict[str, Path], tmp_pat
 def test_what_is_inspected_names_minimums(folders: dict[str, Path]) -> None:
     found = describe_package(open_package(folders["llama"]))
     assert all(graph.problems == () for graph in found.graphs)
-    assert any(way.minimum and way.bits == 4 and way.group == 32 for way in found.packing)
+    assert any(way.has_minimum and way.bits == 4 and way.group_size == 32 for way in found.packing)
 
 
 def test_the_npu_is_not_given_wide_scales(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -326,7 +328,7 @@ def test_the_npu_is_not_given_wide_scales(folders: dict[str, Path], tmp_path: Pa
 def test_a_manifest_that_makes_no_sense_is_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
     copy = shutil.copytree(folders["qwen3"], tmp_path / "copy")
     manifest = json.loads((copy / "embedllm.json").read_text())
-    manifest["quantization"]["embedding"]["minimum"] = "low"
+    manifest["quantization"]["embedding"]["has_minimum"] = "low"
     (copy / "embedllm.json").write_text(json.dumps(manifest))
     with pytest.raises(PackageError, match="'quantization' is not understood"):
         ReferenceEngine(open_package(copy))

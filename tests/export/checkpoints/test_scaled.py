@@ -139,7 +139,7 @@ def test_a_model_is_exported_in_8_bits(name: str, tmp_path: Path) -> None:
     floats = open_package(convert(tmp_path / "c", tmp_path / "floats", Recipe(bits=32)))
     entries = eight.manifest["quantization"]
     assert isinstance(entries, dict)
-    kept = Packing(bits=8, group=128, scale_bits=32)
+    kept = Packing(bits=8, group_size=128, scale_bits=32)
     assert entries["layers.0.mlp.up"] == (kept if name == "int, rows" else Packing(bits=8)).entry
     assert entries["head"]["bits"] == 16
     tokens = list(range(20, 60))

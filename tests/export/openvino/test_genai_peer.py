@@ -206,7 +206,7 @@ def test_both_backends_give_the_same_greedy_tokens(family: str, config: Mapping[
 )
 def test_a_window_is_kept(device: str, properties: Mapping[str, object], tmp_path: Path) -> None:
     genai()
-    folder = exported(tmp_path, "mistral", {"sliding_window": 16, **NPU_SIZES}, Recipe(group=128))
+    folder = exported(tmp_path, "mistral", {"sliding_window": 16, **NPU_SIZES}, Recipe(group_size=128))
     assert genai_tokens(folder, device, properties) == our_tokens(folder)
 
 
@@ -214,7 +214,7 @@ def test_a_window_is_kept(device: str, properties: Mapping[str, object], tmp_pat
 def test_the_npu_pipeline_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
     genai()
     # its KV is float16: with searched scales this model has two tokens nearer to each other (0.003) than that rounds
-    folder = exported(tmp_path, "qwen3", NPU_SIZES, Recipe(group=128, method="nearest"))
+    folder = exported(tmp_path, "qwen3", NPU_SIZES, Recipe(group_size=128, method="nearest"))
     assert genai_tokens(folder, "NPU", NPUW) == our_tokens(folder)
 
 

@@ -33,7 +33,7 @@ from tests.support.tiny import tiny_checkpoint, tiny_config, tiny_tensors, write
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
 
-AWQ = Recipe(method="awq", group=16)
+AWQ = Recipe(method="awq", group_size=16)
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "tied, q and k norms": ("qwen3", {}),
     "biases, a head of its own": ("qwen2", {}),
@@ -63,7 +63,7 @@ def test_a_model_with_large_inputs_stays_nearer_on_other_text(checkpoint: Path, 
     source.close()
     other = read_text(text(tmp_path / "other.jsonl", seed=1, words=500), checkpoint, decoder).sequences[:6]
     base = logits(convert(checkpoint, tmp_path / "base", Recipe(bits=32)), other)
-    searched = convert(checkpoint, tmp_path / "searched", Recipe(group=16))
+    searched = convert(checkpoint, tmp_path / "searched", Recipe(group_size=16))
     found = convert(
         checkpoint, tmp_path / "found", AWQ, calibration=text(tmp_path / "text.jsonl", words=500), verify=True
     )
@@ -123,8 +123,8 @@ def test_a_power_is_taken_for_what_it_leaves_of_the_outputs(tiny: Path) -> None:
 @pytest.mark.parametrize("recipe", [
     Recipe(method="awq", head_bits=8, symmetric=False),
     Recipe(method="awq", head_bits=16),
-    Recipe(method="awq", bits=8, group=64),
-    Recipe(method="awq+gptq", group=16),
+    Recipe(method="awq", bits=8, group_size=64),
+    Recipe(method="awq+gptq", group_size=16),
 ], ids=["8-bit head, zero points", "16-bit head", "8 bits, groups that no row fills", "with gptq"])  # fmt: skip
 def test_any_recipe_gives_a_folder_that_loads_and_computes_what_it_says(recipe: Recipe, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama", intermediate_size=88, mlp_bias=True)
@@ -144,7 +144,7 @@ def test_gptq_rounds_the_scaled_model(tmp_path: Path) -> None:
     base = logits(convert(tiny, tmp_path / "base", Recipe(bits=32)), sequences)
 
     def off(method: str) -> float:
-        package = convert(tiny, tmp_path / method, Recipe(method=method, group=16), calibration=file)
+        package = convert(tiny, tmp_path / method, Recipe(method=method, group_size=16), calibration=file)
         return kl(base, logits(package, sequences))
 
     assert off("awq+gptq") < 0.8 * off("awq")
@@ -161,8 +161,8 @@ def test_the_same_text_gives_the_same_bytes_and_another_one_others(tiny: Path, t
 
 
 def test_it_goes_with_a_mix_of_bits_and_a_merged_adapter(tiny: Path, tmp_path: Path) -> None:
-    narrow = convert(tiny, tmp_path / "narrow", Recipe(group=16))
-    recipe = Recipe(method="awq", group=16, size=(narrow / "weights.safetensors").stat().st_size + 20_000)
+    narrow = convert(tiny, tmp_path / "narrow", Recipe(group_size=16))
+    recipe = Recipe(method="awq", group_size=16, size=(narrow / "weights.safetensors").stat().st_size + 20_000)
     adapter = write_adapter(tmp_path / "adapter", tiny)
     seen: list[Progress] = []
     package = convert(tiny, tmp_path / "p", recipe, lora=adapter, calibration=text(tmp_path / "text.jsonl", words=500),

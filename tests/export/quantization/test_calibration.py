@@ -31,7 +31,7 @@ from tests.support.tiny import tiny_checkpoint
 if TYPE_CHECKING:
     pass
 
-GPTQ = Recipe(method="gptq", group=16)
+GPTQ = Recipe(method="gptq", group_size=16)
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "tied, q and k norms": ("qwen3", {}),
     "biases, a head of its own": ("qwen2", {}),
@@ -55,7 +55,7 @@ def test_a_calibrated_model_stays_nearer_on_other_text_of_the_kind(checkpoint: P
     decoder = describe(Config(HuggingFaceSource(locate(checkpoint, None)).config), None)
     other = read_text(text(tmp_path / "other.jsonl", seed=1), checkpoint, decoder).sequences[:6]
     base = logits(convert(checkpoint, tmp_path / "base", Recipe(bits=32)), other)
-    searched = convert(checkpoint, tmp_path / "searched", Recipe(group=16))
+    searched = convert(checkpoint, tmp_path / "searched", Recipe(group_size=16))
     found = convert(checkpoint, tmp_path / "found", GPTQ, calibration=text(tmp_path / "text.jsonl"), verify=True)
     assert kl(base, logits(found, other)) < 0.8 * kl(base, logits(searched, other))
     assert (found / "weights.safetensors").stat().st_size == (searched / "weights.safetensors").stat().st_size
@@ -64,7 +64,7 @@ def test_a_calibrated_model_stays_nearer_on_other_text_of_the_kind(checkpoint: P
 @pytest.mark.parametrize("recipe", [
     Recipe(method="gptq", head_bits=8, symmetric=False),
     Recipe(method="gptq", head_bits=16),
-    Recipe(method="gptq", bits=8, group=64),
+    Recipe(method="gptq", bits=8, group_size=64),
 ], ids=["8-bit head, zero points", "16-bit head", "8 bits, groups that no row fills"])  # fmt: skip
 def test_any_recipe_gives_a_folder_that_loads_and_computes_what_it_says(
     recipe: Recipe, checkpoint: Path, tmp_path: Path

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 PACKINGS = [
-    Packing(bits=4, group=16),
-    Packing(bits=4, group=16, symmetric=False),
-    Packing(bits=4, group=32),
-    Packing(bits=8, group=16),
+    Packing(bits=4, group_size=16),
+    Packing(bits=4, group_size=16, symmetric=False),
+    Packing(bits=4, group_size=32),
+    Packing(bits=8, group_size=16),
 ]
 
 
@@ -44,8 +44,8 @@ def textbook(rows: F32, gram: F32, packing: Packing) -> F32:
     half, zero = np.empty(0, np.float16), np.empty(0, np.float32)
     for at in range(columns):
         rest = np.linalg.inv(damped[at:, at:])
-        if at % packing.group == 0:
-            stop = at + packing.group
+        if at % packing.group_size == 0:
+            stop = at + packing.group_size
             weights = np.array([1 / np.linalg.inv(damped[i:, i:])[0, 0] for i in range(at, stop)], np.float32)
             turned = np.ascontiguousarray(left[:, at:stop].T.astype(np.float32))
             half, zero = scales(turned, packing, search=True, weights=weights[:, None])
@@ -101,11 +101,11 @@ def test_inputs_that_are_not_finite_are_refused() -> None:
     gram = np.eye(16, dtype=np.float32)
     gram[3, 3] = np.inf
     with pytest.raises(ExportError, match="not finite"):
-        compensation(gram, Packing(bits=4, group=16))
+        compensation(gram, Packing(bits=4, group_size=16))
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     rows = matrix(4, 16, 0)
     rows[2, 5] = np.nan
     with pytest.raises(ExportError, match="not finite"):
@@ -115,7 +115,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 def test_a_weighted_search_leaves_the_least_weighted_error() -> None:
     """One heavy value among light ones gets a step of its own; without weights the many decide."""
     turned = np.array([[7.3], *[[0.61 * n - 4] for n in range(15)]], np.float32)
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     weights = np.array([1000, *[1] * 15], np.float32)
 
     def off(half: np.ndarray) -> float:

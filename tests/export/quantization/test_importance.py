@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
     from embedllm.types import F32
 
-WEIGHTED = Recipe(method="weighted", group=16)
+WEIGHTED = Recipe(method="weighted", group_size=16)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def described(checkpoint: Path) -> tuple[HuggingFaceSource, Decoder]:
 @given(seed=st.integers(0, 1000), symmetric=st.booleans(), group=st.sampled_from([16, 32]), columns=st.integers(1, 100))
 def test_weights_that_are_all_alike_change_nothing(seed: int, symmetric: bool, group: int, columns: int) -> None:
     rows = np.random.default_rng(seed).standard_normal((5, columns)).astype(np.float32)
-    packing = Packing(bits=4, group=group, symmetric=symmetric)
+    packing = Packing(bits=4, group_size=group, symmetric=symmetric)
     plain, weighed = (quantize(rows, packing, search=True, weights=one) for one in (None, np.ones(columns, np.float32)))
     assert np.array_equal(dequantize(plain, packing, columns), dequantize(weighed, packing, columns))
 
@@ -61,7 +61,7 @@ def test_a_weighted_search_leaves_less_where_the_weights_are(symmetric: bool, co
     random = np.random.default_rng(5)
     rows = random.standard_normal((200, columns)).astype(np.float32)
     weighing = np.exp(random.standard_normal(columns) * 2).astype(np.float32)
-    packing = Packing(bits=4, group=16, symmetric=symmetric)
+    packing = Packing(bits=4, group_size=16, symmetric=symmetric)
 
     def lost(given: F32 | None) -> float:
         off = dequantize(quantize(rows, packing, search=True, weights=given), packing, columns) - rows
@@ -74,7 +74,7 @@ def test_each_column_has_its_own_weight_in_every_row_and_group() -> None:
     """The row as a whole and each of its groups alone give the same."""
     random = np.random.default_rng(6)
     rows, weighing = random.standard_normal((7, 48)).astype(np.float32), random.random(48).astype(np.float32) ** 4
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     whole = dequantize(quantize(rows, packing, search=True, weights=weighing), packing, 48)
     for start in (0, 16, 32):
         here = slice(start, start + 16)
@@ -144,7 +144,7 @@ def test_a_weighted_model_stays_nearer_on_other_text_of_the_kind(tiny: Path, tmp
     _, decoder = described(tiny)
     other = np.random.default_rng(2).integers(0, decoder.vocabulary, (4, 100))
     base = logits(convert(tiny, tmp_path / "base", Recipe(bits=32)), other)
-    searched = convert(tiny, tmp_path / "searched", Recipe(group=16))
+    searched = convert(tiny, tmp_path / "searched", Recipe(group_size=16))
     found = convert(tiny, tmp_path / "found", WEIGHTED, calibration=text(tmp_path / "text.jsonl"), verify=True)
     assert kl(base, logits(found, other)) < 0.9 * kl(base, logits(searched, other))
     assert (found / "weights.safetensors").stat().st_size == (searched / "weights.safetensors").stat().st_size
@@ -184,8 +184,8 @@ def test_a_matrix_goes_with_a_mix_of_bits_whose_text_chooses_them(tiny: Path, tm
     source, decoder = described(tiny)
     matrix = imatrix(tmp_path / "imatrix.gguf", tensors_of(decoder))
     source.close()
-    narrow = convert(tiny, tmp_path / "narrow", Recipe(group=16))
-    recipe = Recipe(method="weighted", group=16, size=(narrow / "weights.safetensors").stat().st_size + 20_000)
+    narrow = convert(tiny, tmp_path / "narrow", Recipe(group_size=16))
+    recipe = Recipe(method="weighted", group_size=16, size=(narrow / "weights.safetensors").stat().st_size + 20_000)
     found = manifest(convert(tiny, tmp_path / "p", recipe, importance=matrix, calibration=text(tmp_path / "t.jsonl")))
     assert {"importance", "calibration", "sensitivity"} <= found.keys()
 

@@ -30,7 +30,7 @@ from tests.support.tiny import tiny_checkpoint, tiny_config
 CANDIDATES = st.lists(st.builds(Candidate, st.floats(0, 1), st.integers(1, 1000)), min_size=1, max_size=12)
 
 
-NARROW = Recipe(group=16)
+NARROW = Recipe(group_size=16)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_who_is_passed_over_did_not_fit_beside_the_better_ones(candidates: list[
 @given(share=st.floats(0, 1), data=st.data())
 def test_the_files_size_keeps_within_any_budget(family: str, share: float, data: st.DataObject) -> None:
     least, most = ends(family)
-    recipe = Recipe(group=16, size=int(least + share * (most - least)))
+    recipe = Recipe(group_size=16, size=int(least + share * (most - least)))
     narrow = plan(describe(Config(tiny_config(family)), None), recipe)
     size = budget(narrow, recipe)
     assert size == recipe.size
@@ -109,8 +109,8 @@ def test_the_files_size_keeps_within_any_budget(family: str, share: float, data:
 
 def test_tables_with_bits_of_their_own_keep_them(tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
-    least, most = ends("llama", Recipe(group=16, head_bits=8, embedding_bits=16))
-    recipe = Recipe(group=16, head_bits=8, embedding_bits=16, size=(least + most) // 2)
+    least, most = ends("llama", Recipe(group_size=16, head_bits=8, embedding_bits=16))
+    recipe = Recipe(group_size=16, head_bits=8, embedding_bits=16, size=(least + most) // 2)
     found = manifest(convert(checkpoint, tmp_path / "p", recipe, calibration=text(tmp_path / "text.jsonl")))
     bits: dict[str, int] = {name: way["bits"] for name, way in found["quantization"].items()}  # type: ignore[attr-defined]
     assert (bits.pop("head"), bits.pop("embedding")) == (8, 16)
@@ -123,7 +123,7 @@ def test_tables_with_bits_of_their_own_keep_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["search", "nearest", "gptq"])
 def test_the_file_is_within_its_size_and_nearer_to_the_model(method: str, tiny: Path, tmp_path: Path) -> None:
     file, size = text(tmp_path / "text.jsonl"), between(0.5)
-    recipe = Recipe(group=16, method=method, size=size)
+    recipe = Recipe(group_size=16, method=method, size=size)
     stages: list[str] = []
     package = convert(
         tiny, tmp_path / "p", recipe, calibration=file, verify=True, on_progress=lambda at: stages.append(at.stage)
@@ -133,7 +133,7 @@ def test_the_file_is_within_its_size_and_nearer_to_the_model(method: str, tiny: 
     with embedllm.load(package) as model:
         assert len(model.generate([5, 6, 7], max_tokens=4, stop_tokens=()).tokens) == 4
     sequences = np.arange(5, 205).reshape(10, 20)
-    narrow = convert(tiny, tmp_path / "narrow", Recipe(group=16, method="nearest"))
+    narrow = convert(tiny, tmp_path / "narrow", Recipe(group_size=16, method="nearest"))
     base = convert(tiny, tmp_path / "base", Recipe(bits=32))
     exact, near, far = (logits(one, sequences) for one in (base, package, narrow))
     assert kl(exact, near) < 0.8 * kl(exact, far)
@@ -141,7 +141,7 @@ def test_the_file_is_within_its_size_and_nearer_to_the_model(method: str, tiny: 
 
 def test_the_manifest_says_what_was_asked_measured_and_chosen(tiny: Path, tmp_path: Path) -> None:
     file, size = text(tmp_path / "text.jsonl"), between(0.5)
-    found = manifest(convert(tiny, tmp_path / "p", Recipe(group=16, size=size), calibration=file))
+    found = manifest(convert(tiny, tmp_path / "p", Recipe(group_size=16, size=size), calibration=file))
     assert found["recipe"]["size"] == size  # type: ignore[index]
     assert found["calibration"]["text"] == "text.jsonl"  # type: ignore[index]
     bits: dict[str, int] = {name: way["bits"] for name, way in found["quantization"].items()}  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def test_the_manifest_says_what_was_asked_measured_and_chosen(tiny: Path, tmp_pa
 
 def test_without_a_text_the_model_draws_one(tiny: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    package = convert(tiny, tmp_path / "p", Recipe(group=16, size=between(0.5)), on_progress=seen.append)
+    package = convert(tiny, tmp_path / "p", Recipe(group_size=16, size=between(0.5)), on_progress=seen.append)
     assert list(dict.fromkeys(at.stage for at in seen)) == ["draft", "sensitivity", "weights", "graphs"]
     assert manifest(package)["calibration"] == {"text": None, "sequences": 16, "tokens": 128}
     open_package(package).check()
@@ -162,16 +162,16 @@ def test_without_a_text_the_model_draws_one(tiny: Path, tmp_path: Path) -> None:
 def test_either_end_is_no_mix(tiny: Path, tmp_path: Path) -> None:
     file = text(tmp_path / "text.jsonl")
     for bits, size in zip((4, 8), ends(), strict=True):
-        package = convert(tiny, tmp_path / f"{bits}", Recipe(group=16, size=size), calibration=file)
-        plain = convert(tiny, tmp_path / f"plain {bits}", Recipe(group=16, bits=bits))
+        package = convert(tiny, tmp_path / f"{bits}", Recipe(group_size=16, size=size), calibration=file)
+        plain = convert(tiny, tmp_path / f"plain {bits}", Recipe(group_size=16, bits=bits))
         assert (package / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
 
 
 # What is refused
 
 
-@pytest.mark.parametrize("recipe", [Recipe(group=16, size=ends()[0] - 1), Recipe(group=16, size=ends()[1] + 1),
-                                    Recipe(group=16, mean_bits=4.01), Recipe(group=16, mean_bits=float("nan"))],
+@pytest.mark.parametrize("recipe", [Recipe(group_size=16, size=ends()[0] - 1), Recipe(group_size=16, size=ends()[1] + 1),
+                                    Recipe(group_size=16, mean_bits=4.01), Recipe(group_size=16, mean_bits=float("nan"))],
                          ids=["size below", "size above", "bits below", "no number"])  # fmt: skip
 def test_a_budget_out_of_reach_is_refused_with_both_ends(recipe: Recipe, tiny: Path, tmp_path: Path) -> None:
     least, most = ends()
@@ -210,7 +210,7 @@ def test_the_command_mixes_bits(by: str, tiny: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert ends()[0] < found["weights_bytes"] <= size
     assert found["bits_per_weight"] <= 8 * size / count
-    same = convert(tiny, tmp_path / "q", Recipe(group=16, size=size), calibration=file)
+    same = convert(tiny, tmp_path / "q", Recipe(group_size=16, size=size), calibration=file)
     assert (tmp_path / "p/weights.safetensors").read_bytes() == (same / "weights.safetensors").read_bytes()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32
 
 FORMATS = [
-    Packing(bits=bits, group=group, symmetric=symmetric)
+    Packing(bits=bits, group_size=group, symmetric=symmetric)
     for bits in (4, 8)
     for group in (16, 32, 64, 128, 256)
     for symmetric in (True, False)
@@ -28,7 +28,7 @@ FORMATS = [
 
 
 def named(packing: Packing) -> str:
-    return f"{packing.bits} bits, group {packing.group}, {'symmetric' if packing.symmetric else 'zero points'}"
+    return f"{packing.bits} bits, group {packing.group_size}, {'symmetric' if packing.symmetric else 'zero points'}"
 
 
 def of(*values: float) -> F32:
@@ -41,7 +41,7 @@ def of(*values: float) -> F32:
 def test_symmetric_4_bit_group_by_hand() -> None:
     """-4 is the largest magnitude: it becomes -8 steps of 0.5, so -4.0, -3.5, ... 3.5 are the values 0, 1, ... 15."""
     weights = of(*(step * 0.5 for step in range(-8, 8)))
-    packed = quantize(weights, Packing(bits=4, group=16))
+    packed = quantize(weights, Packing(bits=4, group_size=16))
     assert packed.scale.tolist() == [[0.5]]
     assert packed.zero is None
     assert packed.weight.tolist() == [[[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]]]
@@ -49,16 +49,16 @@ def test_symmetric_4_bit_group_by_hand() -> None:
 
 def test_a_positive_extreme_turns_the_scale_negative_and_its_negative_counterpart_is_cut_to_7_steps() -> None:
     """+8 becomes -8 steps of -1, the value 0; -7.75 would be +8 steps, one more than there is."""
-    packed = quantize(of(8, -7.75, 1, -1, *[0] * 12), Packing(bits=4, group=16))
+    packed = quantize(of(8, -7.75, 1, -1, *[0] * 12), Packing(bits=4, group_size=16))
     assert packed.scale.tolist() == [[-1.0]]
     assert packed.weight[0, 0, :3].tolist() == [0xF0, 0x97, 0x88]  # 0 and 15; 7 and 9; 8 and 8
-    back = dequantize(packed, Packing(bits=4, group=16), 16)
+    back = dequantize(packed, Packing(bits=4, group_size=16), 16)
     assert back[0, :5].tolist() == [8, -7, 1, -1, 0]
 
 
 def test_asymmetric_4_bit_group_by_hand() -> None:
     """From -4 to 11 are 15 steps of 1, so the zero point is 4."""
-    packing = Packing(bits=4, group=16, symmetric=False)
+    packing = Packing(bits=4, group_size=16, symmetric=False)
     packed = quantize(of(*range(-4, 12)), packing)
     assert packed.scale.tolist() == [[1.0]]
     assert packed.zero is not None
@@ -69,7 +69,7 @@ def test_asymmetric_4_bit_group_by_hand() -> None:
 @pytest.mark.parametrize(("first", "zero", "values"), [(15, 0, range(0, 16)), (-30, 15, range(0, 16))])
 def test_an_asymmetric_range_always_reaches_zero(first: int, zero: int, values: range) -> None:
     """15 ... 30 is stored as 0 ... 30 and -30 ... -15 as -30 ... 0: 15 steps of 2, so that a zero stays a zero."""
-    packing = Packing(bits=4, group=16, symmetric=False)
+    packing = Packing(bits=4, group_size=16, symmetric=False)
     packed = quantize(of(*range(first, first + 16)), packing)
     assert packed.scale.tolist() == [[2.0]]
     assert packed.zero is not None
@@ -80,10 +80,10 @@ def test_an_asymmetric_range_always_reaches_zero(first: int, zero: int, values: 
 
 def test_8_bit_groups_by_hand() -> None:
     weights = of(-128, -127, -1, 0, 1, 126, 127, *[0] * 9)
-    symmetric = quantize(weights, Packing(bits=8, group=16))
+    symmetric = quantize(weights, Packing(bits=8, group_size=16))
     assert symmetric.scale.tolist() == [[1.0]]
     assert symmetric.weight[0, 0, :7].tolist() == [0, 1, 127, 128, 129, 254, 255]
-    packing = Packing(bits=8, group=16, symmetric=False)
+    packing = Packing(bits=8, group_size=16, symmetric=False)
     asymmetric = quantize(weights + of(*[28] * 7, *[0] * 9), packing)  # -100 ... 155: 255 steps of 1
     assert asymmetric.scale.tolist() == [[1.0]]
     assert asymmetric.zero is not None
@@ -101,16 +101,16 @@ def test_a_group_of_zeros_stays_zero(packing: Packing, search: bool) -> None:
 
 def test_the_last_group_is_filled_up_with_zeros() -> None:
     """18 columns in groups of 16: the second group holds 2 values and 14 zeros, 8 as stored."""
-    packed = quantize(of(*[-8] * 16, -16, 14), Packing(bits=4, group=16))
+    packed = quantize(of(*[-8] * 16, -16, 14), Packing(bits=4, group_size=16))
     assert packed.scale.tolist() == [[1.0, 2.0]]
     assert packed.weight.tolist() == [[[0x00] * 8, [0xF0, *[0x88] * 7]]]
-    assert dequantize(packed, Packing(bits=4, group=16), 18).tolist() == [[*[-8] * 16, -16, 14]]
+    assert dequantize(packed, Packing(bits=4, group_size=16), 18).tolist() == [[*[-8] * 16, -16, 14]]
 
 
 def test_zero_points_of_an_odd_number_of_groups_fill_each_row_up_to_a_whole_byte() -> None:
     """Three groups from -4, -8 and -1 on: zero points 4, 8 and 1, and a nibble of nothing, in every row."""
     row = [*range(-4, 12), *range(-8, 8), *range(-1, 15)]
-    packing = Packing(bits=4, group=16, symmetric=False)
+    packing = Packing(bits=4, group_size=16, symmetric=False)
     packed = quantize(np.array([row, row[::-1]], np.float32), packing)
     assert packed.zero is not None
     assert packed.zero.tolist() == [[0x84, 0x01], [0x81, 0x04]]
@@ -119,14 +119,14 @@ def test_zero_points_of_an_odd_number_of_groups_fill_each_row_up_to_a_whole_byte
 
 def test_values_are_rounded_by_the_scale_that_is_stored() -> None:
     """1/3 as float16 is 0.33325195, and 8/3 is -8 of those steps (8.002, rounded): one rounding, not two."""
-    packed = quantize(of(-8 / 3, *[0] * 15), Packing(bits=4, group=16))
+    packed = quantize(of(-8 / 3, *[0] * 15), Packing(bits=4, group_size=16))
     assert packed.scale.tolist() == [[0.333251953125]]
-    assert dequantize(packed, Packing(bits=4, group=16), 16)[0, 0] == -8 * 0.333251953125
+    assert dequantize(packed, Packing(bits=4, group_size=16), 16)[0, 0] == -8 * 0.333251953125
 
 
 def test_a_searched_scale_by_hand() -> None:
     """10 and fifteen 1s: steps of 1.25 make each 1 a 1.25. The integers 8 and 1 fit best with (80 + 15) / (64 + 15)."""
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     packed = quantize(of(10, *[1] * 15), packing, search=True)
     assert packed.scale.tolist() == [[np.float16(-95 / 79)]]
     assert packed.weight[0, 0].tolist() == [0x70, *[0x77] * 7]  # -8 and -1 as stored
@@ -134,7 +134,7 @@ def test_a_searched_scale_by_hand() -> None:
 
 def test_a_searched_scale_cuts_an_extreme_off_where_that_costs_least() -> None:
     """-9 alone would need steps of 9/8; with steps of 1 it becomes -8, and the fifteen others are exact."""
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     others = [-7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]
     packed = quantize(of(-9, *others), packing, search=True)
     integers = np.array([-8, *others])
@@ -172,15 +172,15 @@ def test_no_value_moves_further_than_half_a_step(weights: F32, packing: Packing)
     count, columns = weights.shape
     packed = quantize(weights, packing)
     error = np.abs(dequantize(packed, packing, columns) - weights)
-    step = np.repeat(np.abs(packed.scale.astype(np.float32)), packing.group, axis=1)[:, :columns]
+    step = np.repeat(np.abs(packed.scale.astype(np.float32)), packing.group_size, axis=1)[:, :columns]
     levels = 1 << packing.bits
     bound = step * (0.5 if packing.symmetric else 0.5 + levels / 2048)
     if packing.symmetric:
-        against = np.sign(weights) == np.sign(np.repeat(packed.scale, packing.group, axis=1)[:, :columns])
+        against = np.sign(weights) == np.sign(np.repeat(packed.scale, packing.group_size, axis=1)[:, :columns])
         bound = np.where(against & (np.abs(weights) > (levels / 2 - 1) * step), step, bound)
     subnormal = levels * 2.0**-25  # scales below 6e-5 are whole multiples of 2**-24: half of one, times the steps
     assert np.all(error <= bound * (1 + 1e-3) + subnormal)
-    assert packed.weight.shape == (count, packing.groups(columns), packing.group * packing.bits // 8)
+    assert packed.weight.shape == (count, packing.groups(columns), packing.group_size * packing.bits // 8)
 
 
 @settings(deadline=None)
@@ -208,9 +208,9 @@ def test_no_group_is_further_off_with_searched_scales(weights: F32, packing: Pac
 
     def errors(packed: Packed) -> F32:
         off = dequantize(packed, packing, columns) - weights
-        return np.add.reduceat(off * off, range(0, columns, packing.group), axis=1)
+        return np.add.reduceat(off * off, range(0, columns, packing.group_size), axis=1)
 
-    squares = np.add.reduceat(weights * weights, range(0, columns, packing.group), axis=1)
+    squares = np.add.reduceat(weights * weights, range(0, columns, packing.group_size), axis=1)
     assert np.all(np.sqrt(errors(searched)) <= np.sqrt(errors(nearest)) + 1.1 * 2.0**-10 * np.sqrt(squares))
 
 
@@ -219,17 +219,17 @@ def test_no_group_is_further_off_with_searched_scales(weights: F32, packing: Pac
 def test_what_was_of_four_bits_already_stays_as_it_is(seed: int, packing: Packing) -> None:
     """Values that have 4 bits and reach both ends: searching finds the scale that they have."""
     random = np.random.default_rng(seed)
-    levels = random.integers(0, 16, (3, 2 * packing.group))
-    levels[:, :: packing.group], levels[:, 1 :: packing.group] = 0, 15
+    levels = random.integers(0, 16, (3, 2 * packing.group_size))
+    levels[:, :: packing.group_size], levels[:, 1 :: packing.group_size] = 0, 15
     zero = 8 if packing.symmetric else 5
-    scale = np.repeat(random.uniform(0.01, 2, (3, 2)).astype(np.float16), packing.group, axis=1)
+    scale = np.repeat(random.uniform(0.01, 2, (3, 2)).astype(np.float16), packing.group_size, axis=1)
     weights = ((levels - zero) * scale.astype(np.float32)).astype(np.float32)
     packed = quantize(weights, packing, search=True)
-    assert np.array_equal(dequantize(packed, packing, 2 * packing.group), weights)
+    assert np.array_equal(dequantize(packed, packing, 2 * packing.group_size), weights)
 
 
 def test_eight_bits_are_not_searched() -> None:
-    packing = Packing(bits=8, group=32)
+    packing = Packing(bits=8, group_size=32)
     weights = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     assert np.array_equal(quantize(weights, packing, search=True).scale, quantize(weights, packing).scale)
 
@@ -239,9 +239,9 @@ def test_eight_bits_are_not_searched() -> None:
 def test_what_is_packed_is_unpacked_bit_for_bit(seed: int, packing: Packing, groups: int) -> None:
     """Every stored value comes back, in its place: with a scale of 1 the weights are value - zero point."""
     random = np.random.default_rng(seed)
-    columns = groups * packing.group
+    columns = groups * packing.group_size
     levels = 1 << packing.bits
-    values = random.integers(0, levels, (3, groups, packing.group))
+    values = random.integers(0, levels, (3, groups, packing.group_size))
     zeros = random.integers(0, levels, (3, groups)) if not packing.symmetric else np.full((3, groups), levels // 2)
     stored_zeros = None if packing.symmetric else pack_by_hand(zeros, packing.bits)
     packed = Packed(pack_by_hand(values, packing.bits), np.ones((3, groups), np.float16), stored_zeros)
@@ -283,7 +283,7 @@ def test_a_weight_beyond_a_float16_scale_is_refused_with_its_size(
 
 
 def test_the_largest_weight_that_a_float16_scale_holds_is_stored() -> None:
-    packing = Packing(bits=4, group=16)
+    packing = Packing(bits=4, group_size=16)
     weights = of(-8 * 65504, *[0] * 15)
     assert dequantize(quantize(weights, packing), packing, 16)[0, 0] == -8 * 65504
 
@@ -291,7 +291,7 @@ def test_the_largest_weight_that_a_float16_scale_holds_is_stored() -> None:
 @pytest.mark.parametrize(("bits", "group"), [(0, 32), (2, 32), (3, 32), (5, 32), (64, 32), (4, 0), (4, 8), (4, 48)])
 def test_a_packing_that_no_kernel_reads_is_refused(bits: int, group: int) -> None:
     with pytest.raises(ValueError, match=r"is \d+; expected"):
-        Packing(bits=bits, group=group)
+        Packing(bits=bits, group_size=group)
 
 
 # Against ONNX Runtime
@@ -301,8 +301,8 @@ def test_a_packing_that_no_kernel_reads_is_refused(bits: int, group: int) -> Non
 @pytest.mark.parametrize("groups", [2, 2.8], ids=["whole groups", "three groups, the last one partial"])
 def test_onnx_runtime_reads_the_same_weights(packing: Packing, groups: float) -> None:
     """MatMulNBits multiplies the identity; GatherBlockQuantized gathers every row of the same bytes."""
-    rows, columns = 7, int(packing.group * groups)
-    weights = np.random.default_rng(packing.group).standard_normal((rows, columns)).astype(np.float32)
+    rows, columns = 7, int(packing.group_size * groups)
+    weights = np.random.default_rng(packing.group_size).standard_normal((rows, columns)).astype(np.float32)
     packed = quantize(weights, packing)
     expected = dequantize(packed, packing, columns)
     product, gathered = run_by_onnx_runtime(packed, packing, rows, columns)
@@ -316,7 +316,7 @@ def run_by_onnx_runtime(packed: Packed, packing: Packing, rows: int, columns: in
     if packed.zero is not None:
         stored["zero"] = packed.zero
     zero = ["zero"] if packed.zero is not None else []
-    shared = {"domain": "com.microsoft", "bits": packing.bits, "block_size": packing.group}
+    shared = {"domain": "com.microsoft", "bits": packing.bits, "block_size": packing.group_size}
     nodes = [
         helper.make_node("MatMulNBits", ["a", "packed", "scale", *zero], ["product"],
                          K=columns, N=rows, accuracy_level=0, **shared),

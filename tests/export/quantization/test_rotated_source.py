@@ -166,7 +166,7 @@ def test_an_adapter_is_merged_before_values_are_turned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [
-    Recipe(rotate=True, method="gptq", group=16),
+    Recipe(rotate=True, method="gptq", group_size=16),
     Recipe(rotate=True, mean_bits=7.5),
     Recipe(rotate=True, symmetric=False, head_bits=8),
 ], ids=["gptq", "mixed bits", "zero points"])  # fmt: skip

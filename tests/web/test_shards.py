@@ -27,7 +27,7 @@ PARTS = [f"/models/hosted/{WEIGHTS}.{i}-of-3" for i in (1, 2, 3)]
 ONCE = [[None], [None], [None]]  # how often each was asked for: from its start
 
 
-def hosting_copy(folder: Path) -> None:
+def sharded_copy(folder: Path) -> None:
     """Cuts the weights of a folder of write_model()."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     listed = []
@@ -36,14 +36,14 @@ def hosting_copy(folder: Path) -> None:
         (folder / name).write_bytes(DATA[start:end])
         listed.append({"file": name, "bytes": end - start, "sha256": digest(DATA[start:end])})
     (folder / WEIGHTS).unlink()
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 2, "parts": {WEIGHTS: listed}}))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "features": ["shards"], "shards": {WEIGHTS: listed}}))
 
 
 @pytest.fixture
 def url(web_server: WebServer, tmp_path: Path) -> str:
     """The address of a hosting copy."""
     write_model(tmp_path / "hosted")
-    hosting_copy(tmp_path / "hosted")
+    sharded_copy(tmp_path / "hosted")
     return web_server.serve("/models/hosted", tmp_path / "hosted")
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_embedllm_cut_is_the_same_model(
 ) -> None:
     package = tiny_package("llama")
     hosted = sharding.shard(package, tmp_path / "cut", 24_000)
-    assert read_package(hosted).parts.keys() == {WEIGHTS, "openvino_model.xml"}  # a graph too
+    assert read_package(hosted).shards.keys() == {WEIGHTS, "openvino_model.xml"}  # a graph too
     result = page.in_worker(LOAD, web_server.serve("/models/cut", hosted))
     assert result["sha256"] == digest((package / WEIGHTS).read_bytes())
     graph = page.in_worker("return (await opened.file('openvino_model.xml')).text()")
