@@ -73,7 +73,7 @@ def convert(
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
     openvino_tokenizer: the folder loads in openvino-genai too; takes openvino-tokenizers and transformers.
     shard: cut files of more bytes into parts, for web servers that limit the size of a file; such a folder is loaded by
-    browsers only (docs/format.md#parts).
+    browsers only (docs/format.md#shards).
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
     if exporter not in EXPORTERS:

@@ -1,4 +1,4 @@
-"""Copies of a folder for web servers that limit the size of a file: large files cut into shards, and put together again.
+"""Sharded copies for web servers that limit the size of a file: large files cut into shards, and joined again.
 
 A block of a file is in memory at a time. Every byte is hashed on the way: a copy is made of what was exported, or not.
 """

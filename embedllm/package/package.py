@@ -198,7 +198,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
 def read_package(folder: Path) -> Package:
     """A folder of which only the small texts need to be there, as in a browser, where graphs and weights lie elsewhere.
 
-    Raises PackageError for what open_package() refuses in the manifest, but not for files in shards: Package.shards says
+    Raises PackageError for what open_package() refuses in the manifest, but not for shards: Package.shards says
     which are. Looks at no other file.
     """
     package = _listed(folder)

@@ -27,7 +27,7 @@ class Packing:
     bits: int  # 4 and 8: integers in groups along each row; 16 and 32: plain floats
     group_size: int = 32  # values that share a scale
     symmetric: bool = True  # zero point 2**(bits - 1), not stored; else one zero point a group
-    # of what was quantized elsewhere (docs/format.md#carried-over)
+    # of what was quantized elsewhere (docs/format.md#pre-quantized-weights)
     scale_bits: int = 16  # of a float: 32 where 16 would lose some of a scale
     has_minimum: bool = False  # in place of a zero point each group has a float, which is added: q * scale + minimum
     column_order: str = (

@@ -88,7 +88,7 @@ def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
     )
     assert manifest["context"] == 100
     assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2]}
-    assert manifest["recipe"] == {"bits": 4, "group": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
+    assert manifest["recipe"] == {"bits": 4, "group_size": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
                                   "method": "search", "context": 100, "exact": False,
                                   "size": None, "mean_bits": None, "rotate": False}  # fmt: skip
     quantization = manifest["quantization"]

@@ -65,20 +65,20 @@ def test_a_description_comes_back_from_the_text_of_a_manifest(decoder: Decoder) 
 
 def test_what_has_its_default_is_left_out() -> None:
     data = to_json(describe(Config(tiny_config("llama"))))
-    assert data["rope"] == {"base": 10_000.0, "rotated": 16}
+    assert data["rope"] == {"base": 10_000.0, "rotary_dim": 16}
     assert data["embedding"] == {"name": "embedding", "source": "model.embed_tokens", "rows": 307, "columns": 64}
     assert "window" not in data["layers"][0]["attention"]  # type: ignore[index]
 
 
 def test_a_scaling_says_which_it_is() -> None:
     rope = to_json(describe(Config(tiny_config("llama", rope_scaling=SCALINGS[1]))))["rope"]
-    assert rope == {"base": 10_000.0, "rotated": 16, "scaling": {"kind": "LinearScaling", "factor": 2.0}}
+    assert rope == {"base": 10_000.0, "rotary_dim": 16, "scaling": {"kind": "LinearScaling", "factor": 2.0}}
 
 
 def test_a_whole_number_is_taken_for_a_fraction() -> None:
     """JSON written by others may say 10000 for 10000.0."""
     data = whole()
-    data["rope"] = {"base": 10_000, "rotated": 16, "scaling": {"kind": "LinearScaling", "factor": 2}}
+    data["rope"] = {"base": 10_000, "rotary_dim": 16, "scaling": {"kind": "LinearScaling", "factor": 2}}
     decoder = from_json(data)
     assert isinstance(decoder, Decoder)
     rope = decoder.rope

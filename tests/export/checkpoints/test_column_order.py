@@ -112,7 +112,7 @@ def test_every_runtime_multiplies_by_the_floats_of_the_formula(
     np.testing.assert_array_equal(matrix.rows(read, 0, 24), expected)
     order = matrix.order(read)
     assert (order is None) == (group < 0)  # whole rows have one group
-    packing = dataclasses.replace(matrix.packing(read), order="" if order is None else "matrix")
+    packing = dataclasses.replace(matrix.packing(read), column_order="" if order is None else "matrix")
     packed = matrix.packed(read, packing, 0, 24)
     sorted_floats = expected if order is None else expected[:, order]
     np.testing.assert_array_equal(dequantize(packed, packing, 288), sorted_floats)
@@ -173,7 +173,7 @@ def test_matrices_with_one_input_share_an_order_where_it_is_one(ordered: Path) -
               "attention.o": "attention.o", "mlp.gate": "mlp.gate", "mlp.up": "mlp.gate",
               "mlp.down": "mlp.down"}  # fmt: skip
     for name, owner in owners.items():
-        assert found[f"{layer}.{name}"].order == f"{layer}.{owner}"
+        assert found[f"{layer}.{name}"].column_order == f"{layer}.{owner}"
     graph = onnx.load(ordered / "model.onnx", load_external_data=False).graph
     gathers = [node for node in graph.node if node.op_type == "GatherElements"]
     assert len(gathers) == 2 * 5  # of a layer: q and k; v; o; gate and up; down
@@ -244,7 +244,7 @@ def test_a_manifest_with_an_order_of_no_name_is_an_error(ordered: Path, tmp_path
     manifest = json.loads((copy / "embedllm.json").read_text())
     manifest["quantization"]["layers.0.mlp.up"]["column_order"] = 3
     (copy / "embedllm.json").write_text(json.dumps(manifest))
-    with pytest.raises(PackageError, match="'quantization' is not understood: order is 3; expected the name"):
+    with pytest.raises(PackageError, match="'quantization' is not understood: column_order is 3; expected the name"):
         ReferenceEngine(open_package(copy))
 
 
@@ -298,7 +298,7 @@ def test_experts_and_the_head_have_orders_too(name: str, variant: str, tmp_path:
     source = OrderedRandomSource(decoder, MINIMUMS, plain=decoder.embedding.source)
     folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant=variant, source=source)
     found = packings(open_package(folder).manifest)
-    assert found["head"].order == "head"
+    assert found["head"].column_order == "head"
     assert found["layers.1.mlp.experts.2.up"].column_order != found["layers.1.mlp.experts.2.down"].column_order != ""
     expected = logits(engine(folder, "reference"))
     np.testing.assert_allclose(logits(engine(folder, name)), expected, atol=ATOL, rtol=0)

@@ -81,9 +81,9 @@ def test_a_value_is_its_integer_times_the_scale_plus_the_minimum() -> None:
 
 
 def test_plain_packings_look_as_they_always_did_in_a_manifest() -> None:
-    assert Packing(bits=4).entry == {"bits": 4, "group": 32, "symmetric": True}
+    assert Packing(bits=4).entry == {"bits": 4, "group_size": 32, "symmetric": True}
     wide = Packing(bits=8, symmetric=False, has_minimum=True, scale_bits=32)
-    assert wide.entry == {"bits": 8, "group": 32, "symmetric": False, "scale_bits": 32, "minimum": True}
+    assert wide.entry == {"bits": 8, "group_size": 32, "symmetric": False, "scale_bits": 32, "has_minimum": True}
 
 
 @pytest.mark.parametrize(("scale_bits", "minimum"), [(64, False), (16, True)])
@@ -307,7 +307,7 @@ def test_a_sharded_copy_needs_the_same_features(folders: dict[str, Path], tmp_pa
     folder = folders["qwen3"]
     hosted = shard(folder, tmp_path / "hosted", 60_000)
     manifest = json.loads((hosted / "embedllm.json").read_text())
-    assert manifest["features"] == [SHARDS, FLOAT32_SCALES]
+    assert manifest["features"] == [SHARDS, MINIMUMS, FLOAT32_SCALES]
     assert "shards" in manifest
     joined = join(hosted, tmp_path / "joined")
     assert (joined / "embedllm.json").read_bytes() == (folder / "embedllm.json").read_bytes()
