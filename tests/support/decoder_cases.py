@@ -307,7 +307,7 @@ CASES: dict[str, Change] = {
     "relu": mlps(activation="relu"),
     "relu squared": mlps(gate=False, activation="relu2"),
     "mixture": mixtures(),
-    "mixture, normalised, biases": mixtures(normalised=True, bias=True),
+    "mixture, normalised, biases": mixtures(norm_topk=True, bias=True),
     "mixture of one": mixtures(top_k=1),
     "mixture of all": mixtures(top_k=6),
     "mixture, sigmoid, groups": mixtures(
@@ -315,7 +315,7 @@ CASES: dict[str, Change] = {
         scores="sigmoid",
         groups=4,
         top_k_groups=2,
-        normalised=True,
+        norm_topk=True,
         scale=2.5,
         correction="correction",
         shared=True,

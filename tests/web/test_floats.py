@@ -39,7 +39,13 @@ WAYS = {**PACKINGS, "4 bits": Packing(bits=4), "8 bits, zero points": Packing(bi
 
 def run(node: str, script: str, given: object) -> list[Any]:
     """What a script prints that has the module as its argument."""
-    command = [node, "--input-type=module", "-e", script, (ROOT / "bindings_web" / "src" / "engine" / "float_bytes.js").as_uri()]
+    command = [
+        node,
+        "--input-type=module",
+        "-e",
+        script,
+        (ROOT / "bindings_web" / "src" / "engine" / "float_bytes.js").as_uri(),
+    ]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout)

@@ -28,7 +28,13 @@ READ = """
 
 def refusals(node: str, manifests: list[str]) -> list[str]:
     """What readManifest says of these texts; empty where it takes them."""
-    command = [node, "--input-type=module", "-e", READ, (ROOT / "bindings_web" / "src" / "package" / "manifest.js").as_uri()]
+    command = [
+        node,
+        "--input-type=module",
+        "-e",
+        READ,
+        (ROOT / "bindings_web" / "src" / "package" / "manifest.js").as_uri(),
+    ]
     done = subprocess.run(command, input=json.dumps(manifests), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
