@@ -1,13 +1,16 @@
-"""What every test may use: telemetry off, tiny packages made once."""
+"""What every test may use: telemetry off, one thread a worker, tiny packages made once a run."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -15,34 +18,84 @@ os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests
 os.environ["EMBEDLLM_TUNED"] = "off"  # nor is what was measured on it
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1 ...: of pytest -n
-if WORKER and hasattr(os, "sched_setaffinity"):
-    # cores of its own: threads of a runtime spin while they wait for one another, which takes a hundred times as long
-    # when those of two processes share the cores
-    CORES = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, CORES[int(WORKER[2:]) % len(CORES) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])])
+if WORKER and hasattr(os, "sched_getaffinity"):
+    # The runtimes of a worker compute in one thread: threads of a pool spin while they wait for one another, which
+    # takes a hundred times as long when those of two processes share the cores. Only what the worker counts is
+    # changed: the scheduler still moves it, and the processes that it starts, to whichever core is free
+    CORE = min(os.sched_getaffinity(0))
+    os.sched_getaffinity = lambda pid=0: {CORE}
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-settings.register_profile("embedllm", deadline=None)  # machines are shared: a slow example is no failure
-settings.load_profile("embedllm")
+# machines are shared: a slow example is no failure
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+# --- .ci/run: what one environment ran, another does not run again
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("embedllm")
+    group.addoption("--passed-to", type=Path, metavar="FILE", help="add the ids of tests that passed to this file")
+    group.addoption("--but-passed", type=Path, metavar="FILE", help="leave out the tests whose ids are in this file")
+
+
+class _PassedLog:
+    """Adds the ids of tests that passed (or failed as expected) to a file, one a line, as JSON."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
+            with self.file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(report.nodeid) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--passed-to")
+    if file and not WORKER:  # reports of all workers come to the process that started them
+        config.pluginmanager.register(_PassedLog(file.absolute()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file = config.getoption("--but-passed")
+    if not file or not file.is_file():
+        return
+    passed = {json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()}
+    left_out = [item for item in items if item.nodeid in passed and item.get_closest_marker("allcores") is None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in dropped]
+
+
+# --- fixtures
 
 
 @pytest.fixture(scope="session")
 def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that exports a tiny random model, once for equal arguments.
+    """A function that exports a tiny random model, once a run for equal arguments: by one worker, for all of them.
 
-    tiny_package(family, recipe, **config): see tests/support/tiny.py.
+    tiny_package(family, recipe, **config): see tests/support/tiny.py. The folder is shared: copy it to change it.
     """
     from embedllm.export import Recipe, convert
     from tests.support.tiny import tiny_checkpoint
 
-    made: dict[str, Path] = {}
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if WORKER else shared) / "tiny packages"
+    shared.mkdir(exist_ok=True)
 
     def make(family: str = "qwen3", recipe: Recipe | None = None, **config: object) -> Path:
-        key = f"{family} {recipe} {sorted(config.items())}"
-        if key not in made:
-            folder = tmp_path_factory.mktemp("tiny")
-            checkpoint = tiny_checkpoint(folder / "checkpoint", family, **config)  # type: ignore[arg-type]
-            made[key] = convert(checkpoint, folder / "package", recipe)
-        return made[key]
+        key = hashlib.sha256(f"{family} {recipe} {sorted(config.items())}".encode()).hexdigest()[:16]
+        folder = shared / key / "package"
+        with FileLock(shared / f"{key}.lock"):
+            if not folder.exists():  # it appears whole
+                place = shared / key / "checkpoint"
+                convert(tiny_checkpoint(place, family, **config), folder, recipe)  # type: ignore[arg-type]
+        return folder
 
     return make
 
