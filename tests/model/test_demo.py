@@ -34,6 +34,7 @@ def differing(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.allcores
 def test_the_demo_answers_as_its_checkpoint_does() -> None:
     wrong = differing(package_folder("demo"))
     assert len(GOLDEN) - len(wrong) >= LEAST_EQUAL, "\n".join(wrong)

@@ -125,6 +125,7 @@ def test_what_feed_all_gave_stays_as_it_is(engine: AnyEngine) -> None:
     np.testing.assert_array_equal(first, before)
 
 
+@pytest.mark.allcores
 @settings(max_examples=20)
 @given(data=st.data())
 def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject, engine: AnyEngine) -> None:
@@ -168,6 +169,7 @@ def test_sessions_of_one_engine_do_not_see_each_other(engine: AnyEngine) -> None
         other.feed([200 - token])
 
 
+@pytest.mark.allcores
 def test_sessions_run_in_parallel_threads(engine: AnyEngine) -> None:
     def run(tokens: list[int], into: list[list[float]]) -> None:
         session = engine.open()
@@ -219,6 +221,7 @@ def feed_until_stopped(session: OvSession | PagedSession, tokens: list[int], aft
     stopper.join()
 
 
+@pytest.mark.allcores
 @pytest.mark.parametrize("held", [0, 40])
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.2, 0.4, 0.7])  # as a share of what the whole feed takes
 def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo: AnyEngine) -> None:
@@ -595,6 +598,7 @@ def test_float16_on_a_cpu_is_refused(folder: Path) -> None:
             embedllm.load(folder, device=name, openvino=OpenVINOOptions(precision="f16"))
 
 
+@pytest.mark.allcores
 def test_a_session_is_stopped_beside_another_that_goes_on(opens: Opens) -> None:
     """In one process; without the engine's lock this ended it within seconds (memory was corrupted)."""
     demo = opens(package_folder("demo"))

@@ -51,6 +51,7 @@ def rows(session: PagedSession, tokens: list[int]) -> list[list[float]]:
 # --- together
 
 
+@pytest.mark.allcores
 @pytest.mark.parametrize("seed", range(3))
 def test_sequences_that_come_and_go_together_get_what_each_gets_alone(seed: int, engine: PagedEngine) -> None:
     """Of different lengths; they feed prompts, go back and are closed while others step."""
@@ -83,6 +84,7 @@ def test_sequences_that_come_and_go_together_get_what_each_gets_alone(seed: int,
         alone.close()
 
 
+@pytest.mark.allcores
 def test_steps_of_several_are_one_run(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     run = engine.run

@@ -148,6 +148,7 @@ def test_one_sequence_keeps_buffers_of_its_own(batch: Batch, runs: Runs) -> None
     assert runs.counts == []
 
 
+@pytest.mark.allcores
 def test_steps_that_wait_for_the_same_run_are_made_in_one(batch: Batch, runs: Runs) -> None:
     sequences = [Told(batch) for _ in range(5)]
     for at, sequence in enumerate(sequences):
@@ -166,6 +167,7 @@ def test_no_more_than_the_limit_run_together(batch: Batch, runs: Runs) -> None:
     assert sum(runs.counts) >= MOST + 3 - 1  # one may have run alone
 
 
+@pytest.mark.allcores
 @pytest.mark.parametrize("seed", range(4))
 def test_any_number_of_threads_get_what_one_would(seed: int, batch: Batch, runs: Runs) -> None:
     """Sequences of different lengths that begin, rest, go back, feed several at once and close as they like."""
@@ -226,6 +228,7 @@ def test_an_error_of_a_run_is_raised_by_each_of_its_steps(batch: Batch, runs: Ru
     assert together(batch, sequences, 3) == [told(np.array([3.0]))] * 3
 
 
+@pytest.mark.allcores
 def test_a_sequence_that_is_stopped_in_a_run_stands_where_it_stood(batch: Batch, runs: Runs) -> None:
     stopped, other = Told(batch), Told(batch)
     runs.before = lambda: setattr(stopped, "is_stopping", True)

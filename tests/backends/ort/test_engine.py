@@ -88,6 +88,7 @@ def test_how_weights_are_packed_and_memory_is_planned_changes_nothing(
     assert session.feed(tokens).values(range(row.size)) == row.tolist()
 
 
+@pytest.mark.allcores
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_an_exact_export_equals_the_reference(bits: int, symmetric: bool, tiny_package: Callable[..., Path]) -> None:
@@ -107,6 +108,7 @@ def test_exact_is_a_choice_at_load_time_too(tiny_package: Callable[..., Path]) -
     assert exact.max_difference <= EXACT_ATOL < rounded.max_difference
 
 
+@pytest.mark.allcores
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject, exact_engine: OrtEngine) -> None:
@@ -197,6 +199,7 @@ def test_what_is_bound_lives_as_long_as_the_binding(exact_engine: OrtEngine, mon
     assert {name: value() is not None for name, value in bound.items()} == {"logits_from": True}
 
 
+@pytest.mark.allcores
 def test_sessions_run_in_parallel_threads(exact_engine: OrtEngine) -> None:
     def run(tokens: list[int], into: list[list[float]]) -> None:
         session = exact_engine.open()
@@ -216,6 +219,7 @@ def test_sessions_run_in_parallel_threads(exact_engine: OrtEngine) -> None:
     np.testing.assert_allclose(found, expected, atol=EXACT_ATOL)
 
 
+@pytest.mark.allcores
 def test_an_interrupted_session_stands_where_it_stood(exact_engine: OrtEngine) -> None:
     session = exact_engine.open()
     session.feed([1, 2, 3])
