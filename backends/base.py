@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
-from embedllm.package.package import Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package
 from embedllm.types import Logits
 
 if TYPE_CHECKING:

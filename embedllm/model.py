@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from embedllm.adapters.adapter import Adapters, present
 from embedllm.backends.base import Device, Engine
 from embedllm.cancel import Cancel
+from embedllm.conversation.conversation import Conversation
 from embedllm.embeddings import Encoding, Ranked
 from embedllm.embeddings import present as encoding_of
 from embedllm.generation.admission import Slots
@@ -35,7 +36,6 @@ from embedllm.text.protocols import ModelCodec
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Fit
-    from embedllm.conversation.conversation import Conversation
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 
@@ -89,9 +89,13 @@ class Model:
     def device(self) -> Device:
         return self.runner.engine.device
 
-    @cached_property
+    @property
     def kind(self) -> dict[str, str]:
         """What a saved KV has to be of, to be used by this model."""
+        return self._kind
+
+    @cached_property
+    def _kind(self) -> dict[str, str]:
         return model_fingerprint(*self._kind_of)
 
     @property
@@ -423,8 +427,6 @@ class Model:
         adapter: of every turn that names no other.
         Raises ValueError for "shift" where KV cannot be moved.
         """
-        from embedllm.conversation.conversation import Conversation
-
         return Conversation(self, system, tools=tools, variables=variables, when_full=when_full, adapter=adapter)
 
     def open_conversation(self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
@@ -433,16 +435,12 @@ class Model:
         Its KV cache is ready when this model, device and version of the runtime have computed it. Otherwise a line is
         logged at INFO, and the next turn computes it. Raises PackageError for a damaged file, FileNotFoundError.
         """
-        from embedllm.conversation.conversation import Conversation
-
         return Conversation.open(self, path, when_full=when_full)
 
     async def aopen_conversation(
         self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None
     ) -> Conversation:
         """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
-        from embedllm.conversation.conversation import Conversation
-
         return await run_in_thread(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:

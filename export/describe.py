@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import encoders
@@ -11,7 +12,6 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import read_sentence_folder
 from embedllm.export.gguf.source import GgufSource
 from embedllm.export.open_source import Checkpoint
-from embedllm.export.optimum.convert import offer
 from embedllm.export.recipe import Recipe, asked_of
 from embedllm.package.architecture import Decoder
 
@@ -69,3 +69,17 @@ def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object
             f"'{decoder.model_type}' is exported as a model that embeds or scores texts, for which there is no "
             f"{asked}; leave it out."
         )
+
+
+INSTALL = "pip install 'embedllm[optimum]'"
+DISTRIBUTION = "optimum-onnx"
+
+
+def offer(model_type: str) -> str:
+    """What an error says of this way for a model_type that is not described."""
+    how = f"embedllm export SOURCE OUT --exporter optimum (needs: {INSTALL})"
+    try:
+        metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return f"optimum may know '{model_type}': {how}."
+    return f"optimum is installed and may know '{model_type}': embedllm export SOURCE OUT --exporter optimum."

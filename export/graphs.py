@@ -22,8 +22,9 @@ from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.progress import write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS, GraphVariant
-from embedllm.package.package import MANIFEST, Graph, Package, open_package
+from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.package.packing import Packing, packings
 
 if TYPE_CHECKING:

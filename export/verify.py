@@ -14,8 +14,9 @@ from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
 from embedllm.files.progress import Progress, write_json
 from embedllm.files.safetensors_header import read_header
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, WASM
-from embedllm.package.package import MANIFEST, WEIGHTS, Graph, Package, open_package
+from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.tensors import linears, outer_matrices, parameters
 from embedllm.package.wasm_floats import FLOATS, float_spans
 

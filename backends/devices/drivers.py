@@ -12,8 +12,9 @@ from embedllm.backends.devices.selection import family_of
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS, UNTESTED, Provider
 from embedllm.errors import DeviceError
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import EXTERNAL, GENAI, INT4_KV, INT8_KV, OPENVINO, STATEFUL
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 
 _log = logging.getLogger("embedllm")
 

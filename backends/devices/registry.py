@@ -122,7 +122,7 @@ def suited(package: Package, device: Device, variants: Sequence[str] = ()) -> Pa
     driver = known_driver(device)
     if driver.provider is None or not driver.is_gpu:
         return package
-    from embedllm.package.external.gpu_graph_choice import on_gpu
+    from embedllm.package.gpu_graph_choice import on_gpu
 
     right = variants or driver.variants
     has_float16 = any(one.activations == "float16" for one in VARIANTS if one.name in right)

@@ -22,8 +22,9 @@ from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.package.entries import Graph
 from embedllm.package.external_graph import Names
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:

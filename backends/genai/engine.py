@@ -26,7 +26,8 @@ import onnxruntime_genai as og
 
 if TYPE_CHECKING:
     from embedllm.backends.options import RuntimeOptions
-    from embedllm.package.package import Graph, Package
+    from embedllm.package.entries import Graph
+    from embedllm.package.package import Package
 
 _OG: Any = og  # it has no types
 _NO_TOKEN = -1

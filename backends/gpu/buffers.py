@@ -9,18 +9,31 @@ new length for a tenth of a second.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from embedllm.backends.gpu.device_logits import Head
-from embedllm.backends.gpu.session import bound_to, empty_kv
+from embedllm.backends.gpu.session import DeviceEngine, bound_to, empty_kv
 from embedllm.backends.ort.runtime import ort
 
 if TYPE_CHECKING:
-    from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+    from itertools import count
 
 _SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
+
+
+class CapturingEngine(DeviceEngine["Buffers"], Protocol):
+    """An engine that replays what it captured."""
+
+    where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+    graph_ids: count[int]
+    heads: dict[str, ort.InferenceSession]
+    head_sizes: dict[str, int]
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,7 +51,7 @@ class Step:
 class Buffers:
     """What a step reads and writes, at fixed addresses on the device."""
 
-    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
+    def __init__(self, engine: CapturingEngine, capacity: int) -> None:
         self.capacity = capacity
         self._engine = engine
         self._steps: dict[int, Step] = {}

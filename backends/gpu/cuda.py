@@ -20,7 +20,8 @@ from embedllm.backends.base import Device
 from embedllm.backends.gpu.cuda_driver import gpus, stream
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.package.package import Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package
 
 PROVIDER = "CUDAExecutionProvider"
 _QUIET, _WARNING = 4, 2  # log severities; the second is what ONNX Runtime starts with

@@ -21,8 +21,9 @@ from embedllm.backends.gpu.io_binding_engine import HEAVY
 from embedllm.backends.gpu.session import device_errors
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 
 PROVIDER = "DmlExecutionProvider"
 _CPU = "CPUExecutionProvider"

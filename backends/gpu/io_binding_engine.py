@@ -22,7 +22,8 @@ from embedllm.backends.gpu.device_logits import BEST, HEADS, LARGEST_VOCABULARY,
 from embedllm.backends.gpu.session import DeviceSession, device_errors
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
-from embedllm.package.package import Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ResidentEngine:
 
     chunk = CHUNK
     reduces = False  # whether logits are reduced on the device
-    where = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
+    where: tuple[str, int] = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
 
     def __init__(
         self,

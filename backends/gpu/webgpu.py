@@ -26,8 +26,9 @@ from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
 ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available

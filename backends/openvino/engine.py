@@ -20,8 +20,9 @@ from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import DeviceError
+from embedllm.package.entries import Graph
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_shapes, variable_name
 from embedllm.package.tensors import kv_shapes
 from embedllm.sampling.numpy_logits import NumpyLogits

@@ -21,7 +21,8 @@ from embedllm.backends.openvino.engine import EXACT, compile_folder
 from embedllm.backends.openvino.runtime import as_device_error, cache_folder, core, ov, reason
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError, DeviceUnavailable
-from embedllm.package.package import Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 _PIECE = 8  # tokens that the continuing model takes at once, at the cost of a slower step for one: docs/performance.md

@@ -22,7 +22,8 @@ from embedllm.backends.sessions.step_batcher import MOST, Batch, Member
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
-from embedllm.package.package import WEIGHTS, Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import WEIGHTS, Package
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 op = ov.opset13

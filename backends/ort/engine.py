@@ -24,7 +24,8 @@ from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.hardware import processor
 from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
-from embedllm.package.package import Graph, Package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
 
 if TYPE_CHECKING:

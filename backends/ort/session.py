@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,19 +24,37 @@ if TYPE_CHECKING:
 
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Cached, KeyValues, Span
-    from embedllm.backends.ort.engine import OrtEngine
-    from embedllm.backends.sessions.step_batcher import Member
+    from embedllm.backends.sessions.step_batcher import Batch, Member
     from embedllm.package.architecture import Decoder
+    from embedllm.package.package import Package
     from embedllm.types import F32
 
 _STEP = 256  # tokens; capacities are multiples of it
 _GROWTH = 1.5  # each growth copies the KV once, so that a token costs a constant number of copies on average
 
 
+class SessionHost(Protocol):
+    """What a session needs of its engine."""
+
+    package: Package
+    adapts: bool
+    only_last: bool
+    windows: dict[str, int]  # by the name of the keys or values
+    batch: Batch | None
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]: ...
+
+    def empty_kv(self) -> dict[str, NDArray[Cached]]: ...
+
+
 class OrtSession:
     """One sequence. Its KV lies in buffers that are past and present at once: a step appends, a rewind is a number."""
 
-    def __init__(self, engine: OrtEngine, capacity: int) -> None:
+    def __init__(self, engine: SessionHost, capacity: int) -> None:
         self.position = 0
         self.capacity = 0
         self.is_stopping = False
@@ -276,7 +294,7 @@ class OrtSession:
 class StepsTogether:
     """Runs a step of several sequences."""
 
-    def __init__(self, engine: OrtEngine) -> None:
+    def __init__(self, engine: SessionHost) -> None:
         self._engine = engine
         self._options = ort.RunOptions()
         self._binding: ort.IOBinding | None = None

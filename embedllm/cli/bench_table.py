@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from embedllm.cli.commands.inspect import new_console, new_table
+from embedllm.cli.tables import new_console, new_table
 
 Spread = Mapping[str, float]
 

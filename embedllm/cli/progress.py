@@ -13,7 +13,7 @@ from embedllm.loading.gguf import is_gguf
 from embedllm.loading.resolve import find_package
 
 if TYPE_CHECKING:
-    from embedllm.export import Progress
+    from embedllm.files.progress import Progress
 
 _STAGES = {  # the others: as they are
     "calibration": "calibrating, layers",

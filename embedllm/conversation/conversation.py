@@ -7,27 +7,57 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Unpack, get_args
+from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
 from embedllm.cancel import Cancel
 from embedllm.conversation.context_policy import ALL, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.options import ReplyOptions, WhenFull
+from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull
 from embedllm.generation.run_in_thread import run_in_thread
-from embedllm.generation.runner import Request
+from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence_pool import CachedSequence
-from embedllm.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Device
+    from embedllm.package.package import Package
     from embedllm.text.chat_template import JSON
+    from embedllm.text.prompt import Prompt
+    from embedllm.text.protocols import ModelCodec
 
 _Turn: TypeAlias = AbstractContextManager[Callable[[Chunk], None]]  # takes the chunks of the reply, and its end
+
+
+class ChatModel(Protocol):
+    """What a conversation needs of its Model (embedllm/model.py)."""
+
+    package: Package
+    tokenizer: ModelCodec
+    runner: Runner
+    context: int
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def kind(self) -> dict[str, str]: ...
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+    ) -> str: ...
+
+    def unchecked(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+    ) -> Request: ...
 
 
 class Conversation:
@@ -41,7 +71,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: Model,
+        model: ChatModel,
         system: str | None = None,
         *,
         tools: Sequence[Tool] | None = None,
@@ -226,7 +256,7 @@ class Conversation:
     @classmethod
     def open(
         cls,
-        model: Model,
+        model: ChatModel,
         path: str | os.PathLike[str],
         *,
         when_full: WhenFull | None = None,

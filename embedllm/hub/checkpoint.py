@@ -13,7 +13,7 @@ from embedllm.hub.name import hub_name
 from embedllm.hub.repository import Repository, open_repository
 
 if TYPE_CHECKING:
-    from embedllm.export import Progress
+    from embedllm.files.progress import Progress
     from embedllm.hub.location import Location
 
 _WEIGHTS = "model.safetensors"  # of a checkpoint in one file

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.safetensors_header import Tensor, TensorFile
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML, KV_SCALES, OPENVINO, WASM
-from embedllm.package.package import WEIGHTS, Graph, Package
+from embedllm.package.package import WEIGHTS, Package
 from embedllm.package.wasm_floats import FLOATS, float_spans
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.inspection.graph_check import GraphReport, report_graphs
 from embedllm.package.architecture import Decoder, Linear, Moe, Norm, Rope
+from embedllm.package.entries import FileEntry
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.package import FileEntry, Package
+from embedllm.package.package import Package
 from embedllm.package.recurrent_state import state_bytes
 from embedllm.package.tensors import kv_bytes, mlps, parameters
 

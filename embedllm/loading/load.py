@@ -25,7 +25,7 @@ from embedllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from embedllm.export import Progress
+    from embedllm.files.progress import Progress
     from embedllm.web import Progress as WebProgress
 
     _InBrowser = Callable[[WebProgress], None] | None

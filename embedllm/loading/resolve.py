@@ -12,7 +12,7 @@ from embedllm.hub.name import hub_name
 from embedllm.loading.gguf import gguf_package, is_gguf
 
 if TYPE_CHECKING:
-    from embedllm.export import Progress
+    from embedllm.files.progress import Progress
     from embedllm.web import Progress as WebProgress
 
 

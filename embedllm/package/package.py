@@ -8,42 +8,25 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
 from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
 from embedllm.package.shards import read_shards, sharded_copy
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder, Encoder
-    from embedllm.package.external.detect import ExternalFolder
+    from embedllm.package.external.types import ExternalFolder
     from embedllm.package.external_graph import ExternalGraph
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
 _SHOWN = 8  # names of files in an error
 _AGAIN = "Copy or export the folder again."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """One graph of a folder."""
-
-    file: str
-    variant: str
-    activations: str  # "float32" or "float16"; the KV has the same type
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """A file as it was written."""
-
-    bytes: int
-    sha256: str
 
 
 class Package:

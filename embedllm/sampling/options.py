@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from embedllm.sampling.custom_processors import Processor
-from embedllm.sampling.token_choice import LEAST_TEMPERATURE
 
 F = TypeVar("F")
 # The steps in the order of common use; those before "temperature" change logits, the rest choose among tokens.
@@ -200,3 +199,7 @@ _IS_ON: dict[str, Callable[[Sampling], bool]] = {
     "min_p": lambda options: options.min_p > 0,
     "xtc": lambda options: options.xtc_probability > 0,
 }
+
+
+# vLLM's limit; below it the differences of two float32 logits over the temperature mean nothing.
+LEAST_TEMPERATURE = 1e-5

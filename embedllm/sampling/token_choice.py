@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embedllm.sampling.options import LEAST_TEMPERATURE
 from embedllm.sampling.truncation import Shortlist, above_share, listed, nucleus, top_choices, typical, within
 from embedllm.types import Candidates, Logits
 
 if TYPE_CHECKING:
     from embedllm.sampling.options import Sampling
 
-# vLLM's limit; below it the differences of two float32 logits over the temperature mean nothing.
-LEAST_TEMPERATURE = 1e-5
 
 # How many of the best tokens are looked at, in turn, until they are seen to hold all that the truncations keep.
 # 255 are enough for a peaked distribution, and what GPUs list; sorting 4096 costs what all the rest of a step does.

@@ -19,6 +19,7 @@ import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
+from embedllm.export.describe import DISTRIBUTION, INSTALL
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.optimum.graph_rewrite import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
 from embedllm.export.recipe import METHODS, Recipe
@@ -30,14 +31,13 @@ from embedllm.files.progress import Progress, write_json
 from embedllm.hub.location import Location, locate
 from embedllm.package.architecture import Linear
 from embedllm.package.architecture_json import to_json
+from embedllm.package.entries import Graph
 from embedllm.package.external.config_files import CONTEXTS
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.graph_variants import EXTERNAL
-from embedllm.package.package import MANIFEST, WEIGHTS, Graph, open_package
+from embedllm.package.package import MANIFEST, WEIGHTS, open_package
 from embedllm.package.packing import Packing
 
-INSTALL = "pip install 'embedllm[optimum]'"
-_DISTRIBUTION = "optimum-onnx"
 _METHODS = ("search", "nearest")
 
 
@@ -50,16 +50,6 @@ class _Plan:
     search: bool
     carried: frozenset[str]
     layout: Layout
-
-
-def offer(model_type: str) -> str:
-    """What an error says of this way for a model_type that is not described."""
-    how = f"embedllm export SOURCE OUT --exporter optimum (needs: {INSTALL})"
-    try:
-        metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return f"optimum may know '{model_type}': {how}."
-    return f"optimum is installed and may know '{model_type}': embedllm export SOURCE OUT --exporter optimum."
 
 
 def convert_traced(
@@ -214,13 +204,13 @@ def _check_recipe(recipe: Recipe) -> None:
 
 def _check_installed() -> None:
     try:
-        metadata.version(_DISTRIBUTION)
+        metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
         raise ExportError(f"the exporter 'optimum' is not installed. Install it with: {INSTALL}") from error
 
 
 def _version() -> str:
-    return metadata.version(_DISTRIBUTION)
+    return metadata.version(DISTRIBUTION)
 
 
 def _context(config: Mapping[str, object], wanted: int | None) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import DeviceError, ExportError
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import FLOAT32
-from embedllm.package.package import Graph, Package
+from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,9 +18,10 @@ from embedllm.export.recipe import Recipe
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
+from embedllm.package.entries import Graph
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.features import FORMAT
-from embedllm.package.package import Graph, sha256
+from embedllm.package.package import sha256
 from embedllm.package.packing import Packing
 
 

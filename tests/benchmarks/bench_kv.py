@@ -20,8 +20,9 @@ from onnx import numpy_helper
 
 from embedllm.backends.ort.engine import OrtEngine, devices
 from embedllm.export.verify import compare
+from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import FLOAT32, INT4_KV, INT8_KV, KV_SCALES
-from embedllm.package.package import Graph, Package, open_package
+from embedllm.package.package import Package, open_package
 from embedllm.text.tokenizer import Tokenizer
 
 _ROUNDS = 5  # interleaved

@@ -11,6 +11,7 @@ import pytest
 
 from embedllm import Completion, ContextFull, Conversation, Model, Sampling, load
 from embedllm.conversation.context_policy import ALL, PendingTurn, VisibleHistory, drop_oldest
+from embedllm.conversation.conversation import ChatModel
 from embedllm.generation.options import ReplyOptions
 from embedllm.generation.runner import Request
 
@@ -31,7 +32,7 @@ def plain(tiny_package: Callable[..., Path]) -> Iterator[Model]:
         yield model
 
 
-def digits(model: Model) -> Sampling:
+def digits(model: ChatModel) -> Sampling:
     """Holds replies to digits: what a random model says otherwise is no text, which comes back as other tokens."""
     tokens = [model.tokenizer.encode(digit, special=False)[0] for digit in "0123456789"]
     return Sampling(temperature=0, logit_bias=dict.fromkeys(tokens, 100.0))

@@ -25,8 +25,8 @@ from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
 from embedllm.export import Recipe
 from embedllm.loading.resolve import package_folder
 from embedllm.package.external import onnx_folder
-from embedllm.package.external.gpu_graph_choice import on_gpu
 from embedllm.package.external.known_defects import faults
+from embedllm.package.gpu_graph_choice import on_gpu
 from embedllm.package.onnx_reader import Node, Outline
 from embedllm.package.package import MANIFEST, open_package
 from tests.cli.test_commands import embed

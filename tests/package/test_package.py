@@ -14,8 +14,9 @@ from embedllm.errors import PackageError
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture_json import to_json
+from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import FORMAT
-from embedllm.package.package import MANIFEST, WEIGHTS, FileEntry, Graph, open_package, sha256
+from embedllm.package.package import MANIFEST, WEIGHTS, open_package, sha256
 from tests.support.tiny import tiny_config
 
 CONTENTS = {WEIGHTS: b"weights", "model.onnx": b"graph", "tokenizer.json": b"{}"}

@@ -11,7 +11,8 @@ from embedllm.backends.openvino.npu import NpuEngine
 from embedllm.backends.openvino.paged_engine import PagedEngine
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.backends.ort.engine import OrtEngine
-from embedllm.package.package import Graph, Package, open_package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package, open_package
 
 
 def device(name: str) -> Device:

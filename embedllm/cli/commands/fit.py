@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedllm.cli.commands.inspect import new_console, new_table, open_folder
+from embedllm.cli.commands.inspect import open_folder
 from embedllm.cli.options import common_options, note
+from embedllm.cli.tables import new_console, new_table
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device, Fit

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from embedllm.cli.options import common_options
+from embedllm.cli.tables import new_console, new_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from embedllm.inspection.package_report import Architecture, Description, Memory
     from embedllm.package.package import Package
 
 _MEMORY = "memory of one sequence, MB (without the runtime, its activations, what it repacks at load)"
-_WIDE = 200  # columns when nobody's terminal says how many: a table must not be folded for a pipe
 
 
 @click.command(short_help="Say what a folder holds.")
@@ -228,27 +226,5 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f}"
 
 
-def new_console() -> Console:
-    from rich.console import Console
-
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-
-
 def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     return new_table(("", ""), list(rows), header=False)
-
-
-def new_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int | None = None, header: bool = True
-) -> Table:
-    """numbers_from: the first column that is set to the right."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="dim")
-    for index, column in enumerate(columns):
-        is_number = numbers_from is not None and index >= numbers_from
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as text: a path may look like markup
-    return table

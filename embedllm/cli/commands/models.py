@@ -8,8 +8,8 @@ from datetime import datetime
 
 import click
 
-from embedllm.cli.commands.inspect import new_console, new_table
 from embedllm.cli.options import common_options, note
+from embedllm.cli.tables import new_console, new_table
 
 _COMMIT = 12  # characters of a commit that are shown
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedllm.cli.commands.inspect import new_console, new_table
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch
+from embedllm.cli.tables import new_console, new_table
 from embedllm.errors import EmbedError
 
 if TYPE_CHECKING:

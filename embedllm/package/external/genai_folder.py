@@ -8,9 +8,9 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.package.external import genai_pipeline
 from embedllm.package.external.config_files import Texts, whole
-from embedllm.package.external.detect import Reading
 from embedllm.package.external.genai_config import CONFIG, MAKER, Config, read_config, section, text
 from embedllm.package.external.onnx_folder import reading_of
+from embedllm.package.external.types import Reading
 from embedllm.package.external_graph import Names
 
 # ours by the providers of its session_options

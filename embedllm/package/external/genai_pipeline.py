@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from embedllm.errors import PackageError
 from embedllm.package.external.config_files import Texts, whole
-from embedllm.package.external.detect import ExternalFolder, Reading, Window
 from embedllm.package.external.genai_config import MAKER, Config, section
 from embedllm.package.external.onnx_folder import weights_of
+from embedllm.package.external.types import ExternalFolder, Reading, Window
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import GENAI
 from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline

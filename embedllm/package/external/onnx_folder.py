@@ -11,8 +11,8 @@ from pathlib import Path
 from embedllm.errors import PackageError
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.external.config_files import Texts
-from embedllm.package.external.detect import ExternalFolder, Reading
 from embedllm.package.external.known_defects import faults
+from embedllm.package.external.types import ExternalFolder, Reading
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import EXTERNAL
 from embedllm.package.manifest_fields import plain_name

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from embedllm.errors import PackageError
 from embedllm.package.external.config_files import Texts
-from embedllm.package.external.detect import ExternalFolder, Reading
+from embedllm.package.external.types import ExternalFolder, Reading
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import STATEFUL
 

@@ -17,7 +17,7 @@ from embedllm.backends.external_graph.placement import on_host
 from embedllm.backends.ort.engine import devices
 from embedllm.cli.main import cli
 from embedllm.errors import ContextFull, DeviceUnavailable, ExportError, PackageError, UnsupportedModel
-from embedllm.export import Recipe, convert
+from embedllm.export import Recipe, convert, describe
 from embedllm.export.optimum import convert as fallback
 from embedllm.package.package import open_package
 from tests.support.traced_models import CONTEXT, VOCABULARY, expected, weights, write_checkpoint, write_graph
@@ -182,13 +182,14 @@ def test_a_context_is_asked_for_where_the_config_has_none(export: Exports) -> No
 
 
 def test_without_optimum_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "_DISTRIBUTION", "a-distribution-that-is-not-there")
+    for module in (describe, fallback):
+        monkeypatch.setattr(module, "DISTRIBUTION", "a-distribution-that-is-not-there")
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(UnsupportedModel, match=r"pip install 'embedllm\[optimum\]'"):
         convert(source, tmp_path / "out")
     with pytest.raises(ExportError, match=r"pip install 'embedllm\[optimum\]'"):
         convert(source, tmp_path / "out", exporter="optimum")
-    monkeypatch.setattr(fallback, "_DISTRIBUTION", "numpy")
+    monkeypatch.setattr(describe, "DISTRIBUTION", "numpy")
     with pytest.raises(UnsupportedModel, match="optimum is installed"):
         convert(source, tmp_path / "out")
 

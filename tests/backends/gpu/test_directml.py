@@ -24,7 +24,8 @@ from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceUnavailable
 from embedllm.export import Recipe
 from embedllm.loading.resolve import package_folder
-from embedllm.package.package import Graph, Package, open_package
+from embedllm.package.entries import Graph
+from embedllm.package.package import Package, open_package
 
 ATOL = 0.02  # of logits up to 4.6, all in float16, over 60 tokens: measured 0.006 to 0.011
 DEVICE = Device(name="directml", backend="onnxruntime", description="the CPU in its place", available=True)

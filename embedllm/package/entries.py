@@ -1,0 +1,22 @@
+"""What a manifest lists: the files of a folder, and its graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One graph of a folder."""
+
+    file: str
+    variant: str
+    activations: str  # "float32" or "float16"; the KV has the same type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
