@@ -19,7 +19,7 @@ from embedllm.export.onnx import encoder as onnx_encoder
 from embedllm.export.openvino import decoder as openvino_graph
 from embedllm.export.openvino import encoder as openvino_encoder
 from embedllm.export.quantization.kv_scales import kv_scales
-from embedllm.files.progress import write_json
+from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder
 from embedllm.package.entries import Graph
@@ -96,23 +96,14 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
-    if before is None or dataclasses.asdict(before) != entry:
-        if graph in package.listed:
-            write_json(folder / MANIFEST, _changed(package, graph, None))
-        _write_whole(folder / graph.file, data)
-    elif package.fault(graph.file):
-        _write_whole(folder / graph.file, data)
+    is_same = before is not None and dataclasses.asdict(before) == entry
+    if not is_same and graph in package.listed:
+        write_json(folder / MANIFEST, _changed(package, graph, None))
+    if not is_same or package.fault(graph.file):
+        with atomic_write(folder / graph.file) as file:
+            file.write(data)
     write_json(folder / MANIFEST, _changed(package, graph, entry))
     return graph
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _lack(variant_name: str, decoder: Decoder) -> str:

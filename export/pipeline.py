@@ -24,13 +24,14 @@ from embedllm.export.quantization.mixed_precision import budget, mixed
 from embedllm.export.quantization.rotated_source import RotatedSource
 from embedllm.export.recipe import METHODS, Recipe, check_method, check_model
 from embedllm.export.sharding import cut_in_place
-from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
+from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.genai_config import genai_config
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.passthrough import carried, check_carried
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
-from embedllm.files.progress import Progress, write_json
+from embedllm.files.atomic import write_json
+from embedllm.files.progress import Progress
 from embedllm.hub.location import Location
 from embedllm.package.features import features_of
 from embedllm.package.graph_variants import FLOAT32
@@ -113,7 +114,7 @@ def convert(
         squares = None if importance is None else read_importance(Path(importance), decoder)
         draws = reads and text is None
         draft, size = decided.layout.size, most or decided.layout.size
-        with appears_whole(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
+        with atomic_folder(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
             facts = facts_of(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
             copy_texts(texts, partial)
             job = _Job(source=model, recipe=recipe, facts=facts, on_progress=on_progress)

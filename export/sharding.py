@@ -14,8 +14,9 @@ from pathlib import Path
 
 from embedllm.errors import PackageError
 from embedllm.export.openvino.tokenizer import LINK, link_weights
-from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
-from embedllm.files.progress import Progress, write_json
+from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
+from embedllm.files.atomic import write_json
+from embedllm.files.progress import Progress
 from embedllm.package.features import SHARDS, with_feature
 from embedllm.package.package import MANIFEST, Package, read_package, sha256
 from embedllm.package.shards import Shard
@@ -145,7 +146,7 @@ def _copy(package: Package, out: str | Path, plan: Plan, *, replace: bool, on_pr
         done += count
         on_progress(Progress("copy", done, total))
 
-    with appears_whole(out, total, what="the copy") as partial:
+    with atomic_folder(out, total, what="the copy") as partial:
         shards: dict[str, list[Shard]] = {}
         for name, entry in package.files.items():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ import numpy as np
 
 from embedllm.backends.base import FeedsAll
 from embedllm.errors import DeviceError, ExportError
-from embedllm.files.progress import Progress, write_json
+from embedllm.files.atomic import write_json
+from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, WASM

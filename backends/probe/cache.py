@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +19,7 @@ from embedllm.backends.probe import probe
 from embedllm.backends.probe.probe import Outcome
 from embedllm.backends.system import hardware
 from embedllm.backends.system.ort_builds import builds
+from embedllm.files.atomic import write_json
 
 # for so long a probe that hung is not run again: it would cost each start of an application the whole time limit
 HUNG_KEPT_S = 3600.0
@@ -55,15 +54,10 @@ def keep(device: Device, outcome: Outcome) -> None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    entry = {"key": key, "at": time.time(), "outcome": asdict(outcome)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(entry, indent=1), encoding="utf-8")
-        partial.replace(path)
+        write_json(path, {"key": key, "at": time.time(), "outcome": asdict(outcome)})
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         _log.info("the outcome of the probe is not remembered: %s", error)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import EmbedError
+from embedllm.files.atomic import atomic_write
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
@@ -43,21 +43,11 @@ def write_messages(path: Path, messages: Sequence[Message]) -> None:
         except EmbedError as error:
             raise EmbedError(f"{error} It is not overwritten; choose another name.") from error
     text = json.dumps(list(messages), ensure_ascii=False, indent=1) + "\n"
-    partial: str | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            partial = file.name
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(partial).replace(path)
+        with atomic_write(path, is_private=True) as file:
+            file.write(text.encode())
     except OSError as error:
         raise EmbedError(f"cannot write '{path}': {error.strerror or error}.") from error
-    finally:
-        if partial is not None:
-            Path(partial).unlink(missing_ok=True)
 
 
 def expanded(path: Path) -> Path:

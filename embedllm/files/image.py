@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.files.atomic import replacing
+from embedllm.files.atomic import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,5 +27,5 @@ def save_plot(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     kind = path.suffix.lower().removeprefix(".")
-    with rc_context({"svg.hashsalt": "embedllm"}), replacing(path) as file:
+    with rc_context({"svg.hashsalt": "embedllm"}), atomic_write(path) as file:
         figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)

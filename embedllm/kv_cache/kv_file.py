@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import PackageError
-from embedllm.files.atomic import replacing
+from embedllm.files.atomic import atomic_write
 from embedllm.files.safetensors_header import read_header
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def write_state(path: Path, about: Mapping[str, str], states: Iterable[KeyValues
     about: what is noted besides; must have "tokens", as a JSON list of as many tokens as the pieces have.
     The file is on disk when this returns. Raises OSError; what was there stays then.
     """
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         pieces = iter(states)
         first = next(pieces, None)
         counts = [] if first is None else _counts(len(json.loads(about["tokens"])), first)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedllm.errors import EmbedError, PackageError
-from embedllm.files.atomic import replacing
+from embedllm.files.atomic import write_json
 from embedllm.package.package import MANIFEST, open_package, read_package
 
 _MADE = "1"  # raised when exports come out differently: those of before are made anew
@@ -84,8 +84,7 @@ def cached_export(name: str, key: Mapping[str, str], make: Callable[[Path], obje
         out.parent.mkdir(exist_ok=True)  # again: it may have been removed meanwhile
         for left in out.parent.iterdir():  # damaged, or of a process that ended: who writes holds the lock
             shutil.rmtree(left, ignore_errors=True)
-        with replacing(_record_of(out.parent)) as record:
-            record.write(json.dumps(dict(key)).encode())
+        write_json(_record_of(out.parent), dict(key))
         make(out)
         return out
     finally:

@@ -61,7 +61,7 @@ def gguf_package(path: str | os.PathLike[str], on_progress: OnProgress | None = 
 
 def _digest(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:
     """Of all that the files hold. It is noted under what the system says of them, which changes with every writing."""
-    from embedllm.files.atomic import replacing
+    from embedllm.files.atomic import atomic_write
 
     states = [(str(file.resolve()), file.stat()) for file in files]
     told = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in states]
@@ -74,7 +74,7 @@ def _digest(files: Sequence[Path], notes: Path, on_progress: OnProgress) -> str:
     if [_times(file) for file in files] == [entry[3:] for entry in told]:  # not while it is being written
         with suppress(OSError):  # it is hashed again the next time
             note.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(note) as file:
+            with atomic_write(note) as file:
                 file.write(found.encode("ascii"))
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.backends.options import DEFAULT, RuntimeOptions
-from embedllm.files.atomic import replacing
+from embedllm.files.atomic import write_json
 from embedllm.loading.tuning_results import Measured, Tuning
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def keep(package: Package, tuning: Tuning) -> str:
     entry = {"format": _FORMAT, "key": _key(package), "tuning": asdict(tuning)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(entry, indent=1).encode())
+        write_json(path, entry)
     except OSError as error:
         return f"'{path}' cannot be written: {error.strerror or error}"
     return ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
 from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, Vocabulary, read_vocabulary
-from embedllm.files.progress import write_json
+from embedllm.files.atomic import write_json
 from embedllm.hub.location import MORE_TEMPLATES
 from embedllm.text.tokenizer import Tokenizer
 

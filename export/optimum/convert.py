@@ -23,11 +23,12 @@ from embedllm.export.describe import DISTRIBUTION, INSTALL
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.optimum.graph_rewrite import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
 from embedllm.export.recipe import METHODS, Recipe
-from embedllm.export.writing.atomic_folder import appears_whole, check_place, named_place
+from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.plan import blocks
 from embedllm.export.writing.stream import Write, filled, rounded, write_matrices
-from embedllm.files.progress import Progress, write_json
+from embedllm.files.atomic import write_json
+from embedllm.files.progress import Progress
 from embedllm.hub.location import Location, locate
 from embedllm.package.architecture import Linear
 from embedllm.package.architecture_json import to_json
@@ -77,7 +78,7 @@ def convert_traced(
         texts = texts_of(location.folder)
         context = _context(reader.config, recipe.context)
         with (
-            appears_whole(out, 0) as partial,
+            atomic_folder(out, 0) as partial,
             tempfile.TemporaryDirectory(prefix=f"{partial.name}.trace-", dir=out.parent) as folder,
         ):
             on_progress(Progress("trace", 0, 1))

@@ -45,7 +45,7 @@ def _unwritable(out: Path, error: OSError) -> ExportError:
 
 
 @contextmanager
-def appears_whole(out: Path, size: int, *, what: str = "the export") -> Iterator[Path]:
+def atomic_folder(out: Path, size: int, *, what: str = "the export") -> Iterator[Path]:
     """A folder beside `out` that takes its name when the block ends well, and is removed when it does not.
 
     size: bytes that must be free; what: whose need they are. Raises ExportError for whatever the system refuses.

@@ -19,7 +19,7 @@ from embedllm.export import Recipe, convert
 from embedllm.export import graphs as variants
 from embedllm.export.graphs import ALL_NAMES, NAMES, write_variant
 from embedllm.export.layout import CONSTANTS
-from embedllm.files.progress import write_json
+from embedllm.files.atomic import write_json
 from embedllm.files.safetensors_header import read_header
 from embedllm.inspection.package_report import describe_package
 from embedllm.package.graph_variants import DIRECTML, VARIANTS, WASM

@@ -13,7 +13,7 @@ from embedllm.export.graphs import Model, build, variants
 from embedllm.export.writing.passthrough import carried
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
-from embedllm.files.progress import write_json
+from embedllm.files.atomic import write_json
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json
 from embedllm.package.features import FORMAT

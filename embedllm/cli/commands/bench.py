@@ -132,9 +132,9 @@ def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None
     else:
         show_report(found)
         if json_path:
-            from embedllm.files.atomic import replacing
+            from embedllm.files.atomic import atomic_write
 
-            with replacing(Path(json_path)) as file:
+            with atomic_write(Path(json_path)) as file:
                 file.write(text.encode())
     if plot is not None:
         from embedllm.bench.plot import draw

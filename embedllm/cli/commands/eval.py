@@ -104,9 +104,9 @@ def _write(found: Evaluation, json_file: Path | None, plot: Path | None) -> None
     else:
         _show(found)
     if json_file is not None and json_file != Path("-"):
-        from embedllm.files.atomic import replacing
+        from embedllm.files.atomic import atomic_write
 
-        with replacing(json_file) as file:
+        with atomic_write(json_file) as file:
             file.write(f"{data}\n".encode())
         note(f"wrote '{json_file}'")
     if plot is not None:
