@@ -1,7 +1,8 @@
 """What an ONNX file declares, read without its tensors: inputs, outputs, operators, the files its weights lie in.
 
-A file of gigabytes is mapped, and of a tensor only its head is looked at. Field numbers: onnx.proto (ONNX 1.17).
-Standard library only.
+A reader of our own, as protobuf parses whole messages: of a graph with 0.6 GB of weights in it, onnx.load takes 1.2 GB
+of memory and ten times as long (docs/dependencies.md). Here the file is mapped, and of a tensor only its head is looked
+at. Field numbers: onnx.proto (ONNX 1.17). Standard library only.
 """
 
 from __future__ import annotations
@@ -20,10 +21,65 @@ FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10  # TensorProto.DataType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _MOST = 2**63  # values of a tensor
 _FLOAT_BYTES = 4
-_GRAPHS = (6, 11)  # fields of AttributeProto
-_TO_EXTERNAL = 1  # TensorProto.data_location
+_EXTERNAL = 1  # the value of TensorProto.data_location
 Span: TypeAlias = tuple[int, int]  # of bytes of the file
 _Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a varint, where bytes lie
+
+
+class _Model:
+    """Field numbers of ModelProto."""
+
+    GRAPH = 7
+
+
+class _Graph:
+    """Of GraphProto."""
+
+    NODE, INITIALIZER, INPUT, OUTPUT = 1, 5, 11, 12
+
+
+class _Node:
+    """Of NodeProto."""
+
+    INPUT, OUTPUT, OP_TYPE, ATTRIBUTE = 1, 2, 4, 5
+
+
+class _Attribute:
+    """Of AttributeProto."""
+
+    NAME, FLOAT, INT, GRAPH, GRAPHS = 1, 2, 3, 6, 11
+
+
+class _Tensor:
+    """Of TensorProto."""
+
+    DIMS, NAME, EXTERNAL_DATA, DATA_LOCATION = 1, 8, 13, 14
+
+
+class _Entry:
+    """Of StringStringEntryProto."""
+
+    KEY, VALUE = 1, 2
+
+
+class _Value:
+    """Of ValueInfoProto."""
+
+    NAME, TYPE = 1, 2
+
+
+class _Type:
+    """Of TypeProto, and of the TypeProto.Tensor in it."""
+
+    TENSOR_TYPE = 1
+    ELEM_TYPE, SHAPE = 1, 2
+
+
+class _Shape:
+    """Of TensorShapeProto, and of the Dimension in it."""
+
+    DIM = 1
+    DIM_VALUE, DIM_PARAM = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +135,7 @@ class _Reader:
         self._data = data
 
     def outline(self) -> Outline:
-        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == 7][-1:]
+        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == _Model.GRAPH][-1:]
         if not graphs:
             raise ValueError("it has no graph")
         inputs: list[Declared] = []
@@ -93,9 +149,9 @@ class _Reader:
         for graph in graphs:  # which grow by those that are found within
             is_inner = graph is not graphs[0]
             for number, _, span in self._fields(graph):
-                if number == 1:
+                if number == _Graph.NODE:
                     (branches if is_inner else nodes).append(self._node(span, graphs))
-                elif number == 5:
+                elif number == _Graph.INITIALIZER:
                     name, sizes, file = self._tensor(span)
                     defaults.add(name)
                     stored += math.prod(sizes)
@@ -103,8 +159,8 @@ class _Reader:
                         widths[name] = sizes[-1]
                     if file is not None:
                         files[file] = None
-                elif number in (11, 12) and not is_inner:
-                    (inputs if number == 11 else outputs).append(self._declared(span))
+                elif number in (_Graph.INPUT, _Graph.OUTPUT) and not is_inner:
+                    (inputs if number == _Graph.INPUT else outputs).append(self._declared(span))
         return Outline(
             inputs=tuple(one for one in inputs if one.name not in defaults),
             outputs=tuple(outputs),
@@ -120,37 +176,37 @@ class _Reader:
         inputs, outputs, operator = [], [], ""
         numbers: dict[str, float] = {}
         for number, _, part in self._fields(span):
-            if number == 1:
+            if number == _Node.INPUT:
                 inputs.append(self._text(part))
-            elif number == 2:
+            elif number == _Node.OUTPUT:
                 outputs.append(self._text(part))
-            elif number == 4:
+            elif number == _Node.OP_TYPE:
                 operator = self._text(part)
-            elif number == 5:
+            elif number == _Node.ATTRIBUTE:
                 fields = list(self._fields(part))
-                graphs += [at for key, _, at in fields if key in _GRAPHS]
-                given = {key: (value, at) for key, value, at in fields if key in (1, 2, 3)}
-                if 1 in given and 3 in given:
-                    numbers[self._text(given[1][1])] = _signed(given[3][0])
-                elif 1 in given and 2 in given:
-                    numbers[self._text(given[1][1])] = self._float(given[2][1])
+                graphs += [at for key, _, at in fields if key in (_Attribute.GRAPH, _Attribute.GRAPHS)]
+                values = {key: (value, at) for key, value, at in fields}
+                if _Attribute.NAME in values and _Attribute.INT in values:
+                    numbers[self._text(values[_Attribute.NAME][1])] = _signed(values[_Attribute.INT][0])
+                elif _Attribute.NAME in values and _Attribute.FLOAT in values:
+                    numbers[self._text(values[_Attribute.NAME][1])] = self._float(values[_Attribute.FLOAT][1])
         return Node(operator=operator, inputs=tuple(inputs), outputs=tuple(outputs), numbers=numbers)
 
     def _tensor(self, span: Span) -> tuple[str, list[int], str | None]:
         """Name, dimensions, and the file that its values lie in."""
         name, sizes, file, is_outside = "", [], None, False
         for number, value, part in self._fields(span):
-            if number == 1:
+            if number == _Tensor.DIMS:
                 sizes += self._sizes(value, part)
                 if math.prod(sizes) > _MOST:
                     raise ValueError(f"a tensor of more than {_MOST} values")
-            elif number == 8:
+            elif number == _Tensor.NAME:
                 name = self._text(part)
-            elif number == 13:
+            elif number == _Tensor.EXTERNAL_DATA:
                 entry = {key: self._text(at) for key, _, at in self._fields(part)}
-                file = entry.get(2, "") if entry.get(1) == "location" else file
-            elif number == 14:
-                is_outside = value == _TO_EXTERNAL
+                file = entry.get(_Entry.VALUE, "") if entry.get(_Entry.KEY) == "location" else file
+            elif number == _Tensor.DATA_LOCATION:
+                is_outside = value == _EXTERNAL
         return name, sizes, file if is_outside else None
 
     def _sizes(self, value: int, part: Span) -> Iterator[int]:
@@ -165,28 +221,28 @@ class _Reader:
     def _declared(self, span: Span) -> Declared:
         name, kind, dims = "", 0, ()
         for number, _, part in self._fields(span):
-            if number == 1:
+            if number == _Value.NAME:
                 name = self._text(part)
-            elif number == 2:
+            elif number == _Value.TYPE:
                 for of_type, _, tensor in self._fields(part):
-                    if of_type == 1:
+                    if of_type == _Type.TENSOR_TYPE:
                         kind, dims = self._type(tensor)
         return Declared(name=name, kind=kind, dims=dims)
 
     def _type(self, span: Span) -> tuple[int, tuple[int | str, ...]]:
         kind, dims = 0, []
         for number, value, part in self._fields(span):
-            if number == 1:
+            if number == _Type.ELEM_TYPE:
                 kind = value
-            elif number == 2:
-                dims = [self._dim(dim) for each, _, dim in self._fields(part) if each == 1]
+            elif number == _Type.SHAPE:
+                dims = [self._dim(dim) for each, _, dim in self._fields(part) if each == _Shape.DIM]
         return kind, tuple(dims)
 
     def _dim(self, span: Span) -> int | str:
         for number, value, part in self._fields(span):
-            if number == 1:
+            if number == _Shape.DIM_VALUE:
                 return value
-            if number == 2:
+            if number == _Shape.DIM_PARAM:
                 return self._text(part)
         return ""
 

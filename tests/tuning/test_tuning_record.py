@@ -173,7 +173,7 @@ def _runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedllm, "__version__", "99.0")
+    monkeypatch.setattr("embedllm._version.__version__", "99.0")
 
 
 @pytest.mark.parametrize(
