@@ -214,7 +214,7 @@ def best_parallel(engine: Engine) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryEstimate:
     """What one sequence of `context` tokens needs on a device, in bytes, and what is free there."""
 
     model: str

@@ -35,7 +35,7 @@ from embedllm.text.prompt import Prompt, TemplateOptions, check_messages
 from embedllm.text.protocols import ModelCodec
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Fit
+    from embedllm.backends.base import MemoryEstimate
     from embedllm.text.chat_template import JSON
     from embedllm.types import F32
 
@@ -57,7 +57,7 @@ class Model:
         grammars: Grammars | None = None,  # None: no response_format
         draft: Model | None = None,
         owns_draft: bool = False,
-        memory: Fit | None = None,
+        memory: MemoryEstimate | None = None,
         prefix_cache: PrefixCache | None = None,  # None: no prefix cache
         slots: Slots | None = None,  # None: the usual number
         settings: str = "",  # what else the numbers depend on, of what load() was given

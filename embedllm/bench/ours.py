@@ -13,7 +13,7 @@ from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.files.safetensors_header import read_header
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
-from embedllm.loading.memory_estimate import KEEPING, ON_HOST
+from embedllm.loading.memory_estimate import FOOTPRINTS, ON_HOST
 from embedllm.package.architecture import Decoder, Moe
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
@@ -127,8 +127,8 @@ def step_bytes(package: Package) -> int:
 
 def kv_bytes_per_token(decoder: Decoder | ExternalGraph, device: str, *, exact: bool) -> float | None:
     """That attention reads of each token before; None for devices whose KV was not looked at."""
-    keeping = KEEPING.get((device, exact))
-    return None if keeping is None else kv_bytes(decoder, 1, 1) * keeping.kv_bits / 8
+    footprint = FOOTPRINTS.get((device, exact))
+    return None if footprint is None else kv_bytes(decoder, 1, 1) * footprint.kv_bits / 8
 
 
 def layers_packing(package: Package) -> tuple[int | None, int | None]:

@@ -24,7 +24,7 @@ from embedllm.backends.base import PRIORITY_S, Interrupted, best_parallel
 from embedllm.errors import Busy
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Engine, Fit
+    from embedllm.backends.base import Engine, MemoryEstimate
     from embedllm.cancel import Cancel
 
 MAX_WAITING = 1024  # requests; each costs its prompt and a thread or a task
@@ -299,7 +299,9 @@ def check_concurrency(max_sequences: int | None, max_waiting: int | None) -> Non
             raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
 
 
-def make_slots(memory: Fit | None, engine: Engine, max_sequences: int | None, max_waiting: int | None) -> Slots:
+def make_slots(
+    memory: MemoryEstimate | None, engine: Engine, max_sequences: int | None, max_waiting: int | None
+) -> Slots:
     """Slots for max_sequences requests; None: as many as have memory for the KV of a whole context.
 
     At least as many as the engine runs in one step.
@@ -309,7 +311,7 @@ def make_slots(memory: Fit | None, engine: Engine, max_sequences: int | None, ma
     return Slots(max_sequences, MAX_WAITING if max_waiting is None else max_waiting)
 
 
-def _sequences_that_fit(memory: Fit | None) -> int:
+def _sequences_that_fit(memory: MemoryEstimate | None) -> int:
     if memory is None or memory.free_bytes is None:
         return DEFAULT_SEQUENCES
     more = (memory.free_bytes - memory.needed_bytes) // max(memory.kv_bytes + memory.scratch_bytes, 1)

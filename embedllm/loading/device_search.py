@@ -13,7 +13,7 @@ from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
-    from embedllm.backends.base import Fit
+    from embedllm.backends.base import MemoryEstimate
     from embedllm.backends.devices.selection import DeviceSearch
     from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
     from embedllm.backends.probe.runner import Probes
@@ -31,7 +31,7 @@ def open_first(
     kv: str | None,
     openvino: OpenVINOOptions | None,
     adapters: Sequence[Adapter] | None,
-) -> tuple[Engine, Fit, Package]:
+) -> tuple[Engine, MemoryEstimate, Package]:
     """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory.
 
     Also the package as it runs there: of a folder made by others a GPU may take another graph.
@@ -39,7 +39,7 @@ def open_first(
     """
     from embedllm.backends.devices import registry
     from embedllm.backends.devices.selection import AUTO
-    from embedllm.loading import memory_estimate
+    from embedllm.loading.memory_estimate import estimate_memory, shortfall
 
     failures: list[DeviceUnavailable] = []
     probed = ProbeResults(package, exact=exact)
@@ -52,14 +52,13 @@ def open_first(
         package = registry.suited(given, device, probed.variants.get(device.name, ()))
         if exact and registry.runs_graphs(device):
             check_exact(package)
-        if (
-            short := memory_estimate.lack(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
-        ) is not None:
+        memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+        short = shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+        if short is not None:
             if search.is_explicit:
                 raise cannot_run(device, "; ".join(short), short[1])
             search.refuse(device, *short)
             continue
-        memory = memory_estimate.fit(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
         noted = "".join(f"; {note}" for note in probed.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)

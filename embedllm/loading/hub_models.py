@@ -154,10 +154,10 @@ def _kept_as(repository: Repository) -> tuple[str, dict[str, str]]:
 def check_memory(package: Package) -> None:
     """Raises DeviceUnavailable when no device here has the memory for a model. Of its files only the texts are read."""
     from embedllm.backends.devices import registry
-    from embedllm.loading.memory_estimate import lack
+    from embedllm.loading.memory_estimate import shortfall
 
     devices = [device for device in registry.DeviceCatalog(package).everything() if device.available]
-    lacks = [(device.name, found) for device in devices if (found := lack(package, device)) is not None]
+    lacks = [(device.name, found) for device in devices if (found := shortfall(package, device)) is not None]
     if devices and len(lacks) == len(devices):
         raise DeviceUnavailable(
             f"'{package.name}' was not downloaded, no device here has the memory for it: {lacks[0][1][0]}; "

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from embedllm.backends.base import Device, Fit
+from embedllm.backends.base import Device, MemoryEstimate
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
@@ -25,8 +25,8 @@ _QUANTIZED = {"int8": 9, "int4": 5}  # bits of a value of the KV with a share of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How a runtime keeps a model: docs/performance.md#memory has the measurements."""
+class Footprint:
+    """How much memory a runtime takes for a model: docs/performance.md#memory has the measurements."""
 
     bits_per_group: int  # of packed weights, beside their own bits: scales, sums
     kv_bits: float  # a value
@@ -35,16 +35,16 @@ class Keeping:
 
 
 # by the device's name and whether it computes exactly
-KEEPING = {
-    ("cpu", False): Keeping(bits_per_group=96, kv_bits=32, chunk=512),
-    ("cpu", True): Keeping(bits_per_group=32, kv_bits=32, chunk=512),
+FOOTPRINTS = {
+    ("cpu", False): Footprint(bits_per_group=96, kv_bits=32, chunk=512),
+    ("cpu", True): Footprint(bits_per_group=32, kv_bits=32, chunk=512),
     # KV of 8 bits with a scale and a zero point for each head
-    ("openvino", False): Keeping(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
+    ("openvino", False): Footprint(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
 }
 ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
 
 
-def fit(
+def estimate_memory(
     package: Package,
     device: Device,
     *,
@@ -52,7 +52,7 @@ def fit(
     exact: bool = False,
     kv: str | None = None,
     adapter_bytes: int = 0,
-) -> Fit:
+) -> MemoryEstimate:
     """What a model needs on an available device; of a pair, which holds two copies of the weights, both together.
 
     context: tokens of the sequence; None: as many as the package holds. kv: as in load().
@@ -67,7 +67,7 @@ def fit(
     parts = registry.parts(package, device, exact=exact)
     free = _free_bytes(parts)
 
-    def needs(tokens: int) -> Fit:
+    def needs(tokens: int) -> MemoryEstimate:
         found = [_needs(package, part, tokens, exact=exact, kv=kv) for part in parts]
         return replace(
             found[0],
@@ -86,32 +86,47 @@ def fit(
     return replace(needs(asked), largest_context=largest if largest >= min(LEAST, package.context) else 0)
 
 
-def lack(
-    package: Package, device: Device, *, exact: bool = False, kv: str | None = None, adapter_bytes: int = 0
+def shortfall(
+    package: Package,
+    device: Device,
+    *,
+    estimate: MemoryEstimate | None = None,
+    exact: bool = False,
+    kv: str | None = None,
+    adapter_bytes: int = 0,
 ) -> tuple[str, str] | None:
-    """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told."""
+    """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told.
+
+    estimate: what estimate_memory() gave of the same, for a caller that has it already.
+    """
     if os.environ.get(SWITCH) == "off":
         return None
-    least = fit(package, device, context=min(LEAST, package.context), exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+    if estimate is not None and estimate.largest_context != 0:
+        return None
+    context = min(LEAST, package.context)
+    least = estimate_memory(package, device, context=context, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
     if least.free_bytes is None or least.fits:
         return None
     reason = f"it has too little memory: '{package.name}' needs {least}; {least.free_bytes / 2**20:,.0f} MiB are free"
     return reason, f"close other programs, or take a smaller model; {SWITCH}=off loads it all the same, by swapping"
 
 
-def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> Fit:
+def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> MemoryEstimate:
     """On one device."""
     decoder = package.architecture
-    keeping = KEEPING.get((device.name, exact))
+    footprint = FOOTPRINTS.get((device.name, exact))
     weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, device, exact=exact), 0
     if device.name == "reference":
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
-    elif keeping is not None:
-        weights = _OWN + _kept(package, keeping)
-        kv_bits, scratch = min(keeping.kv_bits, _QUANTIZED.get(kv or "", _FLOAT)), _scratch(decoder, keeping, tokens)
-    return Fit(
+    elif footprint is not None:
+        weights = _OWN + _kept(package, footprint)
+        kv_bits, scratch = (
+            min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT)),
+            _scratch(decoder, footprint, tokens),
+        )
+    return MemoryEstimate(
         model=package.name,
         device=device.name,
         context=tokens,
@@ -120,7 +135,7 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
-        is_measured=keeping is not None and kv is None and not isinstance(decoder, ExternalGraph),
+        is_measured=footprint is not None and kv is None and not isinstance(decoder, ExternalGraph),
     )
 
 
@@ -133,27 +148,27 @@ def _kv_values(decoder: Decoder | ExternalGraph, device: Device, tokens: int) ->
         return values
     for attention, window in zip(decoder.kv_attentions, kv_windows(decoder), strict=True):
         if window is not None:
-            gone = tokens - most_rows(window, tokens, KEEPING["cpu", False].chunk)
+            gone = tokens - most_rows(window, tokens, FOOTPRINTS["cpu", False].chunk)
             values -= 2 * attention.kv_heads * attention.head_dim * gone
     return values
 
 
-def _kept(package: Package, keeping: Keeping) -> int:
+def _kept(package: Package, footprint: Footprint) -> int:
     """Bytes of the matrices as a runtime packs them; an embedding that is only looked up stays in the mapped file."""
     entries = package.manifest.get("quantization")
     packings = entries if isinstance(entries, dict) else {}
     bits = 0.0
     for matrix in _products(package.decoder):
-        bits += matrix.rows * matrix.columns * _bits(packings.get(matrix.name), keeping)
+        bits += matrix.rows * matrix.columns * _bits(packings.get(matrix.name), footprint)
     return int(bits / 8)
 
 
-def _bits(packing: object, keeping: Keeping) -> float:
+def _bits(packing: object, footprint: Footprint) -> float:
     """Of a weight, by what the manifest says of its matrix; plain floats become float32 on the CPU."""
     bits, group = (packing.get("bits"), packing.get("group_size")) if isinstance(packing, dict) else (None, None)
     if isinstance(bits, int) and bits <= 8 and isinstance(group, int) and group > 0:
         minimum = _FLOAT if isinstance(packing, dict) and packing.get("has_minimum") else 0
-        return bits + (keeping.bits_per_group + minimum) / group
+        return bits + (footprint.bits_per_group + minimum) / group
     return _FLOAT
 
 
@@ -164,11 +179,11 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
     yield decoder.head
 
 
-def _scratch(decoder: Decoder, keeping: Keeping, tokens: int) -> int:
+def _scratch(decoder: Decoder, footprint: Footprint, tokens: int) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
-    chunk, later = min(tokens, keeping.chunk), min(max(tokens - keeping.chunk, 0), keeping.chunk)
+    chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
     widest = max(_widest(layer) + _mixed(layer.attention) for layer in decoder.layers)
-    heads = max((attention.heads for attention in decoder.attentions), default=0) if keeping.keeps_scores else 0
+    heads = max((attention.heads for attention in decoder.attentions), default=0) if footprint.keeps_scores else 0
     return 4 * (2 * chunk * (widest + 2 * decoder.hidden) + heads * later * tokens)
 
 

@@ -65,7 +65,7 @@ class Devices:
             return bad
         if self._exact and registry.runs_graphs(device):
             check_exact(self._package)
-        return memory_estimate.lack(self._package, device, exact=self._exact, kv=self._kv)
+        return memory_estimate.shortfall(self._package, device, exact=self._exact, kv=self._kv)
 
 
 def measured(trials: Trials, choice: Choice) -> tuple[Measured, ...]:

@@ -28,7 +28,7 @@ def measure(folder: str, device: str, prompt: int, *, exact: bool) -> dict[str, 
     import onnxruntime  # noqa: F401 - what a program has besides a model
 
     import embedllm
-    from embedllm.loading.memory_estimate import fit
+    from embedllm.loading.memory_estimate import estimate_memory
 
     if device.startswith("openvino"):
         import openvino  # noqa: F401 - as above
@@ -39,7 +39,7 @@ def measure(folder: str, device: str, prompt: int, *, exact: bool) -> dict[str, 
         tokens = [draws.randrange(vocabulary) for _ in range(prompt)]
         model.generate(tokens, embedllm.Sampling(temperature=0), max_tokens=1, stop_tokens=[])
         measured = anonymous_bytes() - before
-        expected = fit(model.package, model.device, context=prompt + 1, exact=exact)
+        expected = estimate_memory(model.package, model.device, context=prompt + 1, exact=exact)
     return {"prompt": prompt, "expected_bytes": expected.needed_bytes, "measured_bytes": measured}
 
 

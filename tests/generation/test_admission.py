@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm.backends.base import Fit, Interrupted
+from embedllm.backends.base import Interrupted, MemoryEstimate
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy
 from embedllm.generation import admission
@@ -566,8 +566,8 @@ def test_a_place_that_was_left_is_not_had() -> None:
 # --- how many
 
 
-def memory(free_bytes: int | None) -> Fit:
-    return Fit(model="m", device="cpu", context=100, weights_bytes=1000, kv_bytes=90, scratch_bytes=10,
+def memory(free_bytes: int | None) -> MemoryEstimate:
+    return MemoryEstimate(model="m", device="cpu", context=100, weights_bytes=1000, kv_bytes=90, scratch_bytes=10,
                free_bytes=free_bytes, largest_context=100, is_measured=True)  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable
 from embedllm.files import free_memory
 from embedllm.loading import memory_estimate as fitting
-from embedllm.loading.memory_estimate import KEEPING, fit, lack
+from embedllm.loading.memory_estimate import FOOTPRINTS, estimate_memory, shortfall
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import kv_bytes
 from tests.benchmarks.bench_memory import in_fresh_process
@@ -64,32 +64,34 @@ def test_a_tiny_model_is_mostly_the_runtime(tiny_package: Callable[..., Path]) -
 
 
 def test_chunks_are_those_of_the_engines() -> None:
-    assert (KEEPING["cpu", False].chunk, KEEPING["cpu", True].chunk) == (ort.CHUNK, ort.CHUNK)
-    assert KEEPING["openvino", False].chunk == ov.CHUNK
+    assert (FOOTPRINTS["cpu", False].chunk, FOOTPRINTS["cpu", True].chunk) == (ort.CHUNK, ort.CHUNK)
+    assert FOOTPRINTS["openvino", False].chunk == ov.CHUNK
 
 
 def test_packed_weights_by_hand(demo: Package) -> None:
     # ten layers of 512 x 512 twice, 256 x 512 twice and 1536 x 512 three times in 4 bits; a head of 16384 x 512 in 8
     layers, head = 10 * (2 * 512 + 2 * 256 + 3 * 1536) * 512, 16384 * 512
-    assert fit(demo, device(demo, "cpu")).weights_bytes == (layers * (4 + 3) + head * (8 + 3)) // 8 + 20 * MIB
+    assert (
+        estimate_memory(demo, device(demo, "cpu")).weights_bytes == (layers * (4 + 3) + head * (8 + 3)) // 8 + 20 * MIB
+    )
 
 
 def test_kv_is_counted_in_the_type_of_the_device(demo: Package) -> None:
-    cpu, openvino = (fit(demo, device(demo, name), context=1000) for name in ("cpu", "openvino"))
+    cpu, openvino = (estimate_memory(demo, device(demo, name), context=1000) for name in ("cpu", "openvino"))
     assert cpu.kv_bytes == kv_bytes(demo.decoder, 1000)
     assert openvino.kv_bytes == kv_bytes(demo.decoder, 1000, 1) * 9 // 8
 
 
 def test_a_quantized_kv_is_smaller_and_not_measured(demo: Package) -> None:
     cpu = device(demo, "cpu")
-    small = fit(demo, cpu, context=1000, kv="int8")
+    small = estimate_memory(demo, cpu, context=1000, kv="int8")
     assert small.kv_bytes == kv_bytes(demo.decoder, 1000, 1) * 9 // 8
-    assert (small.is_measured, fit(demo, cpu).is_measured) == (False, True)
+    assert (small.is_measured, estimate_memory(demo, cpu).is_measured) == (False, True)
 
 
 def test_a_gpu_is_a_plain_estimate_against_its_own_memory(demo: Package) -> None:
     cuda = Device(name="cuda", backend="", description="", available=True, memory=30 * MIB)
-    found = fit(demo, cuda, context=100)
+    found = estimate_memory(demo, cuda, context=100)
     size = demo.weights.stat().st_size
     assert not found.is_measured
     assert (found.weights_bytes, found.kv_bytes) == (size, kv_bytes(demo.decoder, 100, 2))
@@ -98,7 +100,7 @@ def test_a_gpu_is_a_plain_estimate_against_its_own_memory(demo: Package) -> None
 
 
 def test_a_pair_holds_the_weights_twice_and_the_kv_once(demo: Package) -> None:
-    cpu, openvino, both = (fit(demo, device(demo, name)) for name in ("cpu", "openvino", "openvino+cpu"))
+    cpu, openvino, both = (estimate_memory(demo, device(demo, name)) for name in ("cpu", "openvino", "openvino+cpu"))
     assert both.weights_bytes == cpu.weights_bytes + openvino.weights_bytes
     assert both.kv_bytes == cpu.kv_bytes
 
@@ -108,17 +110,17 @@ def test_the_largest_context_fits_and_the_next_does_not(
     demo: Package, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have(monkeypatch, 95 * MIB)
-    largest = fit(demo, device(demo, name)).largest_context
+    largest = estimate_memory(demo, device(demo, name)).largest_context
     assert largest is not None
     assert 256 < largest < 2048
-    assert fit(demo, device(demo, name), context=largest).fits
-    assert not fit(demo, device(demo, name), context=largest + 1).fits
+    assert estimate_memory(demo, device(demo, name), context=largest).fits
+    assert not estimate_memory(demo, device(demo, name), context=largest + 1).fits
 
 
 @pytest.mark.parametrize("context", [0, 2049])
 def test_a_context_that_the_package_cannot_hold(demo: Package, context: int) -> None:
     with pytest.raises(ValueError, match=f"context is {context} tokens; expected 1 to 2048"):
-        fit(demo, device(demo, "cpu"), context=context)
+        estimate_memory(demo, device(demo, "cpu"), context=context)
 
 
 # --- what is free
@@ -149,9 +151,9 @@ def test_a_container_is_asked_in_both_versions(tmp_path: Path) -> None:
 
 def test_without_psutil_nothing_is_told_and_nothing_refused(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    found = fit(demo, device(demo, "cpu"))
+    found = estimate_memory(demo, device(demo, "cpu"))
     assert (found.free_bytes, found.largest_context, found.fits) == (None, None, None)
-    assert lack(demo, device(demo, "cpu")) is None
+    assert shortfall(demo, device(demo, "cpu")) is None
 
 
 def test_here_something_is_free() -> None:
@@ -188,7 +190,7 @@ def test_two_copies_that_do_not_fit_are_refused_and_the_next_device_is_taken(mon
 def test_what_fits_in_part_is_loaded_and_says_how_much(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 95 * MIB)
     with embedllm.load("demo", device="cpu") as model:
-        assert model.memory == fit(demo, device(demo, "cpu"))
+        assert model.memory == estimate_memory(demo, device(demo, "cpu"))
         assert model.memory is not None
         assert (model.memory.context, model.memory.fits) == (2048, False)
 
@@ -213,7 +215,7 @@ def test_the_command_lists_every_device(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_command_as_json(demo: Package, monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 95 * MIB)
     (found,) = json.loads(run("demo", "--device", "cpu", "--context", "2000", "--json"))
-    expected = fit(demo, device(demo, "cpu"), context=2000)
+    expected = estimate_memory(demo, device(demo, "cpu"), context=2000)
     assert found["needed_bytes"] == expected.needed_bytes
     assert (found["fits"], found["largest_context"]) == (False, expected.largest_context)
 

@@ -14,7 +14,7 @@ from embedllm.cli.options import common_options, note
 from embedllm.cli.tables import new_console, new_table
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Device, Fit
+    from embedllm.backends.base import Device, MemoryEstimate
     from embedllm.package.package import Package
 
 
@@ -31,11 +31,12 @@ def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_
     MODEL is a folder, 'demo', a GGUF file, or a model of the hub that is in the cache. Of a GPU's own memory all of it
     counts as free.
     """
-    from embedllm.loading.memory_estimate import fit as estimate
+    from embedllm.loading.memory_estimate import estimate_memory
 
     package = open_folder(model)
     found = [
-        estimate(package, one, context=context, exact=exact) for one in _devices(package, device or "", exact=exact)
+        estimate_memory(package, one, context=context, exact=exact)
+        for one in _devices(package, device or "", exact=exact)
     ]
     if as_json:
         click.echo(json.dumps([_as_json(one) for one in found], ensure_ascii=False))
@@ -60,11 +61,11 @@ def _devices(package: Package, wish: str, *, exact: bool) -> list[Device]:
     raise search.failure()
 
 
-def _as_json(one: Fit) -> dict[str, object]:
+def _as_json(one: MemoryEstimate) -> dict[str, object]:
     return {**dataclasses.asdict(one), "needed_bytes": one.needed_bytes, "fits": one.fits}
 
 
-def _show(found: Sequence[Fit]) -> None:
+def _show(found: Sequence[MemoryEstimate]) -> None:
     columns = ("device", "", "context", "weights", "KV", "scratch", "needed, MiB", "free, MiB", "fits up to")
     rows = [
         (

@@ -26,7 +26,7 @@ from embedllm.export import Recipe
 from embedllm.export.graphs import write_variant
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.sequence import CachedSequence
-from embedllm.loading.memory_estimate import fit
+from embedllm.loading.memory_estimate import estimate_memory
 from embedllm.package.graph_variants import INT4_KV, INT8_KV, GraphVariant
 from embedllm.package.package import open_package
 from tests.support.decoder_cases import CASES, VOCABULARY, attending, by_layer, kv_heads, plain
@@ -252,9 +252,9 @@ def test_what_is_computed_again_is_not_said_to_have_been_held(tiny_package: Call
 def test_what_is_needed_counts_what_layers_keep(folder: Path) -> None:
     package = open_package(folder)
     full = attending(package.decoder.layers[1])
-    counted = [fit(package, device("cpu"), context=tokens).kv_bytes for tokens in (2048, 4096)]
+    counted = [estimate_memory(package, device("cpu"), context=tokens).kv_bytes for tokens in (2048, 4096)]
     assert counted[1] - counted[0] == 2048 * 2 * full.kv_heads * full.head_dim * 4
-    others = [fit(package, device("reference"), context=tokens).kv_bytes for tokens in (2048, 4096)]
+    others = [estimate_memory(package, device("reference"), context=tokens).kv_bytes for tokens in (2048, 4096)]
     assert others[1] == 2 * others[0] > 2 * counted[0]
 
 
