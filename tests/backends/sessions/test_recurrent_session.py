@@ -27,7 +27,14 @@ from embedllm.package.package import open_package
 from tests.support.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
 
 TOKENS = np.random.default_rng(3).integers(3, 300, 120).tolist()
-NEAR = 1e-4  # of logits, between one feed and several: docs/numerics.md
+# between one feed and several, of the spread of the logits (5 to 17): the order of float32 sums differs, and the states
+# carry the difference on. Measured: 1e-6 on one AMD EPYC, 2e-5 (2.4e-4 of a logit) on another
+CLOSE = 1e-4
+
+
+def check(found: np.ndarray, expected: np.ndarray) -> None:
+    """That logits differ by no more than the order of sums explains."""
+    assert np.abs(found - expected).max() < CLOSE * np.ptp(expected)
 
 
 class Sums:
@@ -174,12 +181,12 @@ def test_rewound_to_any_place_it_goes_on_as_a_fresh_session(recurrent: Path, dev
         position = min(position, session.position)
         session.rewind(position)
         found = session.feed_all(TOKENS[position : position + 5])
-        assert np.abs(found - expected[position : position + 5]).max() < NEAR
+        check(found, expected[position : position + 5])
         session.feed([9, 8, 7])
         session.feed([6])
         session.rewind(position + 5)
         one = np.array(session.feed([TOKENS[position + 5]]).values(range(307)))
-        assert np.abs(one - expected[position + 5]).max() < NEAR
+        check(one, expected[position + 5])
 
 
 @pytest.mark.parametrize("device", ENGINES[1:])
@@ -192,7 +199,7 @@ def test_a_stopped_feed_leaves_no_trace(recurrent: Path, device: str) -> None:
             session.feed(TOKENS[90:100])
         session.interrupt(False)
         assert session.position == start
-        assert np.abs(session.feed_all(TOKENS[start:stop]) - expected[start:stop]).max() < NEAR
+        check(session.feed_all(TOKENS[start:stop]), expected[start:stop])
 
 
 @pytest.mark.parametrize("device", ENGINES[1:])
@@ -247,4 +254,4 @@ def test_sequences_of_a_text_do_not_see_each_other(tmp_path: Path, checkpoint: C
             run.layer(index)
         found = run.head_inputs() @ run.floats.matrix(package.decoder.head).T
     expected = [ReferenceEngine(package).open().feed_all(text.tolist()) for text in texts]
-    assert np.abs(found - np.concatenate(expected)).max() < NEAR
+    check(found, np.concatenate(expected))
