@@ -56,8 +56,8 @@ class EncoderEngine:
         self._layers = layers or EncoderLayers(ReferenceEngine(package))
         decoder = package.decoder
         assert decoder.encoder is not None
-        self._types = decoder.encoder.types
-        steps = decoder.encoder.steps
+        self._types = decoder.encoder.token_types
+        steps = decoder.encoder.dense
         self.dimensions = steps[-1].linear.rows if steps else decoder.hidden  # of a vector
 
     def vectors(self, texts: Sequence[Tokens], is_cancelled: Callable[[], bool] = lambda: False) -> F32:

@@ -39,7 +39,7 @@ class Encoding:
     @property
     def can_do(self) -> str:
         """In words, for who asks for something else."""
-        if self._encoder.scores:
+        if self._encoder.score_activation:
             return "is a reranker: rerank() scores documents"
         return "is an embedding model: embed() gives vectors of texts"
 
@@ -56,7 +56,7 @@ class Encoding:
         """See Model.embed()."""
         from embedllm.backends.reference.encoder_layers import shortened
 
-        if self._encoder.scores:
+        if self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it has no vectors.")
         _check_texts(texts, "texts")
         most = self._engine.dimensions
@@ -65,7 +65,7 @@ class Encoding:
         prompt = self._prompt(kind)
         tokens = [self._tokens(f"text {place}", [prompt + text], truncate) for place, text in enumerate(texts)]
         vectors = self._engine.vectors(tokens, is_cancelled)
-        is_normalised = self._encoder.normalised if normalize is None else normalize
+        is_normalised = self._encoder.normalize if normalize is None else normalize
         return shortened(vectors, dimensions, normalised=is_normalised)
 
     def rerank(
@@ -78,7 +78,7 @@ class Encoding:
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> list[Ranked]:
         """See Model.rerank()."""
-        if not self._encoder.scores:
+        if not self._encoder.score_activation:
             raise ValueError(f"'{self._package.name}' {self.can_do}; it does not score pairs. Use a reranker.")
         _check_texts([query], "query")
         _check_texts(documents, "documents")

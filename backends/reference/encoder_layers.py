@@ -30,10 +30,10 @@ class EncoderLayers(Layers):
         """The vectors [T, hidden] of a text's tokens. rows: of the embedding. types: of the parts that they are of."""
         weights, decoder = self._weights, self._weights.decoder
         x = rows * np.float32(decoder.embedding_multiplier)
-        if self._encoder.types is not None:
-            x = x + weights.tensor(f"{self._encoder.types.name}.weight")[types]
-        if decoder.positions is not None:
-            x = x + weights.tensor(f"{decoder.positions.name}.weight")[: len(x)]
+        if self._encoder.token_types is not None:
+            x = x + weights.tensor(f"{self._encoder.token_types.name}.weight")[types]
+        if decoder.position_embeddings is not None:
+            x = x + weights.tensor(f"{decoder.position_embeddings.name}.weight")[: len(x)]
         x = self._norm(x, decoder.embedding_norm)
         for index, layer in enumerate(decoder.layers):
             x = self._behind(index, layer, x) if self._encoder.post_norm else self._layer(index, layer, x)
@@ -42,12 +42,12 @@ class EncoderLayers(Layers):
     def finished(self, hidden: F32, lengths: NDArray[np.int64]) -> F32:
         """Vectors, or scores, [B, D], of texts whose first `lengths` tokens have the vectors hidden [B, T, hidden]."""
         x = pooled(hidden, lengths, self._encoder.pooling)
-        for step in self._encoder.steps:
+        for step in self._encoder.dense:
             x = self._linear(x, step.linear)
             if step.activation:
                 x = np.tanh(x) if step.activation == "tanh" else activated(x, step.activation)
             x = self._norm(x, step.norm)
-        return sigmoid(x) if self._encoder.scores == "sigmoid" else x
+        return sigmoid(x) if self._encoder.score_activation == "sigmoid" else x
 
     def _behind(self, index: int, layer: Layer, x: F32) -> F32:
         """A layer whose norms are behind the sums."""
@@ -75,18 +75,18 @@ def pooled(hidden: F32, lengths: NDArray[np.int64], pooling: str) -> F32:
     """One vector [B, H] of those of the first `lengths` tokens of each text, hidden [B, T, H]. pooling: as Encoder."""
     if pooling == "cls":
         return hidden[:, 0]
-    if pooling == "last":
+    if pooling == "lasttoken":
         return hidden[np.arange(len(hidden)), lengths - 1]
     given = (np.arange(hidden.shape[1]) < lengths[:, None])[..., None]  # [B, T, 1]
     if pooling == "max":
         largest: F32 = np.where(given, hidden, -np.inf).max(axis=1)
         return largest
     weights = given.astype(np.float32)
-    if pooling == "weighted":
+    if pooling == "weightedmean":
         weights *= np.arange(1, hidden.shape[1] + 1, dtype=np.float32)[:, None]
     total = (np.where(given, hidden, 0) * weights).sum(axis=1)  # what is behind a text's end may be no number
     count = weights.sum(axis=1)
-    mean: F32 = total / (np.sqrt(count) if pooling == "root" else count)
+    mean: F32 = total / (np.sqrt(count) if pooling == "mean_sqrt_len_tokens" else count)
     return mean
 
 

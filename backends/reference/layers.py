@@ -40,11 +40,11 @@ from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import (
     alpha_name,
     convolution_name,
-    correction_name,
     decay_name,
     guess_scale_name,
     rope_name,
     scale_name,
+    score_correction_name,
     sinks_name,
 )
 
@@ -98,8 +98,8 @@ class Layers:
         """What the first layer is given for rows [T, hidden] of the embedding. start: the position of the first."""
         decoder = self._weights.decoder
         x = x * np.float32(decoder.embedding_multiplier)
-        if decoder.positions is not None:
-            x = x + self._weights.tensor(f"{decoder.positions.name}.weight")[start : start + len(x)]
+        if decoder.position_embeddings is not None:
+            x = x + self._weights.tensor(f"{decoder.position_embeddings.name}.weight")[start : start + len(x)]
         return self._norm(x, decoder.embedding_norm)
 
     def _tell(self, x: F32, rows: F32) -> None:
@@ -141,14 +141,16 @@ class Layers:
         streams = self._weights.decoder.altup_streams
         if streams is None:
             return x
-        return np.stack([x, *(alike(self._linear(x, matrix), x) for matrix in streams.begin)], axis=1)
+        return np.stack([x, *(alike(self._linear(x, matrix), x) for matrix in streams.projections)], axis=1)
 
     def _ended(self, x: F32) -> F32:
         """One stream of all."""
         streams = self._weights.decoder.altup_streams
         if streams is None:
             return x
-        others = [alike(self._linear(x[:, at], matrix), x[:, 0]) for at, matrix in enumerate(streams.end, 1)]
+        others = [
+            alike(self._linear(x[:, at], matrix), x[:, 0]) for at, matrix in enumerate(streams.unembed_projections, 1)
+        ]
         mean: F32 = np.stack([x[:, 0], *others]).mean(axis=0)
         return mean
 
@@ -303,20 +305,20 @@ class Layers:
 
     def _mlp(self, mlp: Mlp, x: F32) -> F32:
         bent = self._linear(x, mlp.up if mlp.gate is None else mlp.gate)
-        bent = np.minimum(bent, np.float32(mlp.limit)) if mlp.limit else bent
-        bent = beyond(bent, mlp.cutoff) if mlp.cutoff else bent
-        if mlp.alphas:
+        bent = np.minimum(bent, np.float32(mlp.swiglu_limit)) if mlp.swiglu_limit else bent
+        bent = beyond(bent, mlp.sparsity_cutoff) if mlp.sparsity_cutoff else bent
+        if mlp.xielu_alphas:
             active = xielu(bent, *(self._weights.tensor(alpha_name(mlp, part)) for part in ("alpha_p", "alpha_n")))
         else:
-            active = activated(bent, mlp.activation, mlp.slope)
+            active = activated(bent, mlp.activation, mlp.swiglu_alpha)
         if mlp.gate is not None:
             up = self._linear(x, mlp.up)
-            up = np.clip(up, np.float32(-mlp.limit), np.float32(mlp.limit)) if mlp.limit else up
+            up = np.clip(up, np.float32(-mlp.swiglu_limit), np.float32(mlp.swiglu_limit)) if mlp.swiglu_limit else up
             active = active * (up + np.float32(mlp.up_offset) if mlp.up_offset else up)
         return self._linear(active, mlp.down)
 
     def _moe(self, index: int, moe: Moe, x: F32) -> F32:
-        correction = self._weights.tensor(correction_name(index)) if moe.correction else None
+        correction = self._weights.tensor(score_correction_name(index)) if moe.score_correction_bias else None
         weights = expert_weights(moe, self._linear(x, moe.router), correction)  # [T, experts]
         total = np.zeros_like(x)
         for expert, mlp in enumerate(moe.experts):

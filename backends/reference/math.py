@@ -91,13 +91,19 @@ def expert_weights(moe: Moe, routed: F32, correction: F32 | None) -> F32:
 
     routed: what the router made of the tokens. correction: [experts].
     """
-    scores = sigmoid(routed) if moe.scores == "sigmoid" else softmax(routed) if moe.scores == "softmax" else routed
+    scores = (
+        sigmoid(routed)
+        if moe.scoring_func == "sigmoid"
+        else softmax(routed)
+        if moe.scoring_func == "softmax"
+        else routed
+    )
     choosing = scores if correction is None else scores + correction
     if moe.groups > 1:
         choosing = _of_best_groups(moe, choosing, by_two=correction is not None)
     best = np.argsort(-choosing, axis=-1, kind="stable")[:, : moe.top_k]
     chosen = np.take_along_axis(scores, best, axis=-1)
-    if moe.scores == "softmax_of_best":
+    if moe.scoring_func == "softmax_topk":
         chosen = softmax(chosen)
     if moe.norm_topk:
         chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + np.float32(1e-20))

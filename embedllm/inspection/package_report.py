@@ -21,8 +21,15 @@ from embedllm.package.tensors import kv_bytes, mlps, parameters
 
 _CONTEXTS = (1024, 4096, 16384, 65536, 262144)  # tokens; those below a package's own context are shown
 _MATRICES = {"embedding": "embedding", "attention": "attention", "mlp": "mlp", "head": "head"}  # Decoder field: kind
-_FIELDS = {**_MATRICES, "positions": "embedding", "per_layer_embedding": "embedding", "per_layer_input": "mlp", "streams": "mlp",
-           "guess": "mlp", "laurel": "attention"}  # fmt: skip
+_FIELDS = {
+    **_MATRICES,
+    "position_embeddings": "embedding",
+    "per_layer_embedding": "embedding",
+    "per_layer_input": "mlp",
+    "altup_streams": "mlp",
+    "altup": "mlp",
+    "laurel": "attention",
+}
 _NORMS, _ROTARY, _GRAPH, _GAPS, _HEADER, _OTHER = "norms", "rotary tables", "graph", "gaps", "header", "other"
 _OWNERS = {"rope": _ROTARY, "rope.local": _ROTARY, "openvino": _GRAPH, "gap": _GAPS}  # of entries, by their names
 _KINDS = (*_MATRICES.values(), _NORMS, _ROTARY, _GRAPH, _OTHER, _GAPS, _HEADER)
@@ -295,13 +302,13 @@ def _task(decoder: Decoder) -> str:
     encoder = decoder.encoder
     if encoder is None:
         return "generates text"
-    steps = "".join(f", {step.linear.rows} x {step.linear.columns}" for step in encoder.steps)
+    steps = "".join(f", {step.linear.rows} x {step.linear.columns}" for step in encoder.dense)
     made = f"of the vectors of tokens ({encoder.pooling}{steps})"
-    if encoder.scores:
+    if encoder.score_activation:
         return f"scores pairs of texts, {made}"
-    size = encoder.steps[-1].linear.rows if encoder.steps else decoder.hidden
+    size = encoder.dense[-1].linear.rows if encoder.dense else decoder.hidden
     prompts = ", ".join(prompt.name for prompt in encoder.prompts) or "none"
-    length = " and the length 1" if encoder.normalised else ""
+    length = " and the length 1" if encoder.normalize else ""
     return f"embeds texts, {made}: {size} values{length}; prompts: {prompts}"
 
 

@@ -21,7 +21,7 @@ class DynamicScaling:
     """NTK scaling whose base grows with the length once it exceeds the trained one; exact for every length.
 
     Row p of the tables is what a model sees that has just reached length p + 1, so the result does not depend on how
-    a prompt is cut into pieces. transformers does the same token by token, but turns a whole long prompt by its end.
+    a prompt is chunked. transformers does the same token by token, but rotates a long prompt by its last position.
     """
 
     factor: float
@@ -54,7 +54,7 @@ class YarnScaling:
 class LongRopeScaling:
     """LongRoPE (Ding et al. 2024): frequencies divided one by one, by other factors beyond the trained length.
 
-    All of a text is turned alike, so what an export can hold decides, not how long a text has become.
+    One set of factors rotates all of a text: the context of the export decides, not how long a text has become.
     """
 
     short: tuple[float, ...]
@@ -66,7 +66,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalScaling:
-    """Frequencies as if all of a head turned, of which only the fastest are taken (Gemma 4)."""
+    """Frequencies of a full rotary embedding, of which only the fastest are used (Gemma 4's partial rotary)."""
 
     head_dim: int
     factor: float  # divides positions
@@ -80,24 +80,23 @@ class Rope:
     """Rotary position embedding."""
 
     base: float  # theta
-    rotary_dim: int  # leading head dimensions that turn; the rest pass through
+    rotary_dim: int  # leading head dimensions that are rotated (partial rotary); the rest pass through
     scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """How rows lie in the source, where that is not a tensor of its own with the same rows in the same order."""
+    """Where rows are in the source, when that is not a tensor of its own with the same rows in the same order."""
 
     rows: int  # of the source's tensor, all of its dimensions but the last together
     start: int = 0  # the first row that is taken
-    block: int = 0  # rows that lie together; 0: all of them
+    block: int = 0  # rows that are contiguous; 0: all of them
     stride: int = 0  # from the beginning of one block to that of the next
     transposed: bool = False  # the source has [columns, rows]
-    # of each head of so many rows, the first `pairs` turn by neighbouring pairs: here the halves of the pairs are apart
-    head: int = 0
-    pairs: int = 0
-    ends: int = 0  # of each head, so many rows are first here that the source has last
-    halves: int = 0  # and of each half of a head the first `halves` / 2 turn: here these lie in front of the others
+    head_rows: int = 0  # rows of a head; the fields below reorder rows within each
+    interleaved: int = 0  # so many leading rows have interleaved (GPT-J style) RoPE pairs; here they are in two halves
+    rope_last: int = 0  # so many rotated rows are first here and last in the source
+    partial_halves: int = 0  # rotated rows of heads whose halves are only partly rotated; here they come first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +105,11 @@ class Norm:
 
     name: str
     source: str  # the tensor of the weights in the source; empty: weights of 1
-    size: int  # values that are normed together
+    size: int  # values that are normalized together
     epsilon: float
     kind: str = "rms"
     bias: str = ""  # the tensor in the source
-    plus: float = 0.0  # what is added to the source's weights
+    weight_offset: float = 0.0  # added to the source's weights, such as 1 of Gemma's (1 + weight)
     groups: int = 1  # heads that have weights of their own: weight is [groups, size]
     origin: Origin | None = None
 
@@ -129,7 +128,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTemperature:
-    """Turned queries times 1 + beta * log(1 + floor(position / trained)), as Llama 4 has it."""
+    """Length-dependent attention temperature (Llama 4).
+
+    Rotated queries times 1 + beta * log(1 + floor(position / original_context)).
+    """
 
     beta: float
     original_context: int  # tokens
@@ -137,18 +139,18 @@ class AttentionTemperature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHeadLatent:
-    """What keys and values are made of, and queries where `q` is: small vectors of a token (DeepSeek-V2's attention).
+    """Multi-head latent attention (MLA, DeepSeek-V2): keys and values, and queries with `q`, come from latent vectors.
 
-    Attention.q reads q_norm(q(x)); Attention.k and v read kv_norm(kv(x)). A key is k(x), which all heads share and of
-    which all is turned, and behind it what Attention.k gives; behind a value, zeros make it as long as a key.
+    Attention.q reads q_norm(q(x)); Attention.k and v read kv_norm(kv(x)). A key is k(x), which all heads share and
+    which is rotated, followed by what Attention.k gives; a value is padded with zeros to the length of a key.
     """
 
-    q: Linear | None = None  # None: queries are made of x itself
+    q: Linear | None = None  # None: queries are projected from x itself
     q_norm: Norm | None = None
     kv: Linear
     kv_norm: Norm
     k: Linear
-    value_dim: int  # of each head, without the zeros: what Attention.v gives and o reads
+    value_dim: int  # of each head, without the padding: what Attention.v gives and o reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,19 +164,19 @@ class Attention:
     k: Linear  # of layer `kv_from`, as v is, where that is given
     v: Linear
     o: Linear
-    kv_from: int | None = None  # the earlier layer whose keys and values are read; this one makes none
+    kv_from: int | None = None  # KV sharing across layers: the earlier layer whose keys and values are read
     q_norm: Norm | None = None  # over each head, or over all of them where its size says so
     k_norm: Norm | None = None
     v_norm: Norm | None = None  # over each head
     window: int | None = None  # newest tokens that a query sees, itself among them; None: all
-    rope: int | None = 0  # which of the decoder's rotations turns q and k; None: they are not turned
-    norm_after_rope: bool = False  # q and k are normed after they are turned, not before
+    rope: int | None = 0  # which of the decoder's RoPEs is applied to q and k; None: no positional encoding (NoPE)
+    norm_after_rope: bool = False  # q and k are normalized after RoPE, not before
     scale: float | None = None  # None: 1 / sqrt(head_dim)
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    sinks: str = ""  # the tensor in the source, [heads]: a score of each head that takes part in the softmax only
+    softcap: float = 0.0  # attention logit soft-capping: softcap * tanh(score / softcap); 0: none
+    sinks: str = ""  # attention sinks, the tensor in the source, [heads]: a logit of each head in the softmax only
     mla: MultiHeadLatent | None = None
-    temperature: AttentionTemperature | None = None  # None: queries are what they are
-    gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies what is found
+    temperature: AttentionTemperature | None = None  # None: queries are not scaled by position
+    gate: Linear | None = None  # of the input, [heads * head_dim, hidden]; its sigmoid multiplies the attention output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +197,8 @@ class DeltaNet:
     """In place of attention: a gated delta rule (Yang et al. 2024, arXiv:2412.06464), a matrix S for each value head.
 
     q, k and v pass a convolution over their newest `kernel` tokens, and silu; q and k of each head have the length 1.
-    S = exp(g) * S; S = S + k (beta * (v - k S)); the head finds q S / sqrt(key_dim). g is -exp(log_decay) *
-    softplus(decay(x) + decay_bias), beta the sigmoid of beta(x). o reads norm(found) * silu(z).
+    S = exp(g) * S; S = S + k (beta * (v - k S)); the head's output is q S / sqrt(key_dim). g is -exp(log_decay) *
+    softplus(decay(x) + decay_bias), beta the sigmoid of beta(x). o reads norm(output) * silu(z).
     """
 
     key_heads: int  # each is that of neighbouring value heads
@@ -214,7 +216,7 @@ class DeltaNet:
     decay_bias: str  # the same
     kernel: int  # tokens
     convolution: str  # the tensor in the source, [values of q, k and v, 1, kernel]; the newest token last
-    norm: Norm  # over what a head finds
+    norm: Norm  # over the output of a head
 
 
 Mixer = Attention | ShortConv | DeltaNet  # what lets a token read others
@@ -230,12 +232,12 @@ class Mlp:
     # or "gelu", "gelu_tanh", "relu", "relu2": relu(x)**2, "xielu": p * relu(x)**2 + n * (elu(x) - x) + x / 2, where
     # p is softplus(alpha_p) and n is softplus(alpha_n) + 1 / 2
     activation: str = "silu"
-    slope: float = 1.0  # of silu: x * sigmoid(slope * x)
-    limit: float = 0.0  # gate is at most that, and up at most that far from 0, before anything else; 0: there is none
+    swiglu_alpha: float = 1.0  # of silu: x * sigmoid(swiglu_alpha * x) (gpt-oss)
+    swiglu_limit: float = 0.0  # gate is clamped to at most that, up to +- that, before anything else; 0: not (gpt-oss)
     up_offset: float = 0.0  # what is added to up
-    alphas: str = ""  # of xielu: the source's tensors are alphas.alpha_p and alphas.alpha_n, a number each
-    # of the gate's values, only what exceeds their mean by so many standard deviations goes on; 0: all of it
-    cutoff: float = 0.0
+    xielu_alphas: str = ""  # of xielu: the source's tensors are xielu_alphas.alpha_p and .alpha_n, a number each
+    # activation sparsity (Gemma 3n): of the gate, only what exceeds mean + so many standard deviations; 0: all of it
+    sparsity_cutoff: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,12 +247,13 @@ class Moe:
     router: Linear  # [experts, hidden]
     experts: tuple[Mlp, ...]
     top_k: int  # experts of a token: those with the highest scores
-    # what the router's products become: "softmax"; "softmax_of_best": over those of the chosen; "sigmoid"
-    scores: str = "softmax"
+    # of the router's logits: "softmax"; "softmax_topk": over the chosen experts only; "sigmoid"
+    scoring_func: str = "softmax"
     norm_topk: bool = False  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
-    correction: str = ""  # the tensor in the source, [experts]: added to the scores to choose by, not to the weights
-    correction_is_row: bool = False  # the source has it as a matrix of one row, [1, experts]
+    # the tensor in the source, [experts]: added to the scores that experts are chosen by, not to their weights
+    score_correction_bias: str = ""
+    score_correction_bias_is_row: bool = False  # the source has it as a matrix of one row, [1, experts]
     groups: int = 1  # of experts that lie together; only the best `top_k_groups` by their two best scores take part
     top_k_groups: int = 1
     shared: Mlp | None = None  # for every token
@@ -259,7 +262,7 @@ class Moe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerEmbedding:
-    """What the layers are told of each token, `size` values a layer (Gemma 3n, 4: "per-layer embeddings").
+    """Per-layer embeddings (PLE; Gemma 3n, 4): `size` values of each token for each layer.
 
     multiplier * (norm(projection(x)) + table_multiplier * row of the table), where x is what the first layer is given.
     """
@@ -277,7 +280,7 @@ class PerLayerEmbedding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerInput:
-    """How a layer reads what it is told: x += norm(up(activation(gate(x)) * told))."""
+    """How a layer reads its per-layer embedding: x += norm(up(activation(gate(x)) * embedding))."""
 
     gate: Linear  # [size, hidden]
     up: Linear  # [hidden, size]
@@ -289,17 +292,17 @@ class PerLayerInput:
 class AltUpStreams:
     """Several streams in place of one, of which layers compute the first (AltUp, Baykal et al. 2023; Gemma 3n).
 
-    `begin` makes the others of the first, and `end` what is added to the first in the end, which is divided by their
-    number then; each is scaled to have the first's root mean square.
+    `projections` make the others from the first; `unembed_projections` of the others are added to the first at the end,
+    and the sum is divided by the number of streams. Each is scaled to have the first's root mean square.
     """
 
-    begin: tuple[Linear, ...]  # [hidden, hidden] each, one for every stream but the first
-    end: tuple[Linear, ...]
+    projections: tuple[Linear, ...]  # [hidden, hidden] each, one for every stream but the first
+    unembed_projections: tuple[Linear, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AltUp:
-    """What a layer that has a per_layer_input does to all n streams: guesses them, and corrects them by the first.
+    """What a layer with a per_layer_input does to all n streams: predicts them, and corrects them by the first.
 
     weights(first) = tanh(router(norm(first)) / hidden); x += predict(weights(x[0])) as [n, n] @ x;
     made = layer(x[0]); x += (correct(weights(made)) + 1) * (made - x[0])
@@ -314,7 +317,10 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laurel:
-    """A way beside attention: x = (x + normed + norm(up(down(normed)))) / sqrt(2) (LAuReL, Menghani et al. 2024)."""
+    """LAuReL (Menghani et al. 2024), a low-rank residual beside attention.
+
+    x = (x + normed + norm(up(down(normed)))) / sqrt(2)
+    """
 
     down: Linear
     up: Linear
@@ -323,10 +329,10 @@ class Laurel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); where a norm is None, nothing is normed.
+    """x += attention(attention_norm(x)); x += mlp(mlp_norm(x)); a norm that is None is left out.
 
     parallel: both read the same x, whose norm they share where there is no mlp_norm.
-    per_layer_input: what follows the mlp; where there are several streams, what it makes is added to all but the first.
+    per_layer_input: follows the mlp; with several streams its output is added to all but the first.
     scale: the source's tensor, a number that all of x is multiplied by at the end.
     """
 
@@ -345,8 +351,8 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What an encoder makes of a pooled vector: norm(activation(linear(x)))."""
+class Dense:
+    """A dense layer behind the pooling (sentence-transformers' Dense): norm(activation(linear(x)))."""
 
     linear: Linear
     activation: str = ""  # as of an Mlp, or "tanh"; empty: none
@@ -363,17 +369,17 @@ class NamedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """What makes of a decoder's layers a model that reads whole texts: they pass once, nothing is kept of them."""
+    """What makes an embedding or reranker model of a decoder's layers: whole texts in one pass, no KV cache."""
 
-    # of the last layer's vectors of a text's tokens one is made: "cls": the first; "last"; "mean"; "max"; "weighted":
-    # the mean where each weighs as much as its place, counted from 1; "root": the sum over the root of their number
+    # as in sentence-transformers: "cls", "lasttoken", "mean", "max", "weightedmean" (by position, counted from 1),
+    # "mean_sqrt_len_tokens" (the sum over the root of the number of tokens)
     pooling: str
-    steps: tuple[Step, ...] = ()
-    scores: str = ""  # what a vector of one value becomes, a score: "sigmoid", "plain"; empty: vectors are given
-    normalised: bool = False  # vectors have the length 1
+    dense: tuple[Dense, ...] = ()
+    score_activation: str = ""  # of a reranker's score: "sigmoid", "identity"; empty: an embedding model
+    normalize: bool = False  # vectors are normalized to the length 1
     causal: bool = False  # a token sees those before it; else all, and of a window the same number to both sides
     post_norm: bool = False  # x = attention_norm(x + attention(x)); x = mlp_norm(x + mlp(x))
-    types: Linear | None = None  # rows that are added to the embedding, by the part of a pair that a token is of
+    token_types: Linear | None = None  # token type embeddings (segments of a pair), added to the embedding
     prompts: tuple[NamedPrompt, ...] = ()
     prompt: str = ""  # the name of the one that is used where none is asked for
 
@@ -388,16 +394,16 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # the embedding itself when tied
-    rope: Rope  # rotated: 0 where nothing is turned
-    local_rope: Rope | None = None  # the second rotation, of Attention.rope 1
-    positions: Linear | None = None  # learned rows that are added to the embedding, one for each position
+    rope: Rope  # rotary_dim 0: no layer has RoPE
+    local_rope: Rope | None = None  # the second RoPE, of Attention.rope 1
+    position_embeddings: Linear | None = None  # learned, added to the embedding
     per_layer_embedding: PerLayerEmbedding | None = None
     altup_streams: AltUpStreams | None = None
     embedding_multiplier: float = 1.0
     embedding_norm: Norm | None = None
     logits_multiplier: float = 1.0
-    logits_softcap: float = 0.0  # logits become softcap * tanh(logit / softcap); 0: they stay
-    encoder: Encoder | None = None  # it gives vectors or scores of texts, and no logits: its head is its embedding
+    logits_softcap: float = 0.0  # final logit soft-capping: softcap * tanh(logit / softcap); 0: none
+    encoder: Encoder | None = None  # an embedding or reranker model, which has no logits: its head is its embedding
 
     @property
     def vocabulary(self) -> int:
@@ -413,27 +419,27 @@ class Decoder:
 
     @property
     def uses_mla(self) -> bool:
-        """Whether keys and values of a layer are made of small vectors."""
+        """Whether a layer has multi-head latent attention."""
         return any(attention.mla is not None for attention in self.attentions)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Of the layers that have attention, whose keys and values are remembered."""
+        """Of the layers that have attention."""
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention))
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether layers keep a state that each token changes: what it was cannot be told from what it is."""
+        """Whether layers have a recurrent state, which cannot be rewound."""
         return len(self.attentions) < len(self.layers)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """Every rotation, by the numbers that Attention.rope has."""
+        """Every RoPE, by the numbers that Attention.rope has."""
         return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.rotary_dim)
 
     @property
     def kv_attentions(self) -> tuple[Attention, ...]:
-        """Of the layers that keep keys and values: by their places in here, these are numbered."""
+        """Of the layers that cache keys and values, in the order of their numbers in the KV cache."""
         return tuple(attention for attention in self.attentions if attention.kv_from is None)
 
     def kv_number(self, index: int) -> int:
@@ -445,7 +451,7 @@ class Decoder:
 
     @property
     def layer_ropes(self) -> tuple[Rope | None, ...]:
-        """What turns the keys of each layer that keeps some; None where nothing does."""
+        """The RoPE of the keys of each layer that caches some; None: NoPE."""
         numbers = (attention.rope for attention in self.kv_attentions)
         return tuple(None if number is None else self.ropes[number] for number in numbers)
 

@@ -67,7 +67,7 @@ class GraphVariant:
             return "it has several streams, whose operators are not known to run on DirectML"
         if any(attention.temperature is not None for attention in decoder.attentions):
             return "its queries grow with their positions, by operators that are not known to run on DirectML"
-        if any(isinstance(layer.mlp, Mlp) and layer.mlp.limit for layer in decoder.layers):
+        if any(isinstance(layer.mlp, Mlp) and layer.mlp.swiglu_limit for layer in decoder.layers):
             return "its mlps have limits, whose operators are not known to run on DirectML"
         narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
         if narrow < decoder.context:

@@ -32,9 +32,9 @@ class Vector:
     """A small stored tensor: weights of a norm, a bias, scores of sinks."""
 
     name: str  # in weights.safetensors
-    source: str  # the tensor in the source; empty: `plus` is all there is
+    source: str  # the tensor in the source; empty: `offset` is all there is
     size: int
-    plus: float = 0.0  # what is added to the source's values
+    offset: float = 0.0  # what is added to the source's values
     width: int = 1  # values of a row of the source's tensor
     origin: Origin | None = None
 
@@ -98,12 +98,12 @@ def packed_alike(run: Sequence[Linear], packing: Mapping[str, object]) -> Iterat
 
 def small_matrices(decoder: Decoder) -> Iterator[Linear]:
     """Those that stay floats: learned positions, what chooses experts or weighs streams, an encoder's own."""
-    if decoder.positions is not None:
-        yield decoder.positions
+    if decoder.position_embeddings is not None:
+        yield decoder.position_embeddings
     if decoder.encoder is not None:
-        yield from (step.linear for step in decoder.encoder.steps)
-        if decoder.encoder.types is not None:
-            yield decoder.encoder.types
+        yield from (step.linear for step in decoder.encoder.dense)
+        if decoder.encoder.token_types is not None:
+            yield decoder.encoder.token_types
     for layer in decoder.layers:
         if isinstance(layer.attention, DeltaNet):
             yield from (layer.attention.beta, layer.attention.decay)
@@ -135,7 +135,7 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
     if decoder.per_layer_embedding is not None:
         yield decoder.per_layer_embedding.projection
     if decoder.altup_streams is not None:
-        yield from (*decoder.altup_streams.begin, *decoder.altup_streams.end)
+        yield from (*decoder.altup_streams.projections, *decoder.altup_streams.unembed_projections)
 
 
 def norms(decoder: Decoder) -> Iterator[Norm]:
@@ -150,7 +150,7 @@ def norms(decoder: Decoder) -> Iterator[Norm]:
             found += [mixer.mla.q_norm, mixer.mla.kv_norm]
         found += [layer.mlp_norm, layer.mlp_post_norm]
         found += [part and part.norm for part in (layer.per_layer_input, layer.altup, layer.laurel)]
-    found += [decoder.norm, *(step.norm for step in (decoder.encoder.steps if decoder.encoder else ()))]
+    found += [decoder.norm, *(step.norm for step in (decoder.encoder.dense if decoder.encoder else ()))]
     yield from (norm for norm in found if norm is not None)
 
 
@@ -158,13 +158,13 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
     """Every small tensor but the rotations and learned positions, in the order in which they are stored."""
     for norm in norms(decoder):
         size, width = norm.groups * norm.size, norm.size if norm.groups > 1 else 1
-        plus = norm.plus if norm.source else 1.0
+        offset = norm.weight_offset if norm.source else 1.0
         weight = Vector(
-            name=f"{norm.name}.weight", source=norm.source, size=size, plus=plus, width=width, origin=norm.origin
+            name=f"{norm.name}.weight", source=norm.source, size=size, offset=offset, width=width, origin=norm.origin
         )
         yield weight
         if norm.bias:
-            yield replace(weight, name=f"{norm.name}.bias", source=norm.bias, plus=0.0)
+            yield replace(weight, name=f"{norm.name}.bias", source=norm.bias, offset=0.0)
     matrices = [linear for layer in decoder.layers for linear in linears(layer)]
     for linear in (*matrices, *small_matrices(decoder), decoder.head):
         if linear.bias:
@@ -177,13 +177,15 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             yield Vector(name=guess_scale_name(index), source=layer.altup.scale, size=decoder.hidden)
         yield from _mixer_vectors(index, layer.attention)
         for mlp in mlps(layer.mlp):
-            if mlp.alphas:
+            if mlp.xielu_alphas:
                 for part in ("alpha_p", "alpha_n"):
-                    yield Vector(name=alpha_name(mlp, part), source=f"{mlp.alphas}.{part}", size=1)
-        if isinstance(layer.mlp, Moe) and layer.mlp.correction:
+                    yield Vector(name=alpha_name(mlp, part), source=f"{mlp.xielu_alphas}.{part}", size=1)
+        if isinstance(layer.mlp, Moe) and layer.mlp.score_correction_bias:
             size = len(layer.mlp.experts)
-            width = size if layer.mlp.correction_is_row else 1
-            yield Vector(name=correction_name(index), source=layer.mlp.correction, size=size, width=width)
+            width = size if layer.mlp.score_correction_bias_is_row else 1
+            yield Vector(
+                name=score_correction_name(index), source=layer.mlp.score_correction_bias, size=size, width=width
+            )
 
 
 def scale_name(index: int) -> str:
@@ -231,7 +233,7 @@ def alpha_name(mlp: Mlp, part: str) -> str:
     return f"{mlp.up.name}.{part}"
 
 
-def correction_name(index: int) -> str:
+def score_correction_name(index: int) -> str:
     """Of the stored correction of a layer's router."""
     return f"layers.{index}.mlp.correction"
 

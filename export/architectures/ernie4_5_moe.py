@@ -34,8 +34,8 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     )
     moe = replace(
         mixture(parts, experts, norm_topk=True),
-        correction=f"{parts.source}.mlp.moe_statics.e_score_correction_bias",
-        correction_is_row=True,
+        score_correction_bias=f"{parts.source}.mlp.moe_statics.e_score_correction_bias",
+        score_correction_bias_is_row=True,
     )
     together = config.integer("moe_num_shared_experts", 2, least=0)
     if not together:

@@ -27,4 +27,4 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     config = parts.config.replaced({"first_k_dense_replace": 0})
     moe = corrected(replace(parts, config=config), index)
     assert moe is not None
-    return replace(moe, correction=f"{parts.source}.mlp.e_score_correction_bias")
+    return replace(moe, score_correction_bias=f"{parts.source}.mlp.e_score_correction_bias")

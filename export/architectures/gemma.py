@@ -9,7 +9,7 @@ from embedllm.export.architectures._shared.parts import ACTIVATIONS, NormKind
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder
 
-NORM = NormKind(plus=1.0)
+NORM = NormKind(weight_offset=1.0)
 
 
 def describe(config: Config) -> Decoder:

@@ -10,7 +10,7 @@ from embedllm.export.architectures._shared.sliding_window import all_but_every, 
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder
 
-NORM = NormKind(plus=1.0)
+NORM = NormKind(weight_offset=1.0)
 NAMES = Names(
     attention_post_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",

@@ -30,7 +30,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     shape = Shape(
         model_type=model_type,
         names=replace(NAMES, model=place),
-        norm=NormKind(plus=1.0),
+        norm=NormKind(weight_offset=1.0),
         qkv_bias=bias,
         o_bias=bias,
         tied=True,

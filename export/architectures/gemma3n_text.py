@@ -60,7 +60,7 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         active = activation(config, "hidden_activation", "gelu_pytorch_tanh")
         return replace(
             _with_values(decoder, found, parts, sources[index]),
-            mlp=replace(parts.mlp(inner[index], active), cutoff=cutoffs[index]),
+            mlp=replace(parts.mlp(inner[index], active), sparsity_cutoff=cutoffs[index]),
             per_layer_input=per_layer_input(parts, size, active),
             altup=_guess(parts, count),
             laurel=_detour(parts, config.integer("laurel_rank", 64)),
@@ -118,7 +118,10 @@ def _streams(names: Names, hidden: int, count: int) -> AltUpStreams:
             for at in range(count - 1)
         )
 
-    return AltUpStreams(begin=matrices("begin", "altup_projections"), end=matrices("end", "altup_unembed_projections"))
+    return AltUpStreams(
+        projections=matrices("begin", "altup_projections"),
+        unembed_projections=matrices("end", "altup_unembed_projections"),
+    )
 
 
 def _inner(config: Config, layers: int) -> list[int]:

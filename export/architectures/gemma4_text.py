@@ -132,12 +132,14 @@ def _attention(model: _Model, index: int) -> Attention:
 
     def product(of: Parts, part: str, where: str, heads: int, halves: int) -> Linear:
         rows = heads * sizes.head_dim
-        origin = Origin(rows=rows, head=sizes.head_dim, halves=halves) if halves else None
+        origin = Origin(rows=rows, head_rows=sizes.head_dim, partial_halves=halves) if halves else None
         return of.linear(f"attention.{part}", where, rows, sizes.hidden, origin=origin)
 
     def norm(part: str, where: str) -> Norm:
         found = RMS.named(config, f"{parts.name}.attention.{part}", f"{parts.source}.{where}", sizes.head_dim)
-        return replace(found, origin=Origin(rows=found.size, head=found.size, halves=halves) if halves else None)
+        return replace(
+            found, origin=Origin(rows=found.size, head_rows=found.size, partial_halves=halves) if halves else None
+        )
 
     return Attention(
         heads=sizes.heads,

@@ -42,7 +42,7 @@ def _mixture(parts: Parts) -> Moe:
         inner=config.integer("intermediate_size"),
         router="mlp.router",
     )
-    moe = mixture(parts, experts, scores="softmax_of_best")
+    moe = mixture(parts, experts, scoring_func="softmax_topk")
     inner, all_inner = experts.inner, 2 * experts.inner * experts.count
 
     def placed(linear: Linear, where: str, origin: Origin) -> Linear:
@@ -59,8 +59,8 @@ def _mixture(parts: Parts) -> Moe:
             gate=placed(mlp.gate, "gate_up_proj", gate),
             up=placed(mlp.up, "gate_up_proj", up),
             down=placed(mlp.down, "down_proj", down),
-            limit=config.number("swiglu_limit", 7.0, above=0),
-            slope=config.number("swiglu_alpha", 1.702, above=0),
+            swiglu_limit=config.number("swiglu_limit", 7.0, above=0),
+            swiglu_alpha=config.number("swiglu_alpha", 1.702, above=0),
             up_offset=1.0,
         )
 

@@ -42,5 +42,5 @@ def packed_mixture(parts: Parts) -> Moe:
         router=parts.linear("mlp.router", f"{_PLACE}.router.layer", count, hidden),
         experts=tuple(experts),
         top_k=config.integer("num_experts_per_tok", 2),
-        scores="softmax_of_best",
+        scoring_func="softmax_topk",
     )

@@ -32,7 +32,7 @@ def _mixture(parts: Parts, index: int) -> Moe | None:
     )
     is_corrected = config.flag("use_expert_bias", True)
     return replace(
-        mixture(parts, experts, scores="sigmoid", norm_topk=config.flag("norm_topk_prob", True)),
-        correction=f"{parts.source}.feed_forward.expert_bias" if is_corrected else "",
+        mixture(parts, experts, scoring_func="sigmoid", norm_topk=config.flag("norm_topk_prob", True)),
+        score_correction_bias=f"{parts.source}.feed_forward.expert_bias" if is_corrected else "",
         scale=config.number("routed_scaling_factor", 1.0),
     )

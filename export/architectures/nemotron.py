@@ -16,7 +16,7 @@ def describe(config: Config) -> Decoder:
     shape = Shape(
         model_type="nemotron",
         names=replace(LLAMA, gate=""),
-        norm=NormKind(kind="layer", plus=1.0, bias=True, key="norm_eps", epsilon=1e-5),
+        norm=NormKind(kind="layer", weight_offset=1.0, bias=True, key="norm_eps", epsilon=1e-5),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=config.flag("mlp_bias", False),

@@ -11,17 +11,17 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import read_json
 from embedllm.export.checkpoints.open_files import reading
-from embedllm.package.architecture import Encoder, Linear, NamedPrompt, Step
+from embedllm.package.architecture import Dense, Encoder, Linear, NamedPrompt
 
 MODULES = "modules.json"
 _POOLINGS = {
-    "cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "weightedmean": "weighted",
-    "mean_sqrt_len": "root", "mean_sqrt_len_tokens": "root",
+    "cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken", "weightedmean": "weightedmean",
+    "mean_sqrt_len": "mean_sqrt_len_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }  # fmt: skip
 _OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last", "pooling_mode_weightedmean_tokens": "weighted",
-    "pooling_mode_mean_sqrt_len_tokens": "root",
+    "pooling_mode_lasttoken": "lasttoken", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }  # fmt: skip
 _ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 
@@ -31,9 +31,9 @@ class SentenceFolder:
     """A folder with a modules.json, read and checked."""
 
     pooling: str = ""  # as Encoder has it; empty: the family's own
-    denses: tuple[Step, ...] = ()
+    denses: tuple[Dense, ...] = ()
     folders: tuple[str, ...] = ()  # of those: each has a model.safetensors of its own
-    normalised: bool = False
+    normalize: bool = False
     tokens: int | None = None  # of a text at most
     prompts: tuple[NamedPrompt, ...] = ()
     prompt: str = ""
@@ -48,8 +48,8 @@ class SentenceFolder:
                     f"before it gives {width}."
                 )
             width = step.linear.rows
-        return replace(encoder, pooling=self.pooling or encoder.pooling, steps=self.denses,
-                       normalised=self.normalised, prompts=self.prompts, prompt=self.prompt)  # fmt: skip
+        return replace(encoder, pooling=self.pooling or encoder.pooling, dense=self.denses,
+                       normalize=self.normalize, prompts=self.prompts, prompt=self.prompt)  # fmt: skip
 
 
 def read_sentence_folder(folder: Path) -> SentenceFolder | None:
@@ -69,11 +69,11 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
                 raise UnsupportedModel(f"the transformer of '{path}' lies in '{place}'; expected it beside that file.")
         elif kind == "Pooling" and not found.pooling:
             found = replace(found, pooling=_pooling(folder / place))
-        elif kind == "Dense" and found.pooling and not found.normalised:
+        elif kind == "Dense" and found.pooling and not found.normalize:
             step = _dense(folder / place, place, len(found.denses))
             found = replace(found, denses=(*found.denses, step), folders=(*found.folders, place))
         elif kind == "Normalize" and found.pooling:
-            found = replace(found, normalised=True)
+            found = replace(found, normalize=True)
         else:
             raise UnsupportedModel(
                 f"module {index} of '{path}' is '{kind}'; expected Transformer, Pooling, Dense, Normalize."
@@ -116,7 +116,7 @@ def _pooling(place: Path) -> str:
     return modes[0]
 
 
-def _dense(place: Path, name: str, index: int) -> Step:
+def _dense(place: Path, name: str, index: int) -> Dense:
     config = Config(read_json(place / "config.json", "the sizes of a matrix"), f"{name}/config.json")
     said = config.text("activation_function", "torch.nn.modules.activation.Tanh")
     activation = said.rpartition(".")[2]
@@ -132,7 +132,7 @@ def _dense(place: Path, name: str, index: int) -> Step:
         columns=config.integer("in_features"),
         bias=config.flag("bias", True),
     )
-    return Step(linear=linear, activation=_ACTIVATIONS[activation])
+    return Dense(linear=linear, activation=_ACTIVATIONS[activation])
 
 
 def _tokens(folder: Path) -> int | None:

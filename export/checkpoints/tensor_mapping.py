@@ -61,11 +61,11 @@ def read_matrix(source: Source, linear: Linear, start: int, stop: int) -> F32:
 def read_vector(source: Source, vector: Vector) -> F32:
     """The values of a vector, [size]."""
     if not vector.source:
-        return np.full(vector.size, vector.plus, np.float32)
+        return np.full(vector.size, vector.offset, np.float32)
     values = source.rows(vector.source, 0, _values(vector) // vector.width).reshape(-1)
     if vector.origin is not None:
         values = values[places(vector.origin, 0, vector.size)]
-    return values + np.float32(vector.plus)
+    return values + np.float32(vector.offset)
 
 
 def _values(vector: Vector) -> int:
@@ -76,19 +76,19 @@ def _values(vector: Vector) -> int:
 def places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     """The source's rows behind ours."""
     ours = np.arange(start, stop)
-    if origin.pairs:
-        head, at = np.divmod(ours, origin.head)
-        half = origin.pairs // 2
+    if origin.interleaved:
+        head, at = np.divmod(ours, origin.head_rows)
+        half = origin.interleaved // 2
         turned = np.where(at < half, 2 * at, 2 * (at - half) + 1)
-        ours = head * origin.head + np.where(at < origin.pairs, turned, at)
-    if origin.ends:
-        head, at = np.divmod(ours, origin.head)
-        ours = head * origin.head + (at - origin.ends) % origin.head
-    if origin.halves:
-        head, at = np.divmod(ours, origin.head)
-        turned, half = origin.halves // 2, origin.head // 2
+        ours = head * origin.head_rows + np.where(at < origin.interleaved, turned, at)
+    if origin.rope_last:
+        head, at = np.divmod(ours, origin.head_rows)
+        ours = head * origin.head_rows + (at - origin.rope_last) % origin.head_rows
+    if origin.partial_halves:
+        head, at = np.divmod(ours, origin.head_rows)
+        turned, half = origin.partial_halves // 2, origin.head_rows // 2
         inside = np.where(at < 2 * turned, at + half - turned, np.where(at < half + turned, at - turned, at))
-        ours = head * origin.head + np.where(at < turned, at, inside)
+        ours = head * origin.head_rows + np.where(at < turned, at, inside)
     if origin.block:
         block, at = np.divmod(ours, origin.block)
         ours = block * origin.stride + at

@@ -26,7 +26,7 @@ _SPELLED = {"xlm_roberta": "xlm-roberta"}  # model_types that are no names of fi
 _CLASSIFIER = "ForSequenceClassification"  # ends the name of transformers' class
 # where config.json says by what function sentence-transformers makes a score, newest first; and what they are called
 _ACTIVATION_KEYS = ("activation_fn", "sbert_ce_default_activation_function")
-_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "plain"}
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "identity"}
 
 
 def families() -> list[str]:
@@ -90,7 +90,9 @@ def describe_encoder(
         encoder = module.scoring(Config(config))
         scores = _score(config)
         kept = decoder.encoder
-        encoder = replace(encoder, scores=scores, causal=kept.causal, post_norm=kept.post_norm, types=kept.types)
+        encoder = replace(
+            encoder, score_activation=scores, causal=kept.causal, post_norm=kept.post_norm, token_types=kept.token_types
+        )
     elif folder is not None:
         limit = min(limit, folder.tokens or limit)
         encoder = folder.applied(decoder.encoder, decoder.hidden)

@@ -8,7 +8,7 @@ from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
 from embedllm.export.architectures._shared.parts import Names, NormKind
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Encoder, Linear, Step
+from embedllm.package.architecture import Decoder, Dense, Encoder, Linear
 
 NORM = NormKind(kind="layer", bias=True, key="layer_norm_eps", epsilon=1e-12)
 NAMES = Names(
@@ -56,7 +56,7 @@ def describe_behind(config: Config, model_type: str, names: Names, *, start: int
         layers=layers,
         head=decoder.embedding,
         embedding_norm=NORM.named(config, "embedding_norm", first, decoder.hidden),
-        encoder=Encoder(pooling="mean", post_norm=True, types=table),
+        encoder=Encoder(pooling="mean", post_norm=True, token_types=table),
     )
 
 
@@ -65,9 +65,9 @@ def scored(config: Config, first: str, last: str, *, activation: str = "tanh") -
     hidden = config.integer("hidden_size")
     return Encoder(
         pooling="cls",
-        steps=(
-            Step(linear=linear(0, first, hidden, hidden), activation=activation),
-            Step(linear=linear(1, last, 1, hidden)),
+        dense=(
+            Dense(linear=linear(0, first, hidden, hidden), activation=activation),
+            Dense(linear=linear(1, last, 1, hidden)),
         ),
     )
 

@@ -11,7 +11,7 @@ from embedllm.export.architectures._shared.rope import SLIDING, RopeKeys, descri
 from embedllm.export.architectures._shared.sliding_window import sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import linear
-from embedllm.package.architecture import Decoder, Encoder, Step
+from embedllm.package.architecture import Decoder, Dense, Encoder
 
 _NAMES = Names(
     embedding="embeddings.tok_embeddings", norm="final_norm", attention_norm="attn_norm", mlp_norm="mlp_norm",
@@ -57,12 +57,12 @@ def scoring(config: Config) -> Encoder:
     hidden, pooling = config.integer("hidden_size"), config.text("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise UnsupportedModel(f"classifier_pooling is '{pooling}'; expected 'cls' or 'mean'.")
-    first = Step(
+    first = Dense(
         linear=linear(0, "head.dense", hidden, hidden, bias=config.flag("classifier_bias", False)),
         activation=activation(config, "classifier_activation", "gelu"),
         norm=_norm(config).named(config, "steps.0.norm", "head.norm", hidden),
     )
-    return Encoder(pooling=pooling, steps=(first, Step(linear=linear(1, "classifier", 1, hidden))))
+    return Encoder(pooling=pooling, dense=(first, Dense(linear=linear(1, "classifier", 1, hidden))))
 
 
 def _norm(config: Config) -> NormKind:

@@ -11,4 +11,4 @@ from embedllm.package.architecture import Decoder, Encoder
 
 def describe(config: Config) -> Decoder:
     decoder = qwen3.describe(config)
-    return replace(decoder, head=decoder.embedding, encoder=Encoder(pooling="last", causal=True, normalised=True))
+    return replace(decoder, head=decoder.embedding, encoder=Encoder(pooling="lasttoken", causal=True, normalize=True))

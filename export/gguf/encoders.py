@@ -13,12 +13,12 @@ from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
 from embedllm.export.gguf.families import PATTERN, POOLING, WINDOW, Family
-from embedllm.package.architecture import Linear, Step
+from embedllm.package.architecture import Dense, Linear
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import GgufModel
 
-_POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # values of POOLING, and what an Encoder calls them
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}  # values of POOLING, and what an Encoder calls them
 _SCORES = 4
 _SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "position_embd.weight"
 _DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
@@ -101,13 +101,13 @@ def sentences_of(model: GgufModel) -> SentenceFolder:
         )
     held = [name for name in _DENSES if f"{name}.weight" in model.tensors]
     denses = tuple(_dense(model, index, name) for index, name in enumerate(held))
-    return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], denses=denses, normalised=True)
+    return SentenceFolder(pooling="" if pooling is None else _POOLINGS[pooling], denses=denses, normalize=True)
 
 
-def _dense(model: GgufModel, index: int, name: str) -> Step:
+def _dense(model: GgufModel, index: int, name: str) -> Dense:
     rows, *columns = model.tensors[f"{name}.weight"].shape
     linear = Linear(name=f"steps.{index}", source=name, rows=rows, columns=math.prod(columns), bias=False)
-    return Step(linear=linear)
+    return Dense(linear=linear)
 
 
 def _pooling(model: GgufModel) -> int | None:

@@ -207,7 +207,7 @@ T = TypeVar("T")
 def restated(node: T) -> T:
     """The same description, where no norm adds to its weights, and no matrix is a part of another or turned over."""
     if isinstance(node, Norm):
-        return dataclasses.replace(node, plus=0.0)
+        return dataclasses.replace(node, weight_offset=0.0)
     if isinstance(node, Linear):
         return _alone(node)
     if isinstance(node, tuple):

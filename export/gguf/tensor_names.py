@@ -46,8 +46,8 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
     found |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
     if not decoder.tied:
         found |= matrix(decoder.head, "output")
-    if decoder.positions is not None:
-        found |= matrix(decoder.positions, "position_embd")
+    if decoder.position_embeddings is not None:
+        found |= matrix(decoder.position_embeddings, "position_embd")
     for index, layer in enumerate(decoder.layers):
         block, mixer = f"blk.{index}", layer.attention
         if layer.per_layer_input is not None:
@@ -73,14 +73,14 @@ def _last_norm(decoder: Decoder, tensors: Mapping[str, Placed]) -> str:
 def _encoder(encoder: Encoder | None) -> dict[str, Place]:
     """What models that read whole texts have besides: rows for the parts of a pair, and what is behind the pooling."""
     found: dict[str, Place] = {}
-    if encoder is not None and encoder.types is not None:
-        found |= matrix(encoder.types, "token_types", is_row=encoder.types.rows == 1)
-    if encoder is not None and encoder.scores:
-        first, last = encoder.steps
+    if encoder is not None and encoder.token_types is not None:
+        found |= matrix(encoder.token_types, "token_types", is_row=encoder.token_types.rows == 1)
+    if encoder is not None and encoder.score_activation:
+        first, last = encoder.dense
         found |= matrix(first.linear, "cls") | norm_weights(first.norm, "cls.norm") | matrix(last.linear, "cls.output")
         found[f"{last.linear.source}.weight"] = Place(tensor="cls.output.weight", is_row=True)
     elif encoder is not None:
-        for step in encoder.steps:
+        for step in encoder.dense:
             found |= matrix(step.linear, step.linear.source)
     return found
 
@@ -162,8 +162,10 @@ def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str,
     if isinstance(mlp, Mlp):
         return _one(mlp, block, "", tensors)
     found = matrix(mlp.router, f"{block}.ffn_gate_inp")
-    if mlp.correction:
-        found[mlp.correction] = Place(tensor=f"{block}.exp_probs_b.bias", is_row=mlp.correction_is_row)
+    if mlp.score_correction_bias:
+        found[mlp.score_correction_bias] = Place(
+            tensor=f"{block}.exp_probs_b.bias", is_row=mlp.score_correction_bias_is_row
+        )
     for number, expert in enumerate(mlp.experts):
         found |= _expert(expert, number, block, tensors)
     if mlp.shared is not None:

@@ -1,4 +1,4 @@
-"""Several streams in place of one in an ONNX graph: [B, T, streams, hidden] (embedllm/package/architecture.py, AltUpStreams and AltUp)."""
+"""AltUp in ONNX graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py, AltUp)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class AltUpWriter:
 
     def begun(self, streams: AltUpStreams, x: str) -> str:
         """All of one, [B, T, hidden]."""
-        return self.stacked([x, *self.scaled(streams.begin, [x] * len(streams.begin), x)], "streams")
+        return self.stacked([x, *self.scaled(streams.projections, [x] * len(streams.projections), x)], "streams")
 
     def ended(self, streams: AltUpStreams, x: str) -> str:
         """One of all."""
-        first, *others = (self.stream(x, at) for at in range(len(streams.end) + 1))
-        together = self.stacked([first, *self.scaled(streams.end, others, first)], "streams")
+        first, *others = (self.stream(x, at) for at in range(len(streams.unembed_projections) + 1))
+        together = self.stacked([first, *self.scaled(streams.unembed_projections, others, first)], "streams")
         return self.graph.op("ReduceMean", [together, self.graph.constant(2)], "mean", keepdims=0)
 
     def scaled(self, matrices: Sequence[Linear], values: Sequence[str], like: str) -> list[str]:

@@ -124,8 +124,8 @@ class _Emitter:
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
         x = self.times(x, decoder.embedding_multiplier, "multiplied")
-        if decoder.positions is not None:
-            table = self.graph.stored([f"{decoder.positions.name}.weight"])
+        if decoder.position_embeddings is not None:
+            table = self.graph.stored([f"{decoder.position_embeddings.name}.weight"])
             rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
@@ -280,7 +280,7 @@ def _reads_positions(decoder: Decoder) -> bool:
     if any(attention.temperature is not None for attention in decoder.attentions):
         return True
     turned = (attention for attention in decoder.attentions if attention.rope is not None)
-    return decoder.positions is not None or not all(turns_inside(attention, decoder) for attention in turned)
+    return decoder.position_embeddings is not None or not all(turns_inside(attention, decoder) for attention in turned)
 
 
 def _signature(

@@ -56,7 +56,7 @@ class _Emitter:
         graph.scope = "last"
         graph.node("Identity", [self.norms.plain(x, decoder.norm, "norm")], ["hidden"], "hidden")
         kind = FLOAT_TYPES[graph.activations]
-        names = _INPUTS if self.encoder.types is not None else _INPUTS[:2]
+        names = _INPUTS if self.encoder.token_types is not None else _INPUTS[:2]
         inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
         output = helper.make_tensor_value_info("hidden", kind, ["batch", "tokens", decoder.hidden])
         return graph.model(decoder.model_type, inputs, [output])
@@ -86,13 +86,13 @@ class _Emitter:
     def embedding(self) -> str:
         graph, decoder = self.graph, self.decoder
         x = self.times(self.products.embedding(decoder.embedding), decoder.embedding_multiplier, "multiplied")
-        if self.encoder.types is not None:
-            rows = graph.op("Gather", [self.small(self.encoder.types), "token_type_ids"], "types", axis=0)
+        if self.encoder.token_types is not None:
+            rows = graph.op("Gather", [self.small(self.encoder.token_types), "token_type_ids"], "types", axis=0)
             x = graph.op("Add", [x, rows], "typed")
-        if decoder.positions is not None:
+        if decoder.position_embeddings is not None:
             shape = graph.op("Shape", ["input_ids"], "shape", start=1)
             bounds = [graph.constant(0), shape, graph.constant(0)]
-            rows = graph.op("Slice", [self.small(decoder.positions), *bounds], "positions")
+            rows = graph.op("Slice", [self.small(decoder.position_embeddings), *bounds], "positions")
             x = graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.package.architecture import Linear, Mlp, Moe
-from embedllm.package.tensors import alpha_name, correction_name
+from embedllm.package.tensors import alpha_name, score_correction_name
 
 # by the name that embedllm/package/architecture.py has: the operator, its domain, its attributes
 _ACTIVATIONS: dict[str, tuple[str, str, dict[str, float]]] = {
@@ -39,11 +39,11 @@ class Mlps:
         if mlp.gate is None:
             return self.products.linear(self.bent(mlp, self.products.linear(x, [mlp.up], "up")), [mlp.down], "down")
         gate, up = self.products.linear(x, [mlp.gate], "gate"), self.products.linear(x, [mlp.up], "up")
-        gate = self.beyond(gate, mlp.cutoff) if mlp.cutoff else gate
+        gate = self.beyond(gate, mlp.sparsity_cutoff) if mlp.sparsity_cutoff else gate
         graph = self.graph
-        if mlp.limit:
-            gate = graph.op("Min", [gate, graph.number(mlp.limit)], "gate.limited")
-            up = graph.op("Clip", [up, graph.number(-mlp.limit), graph.number(mlp.limit)], "up.limited")
+        if mlp.swiglu_limit:
+            gate = graph.op("Min", [gate, graph.number(mlp.swiglu_limit)], "gate.limited")
+            up = graph.op("Clip", [up, graph.number(-mlp.swiglu_limit), graph.number(mlp.swiglu_limit)], "up.limited")
         if mlp.up_offset:
             up = graph.op("Add", [up, graph.number(mlp.up_offset)], "up.raised")
         gated = graph.op("Mul", [self.bent(mlp, gate), up], "gated")
@@ -61,7 +61,7 @@ class Mlps:
         return self.activations(more, "cut")
 
     def bent(self, mlp: Mlp, x: str) -> str:
-        return self.xielu(mlp, x) if mlp.alphas else self.active(mlp.activation, x, slope=mlp.slope)
+        return self.xielu(mlp, x) if mlp.xielu_alphas else self.active(mlp.activation, x, slope=mlp.swiglu_alpha)
 
     def active(self, activation: str, x: str, *, slope: float = 1.0) -> str:
         """x through the activation of that name. slope: of Mlp."""
@@ -134,19 +134,19 @@ class Mlps:
         graph = self.graph
         routed = self.product(tokens, moe.router, "router")
         scores = routed
-        if moe.scores == "softmax":
+        if moe.scoring_func == "softmax":
             scores = graph.op("Softmax", [routed], "scores", axis=-1)
-        elif moe.scores == "sigmoid":
+        elif moe.scoring_func == "sigmoid":
             scores = graph.op("Sigmoid", [routed], "scores")
         choosing = scores
-        if moe.correction:
-            choosing = graph.op("Add", [scores, graph.stored([correction_name(index)])], "choosing")
+        if moe.score_correction_bias:
+            choosing = graph.op("Add", [scores, graph.stored([score_correction_name(index)])], "choosing")
         if moe.groups > 1:
             choosing = self.of_best_groups(moe, choosing)
         chosen = graph.named("chosen")
         graph.node("TopK", [choosing, graph.constant(moe.top_k)], [f"{chosen}.scores", chosen], chosen, axis=-1)
         best = graph.op("GatherElements", [scores, chosen], "best", axis=1)
-        if moe.scores == "softmax_of_best":
+        if moe.scoring_func == "softmax_topk":
             best = graph.op("Softmax", [best], "best.softmax", axis=-1)
         if moe.norm_topk:
             total = graph.op("ReduceSum", [best, graph.constant(-1)], "best.sum", keepdims=1)
@@ -163,7 +163,7 @@ class Mlps:
         graph, size = self.graph, len(moe.experts) // moe.groups
         split = graph.op("Reshape", [choosing, graph.constant(0, moe.groups, size)], "by_group")
         counted = graph.named("group_scores")
-        most = 2 if moe.correction else 1
+        most = 2 if moe.score_correction_bias else 1
         graph.node("TopK", [split, graph.constant(most)], [f"{counted}.best", f"{counted}.at"], counted, axis=-1)
         of_group = graph.op("ReduceSum", [f"{counted}.best", graph.constant(-1)], "group_sums", keepdims=0)
         taken = graph.named("groups")

@@ -1,4 +1,4 @@
-"""Several streams in place of one in an OpenVINO model: [B, T, streams, hidden] (embedllm/package/architecture.py, AltUpStreams, AltUp)."""
+"""AltUp in OpenVINO graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LEAST = 1e-5  # a mean square is taken for at least so much
 
 def begun(products: Products, streams: AltUpStreams, x: Value) -> Value:
     """All of one, [B, T, hidden]."""
-    return _stacked(products.ir, [x, *_scaled(products, streams.begin, [x] * len(streams.begin), x)])
+    return _stacked(products.ir, [x, *_scaled(products, streams.projections, [x] * len(streams.projections), x)])
 
 
 def ended(products: Products, streams: AltUpStreams, x: Value) -> Value:
     """One of all."""
     ir = products.ir
-    first, *others = (stream(ir, x, at) for at in range(len(streams.end) + 1))
-    together = _stacked(ir, [first, *_scaled(products, streams.end, others, first)])
+    first, *others = (stream(ir, x, at) for at in range(len(streams.unembed_projections) + 1))
+    together = _stacked(ir, [first, *_scaled(products, streams.unembed_projections, others, first)])
     return ir.op("ReduceMean", [together, ir.constant([2])], "mean", keep_dims=False)
 
 

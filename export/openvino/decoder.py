@@ -95,8 +95,8 @@ class _Emitter:
         ids = ir.op("Convert", [ids], "ids", type="i32", destination_type="i32")
         x = self.products.rows(decoder.embedding, ids, "embedding")
         x = multiplied(ir, x, decoder.embedding_multiplier, "embedding.multiplied")
-        if decoder.positions is not None:
-            learned = self.products.rows(decoder.positions, positions, "positions")
+        if decoder.position_embeddings is not None:
+            learned = self.products.rows(decoder.position_embeddings, positions, "positions")
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 

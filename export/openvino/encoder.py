@@ -85,11 +85,11 @@ class _Emitter:
         ir, decoder = self.ir, self.decoder
         x = self.products.rows(decoder.embedding, ids, "embedding")
         x = multiplied(ir, x, decoder.embedding_multiplier, "embedding.multiplied")
-        if self.encoder.types is not None:
-            rows = self.products.rows(self.encoder.types, ir.parameter("token_type_ids", "i64", 2), "types")
+        if self.encoder.token_types is not None:
+            rows = self.products.rows(self.encoder.token_types, ir.parameter("token_type_ids", "i64", 2), "types")
             x = ir.op("Add", [x, rows], "embedding.with_types", **BROADCAST)
-        if decoder.positions is not None:
-            learned = self.products.rows(decoder.positions, in_row, "positions")
+        if decoder.position_embeddings is not None:
+            learned = self.products.rows(decoder.position_embeddings, in_row, "positions")
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 

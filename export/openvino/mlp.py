@@ -6,7 +6,7 @@ from embedllm.export.openvino.elementwise import activated, beyond, multiplied, 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.package.architecture import Mlp, Moe
-from embedllm.package.tensors import correction_name
+from embedllm.package.tensors import score_correction_name
 
 _SMALLEST = 1e-20  # added to a sum that is divided by
 
@@ -16,13 +16,13 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
     ir = products.ir
     gate = None if mlp.gate is None else products.linear(x, [mlp.gate], "gate")
     up = products.linear(x, [mlp.up], "up")
-    bent = beyond(ir, up if gate is None else gate, mlp.cutoff)
-    if mlp.limit:
-        bent = ir.op("Minimum", [bent, ir.constant(mlp.limit, "f32")], "gate.limited", **BROADCAST)
-        up = ir.op("Clamp", [up], "up.limited", min=-mlp.limit, max=mlp.limit)
+    bent = beyond(ir, up if gate is None else gate, mlp.sparsity_cutoff)
+    if mlp.swiglu_limit:
+        bent = ir.op("Minimum", [bent, ir.constant(mlp.swiglu_limit, "f32")], "gate.limited", **BROADCAST)
+        up = ir.op("Clamp", [up], "up.limited", min=-mlp.swiglu_limit, max=mlp.swiglu_limit)
     if mlp.up_offset:
         up = ir.op("Add", [up, ir.constant(mlp.up_offset, "f32")], "up.raised", **BROADCAST)
-    active = xielu(ir, mlp, bent) if mlp.alphas else activated(ir, bent, mlp.activation, mlp.slope)
+    active = xielu(ir, mlp, bent) if mlp.xielu_alphas else activated(ir, bent, mlp.activation, mlp.swiglu_alpha)
     if gate is not None:
         active = ir.op("Multiply", [active, up], "gated", **BROADCAST)
     return products.linear(active, [mlp.down], "down")
@@ -55,20 +55,20 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
 def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Value, Value]:
     """The weights of each token's experts and their numbers, [1, T, used] both."""
     ir, scores = products.ir, products.linear(tokens, [moe.router], "router")
-    if moe.scores == "sigmoid":
+    if moe.scoring_func == "sigmoid":
         scores = ir.op("Sigmoid", [scores], "router.scores")
-    elif moe.scores == "softmax":
+    elif moe.scoring_func == "softmax":
         scores = ir.op("SoftMax", [scores], "router.scores", axis=2)
     choosing = scores
-    if moe.correction:
-        correction = ir.stored([correction_name(index)], "f32", [len(moe.experts)])
+    if moe.score_correction_bias:
+        correction = ir.stored([score_correction_name(index)], "f32", [len(moe.experts)])
         choosing = ir.op("Add", [scores, correction], "router.corrected", **BROADCAST)
     if moe.groups > 1:
         choosing = _of_best_groups(ir, moe, choosing)
     weights, chosen = _largest(ir, choosing, moe.top_k, "router.chosen")
     if choosing is not scores:
         weights = ir.op("GatherElements", [scores, chosen], "router.weights", axis=2)
-    if moe.scores == "softmax_of_best":
+    if moe.scoring_func == "softmax_topk":
         weights = ir.op("SoftMax", [weights], "router.softmax", axis=2)
     if moe.norm_topk:
         total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
@@ -81,7 +81,7 @@ def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:
     """The scores [1, T, experts] of the experts of the best groups, and less than any score for the others."""
     size = len(moe.experts) // moe.groups
     split = ir.op("Reshape", [choosing, ir.constant([0, 0, moe.groups, size])], "router.groups", special_zero=True)
-    counted = min(2, size) if moe.correction else 1
+    counted = min(2, size) if moe.score_correction_bias else 1
     best_of_each, _ = _largest(ir, split, counted, "router.best_of_groups")
     of_group = ir.op("ReduceSum", [best_of_each, ir.constant([-1])], "router.group_scores", keep_dims=False)
     _, best = _largest(ir, of_group, moe.top_k_groups, "router.best_groups")  # [1, T, used groups]

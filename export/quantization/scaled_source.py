@@ -91,7 +91,7 @@ class ScaledSource:
         self._factors: dict[str, F32] = {}  # of its columns
         for fold, scale in scales:
             before = fold.before
-            ends, plus = (("",), before.plus) if isinstance(before, Norm) else ((".weight", ".bias"), 0.0)
+            ends, plus = (("",), before.weight_offset) if isinstance(before, Norm) else ((".weight", ".bias"), 0.0)
             self._divisors |= {f"{before.source}{end}": (scale, plus) for end in ends}
             self._factors |= {f"{linear.source}.weight": scale[fold.place] for linear in fold.after}
 

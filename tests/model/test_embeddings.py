@@ -242,7 +242,7 @@ def test_poolings_by_hand() -> None:
     """Of two tokens [1, 4] and [3, 0]; what is behind them is no number."""
     hidden = np.array([[[1, 4], [3, 0], [np.nan, np.inf]]], np.float32)
     lengths = np.array([2])
-    expected = {"cls": [1, 4], "last": [3, 0], "mean": [2, 2], "max": [3, 4], "weighted": [7 / 3, 4 / 3],
-                "root": [4 / 2**0.5, 4 / 2**0.5]}  # fmt: skip
+    expected = {"cls": [1, 4], "lasttoken": [3, 0], "mean": [2, 2], "max": [3, 4], "weightedmean": [7 / 3, 4 / 3],
+                "mean_sqrt_len_tokens": [4 / 2**0.5, 4 / 2**0.5]}  # fmt: skip
     for pooling, values in expected.items():
         assert pooled(hidden, lengths, pooling)[0].tolist() == pytest.approx(values), pooling

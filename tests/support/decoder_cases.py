@@ -154,7 +154,7 @@ def mlps(*, gate: bool = True, activation: str = "silu", bias: bool = False) -> 
 def limited(decoder: Decoder) -> Decoder:
     def of_layer(at: int, layer: Layer) -> Layer:
         assert isinstance(layer.mlp, Mlp)
-        return replace(layer, mlp=replace(layer.mlp, slope=1.7, limit=0.25, up_offset=1.0))
+        return replace(layer, mlp=replace(layer.mlp, swiglu_alpha=1.7, swiglu_limit=0.25, up_offset=1.0))
 
     return layers(of_layer)(decoder)
 
@@ -220,7 +220,7 @@ def streams(count: int = 3) -> Change:
                       scale=f"{name}.altup.scale")  # fmt: skip
         laurel = Laurel(down=linear(f"{name}.laurel.down", 16, HIDDEN), up=linear(f"{name}.laurel.up", HIDDEN, 16),
                         norm=norm(f"{name}.laurel.norm"))  # fmt: skip
-        return replace(layer, altup=altup, laurel=laurel, mlp=replace(mlp, cutoff=0.5))
+        return replace(layer, altup=altup, laurel=laurel, mlp=replace(mlp, sparsity_cutoff=0.5))
 
     begin, end = (tuple(linear(f"{part}.{at}", HIDDEN, HIDDEN) for at in range(count - 1)) for part in ("begin", "end"))
 
@@ -229,7 +229,9 @@ def streams(count: int = 3) -> Change:
         assert inputs is not None
         few = replace(inputs, table=replace(inputs.table, rows=VOCABULARY - 100))
         return replace(
-            layers(of_layer)(decoder), altup_streams=AltUpStreams(begin=begin, end=end), per_layer_embedding=few
+            layers(of_layer)(decoder),
+            altup_streams=AltUpStreams(projections=begin, unembed_projections=end),
+            per_layer_embedding=few,
         )
 
     return both(told(40), whole_model)
@@ -263,7 +265,7 @@ def whole(**changes: object) -> Change:
 
 PARALLEL = layers(lambda at, layer: replace(layer, parallel=True, mlp_norm=None))
 LEARNED = both(
-    attention(rope=None), whole(positions=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotary_dim=0))
+    attention(rope=None), whole(position_embeddings=linear("positions", 128, HIDDEN), rope=Rope(base=1e4, rotary_dim=0))
 )
 UNTIED = whole(head=linear("lm_head", VOCABULARY, HIDDEN, bias=True))
 
@@ -271,7 +273,7 @@ CASES: dict[str, Change] = {
     "layer norm": layer_norms,
     "layer norm without bias": whole(norm=norm("norm", kind="layer")),
     "rms norm with bias": whole(norm=norm("norm", bias="norm.bias")),
-    "norm of 1 and more": whole(norm=norm("norm", plus=1.0)),
+    "norm of 1 and more": whole(norm=norm("norm", weight_offset=1.0)),
     "norm without weights": whole(norm=norm("norm", source="")),
     "norms of heads of their own": head_norms(groups=True, kind="layer"),
     "norms over all heads": head_norms(whole=True),
@@ -312,16 +314,16 @@ CASES: dict[str, Change] = {
     "mixture of all": mixtures(top_k=6),
     "mixture, sigmoid, groups": mixtures(
         experts=8,
-        scores="sigmoid",
+        scoring_func="sigmoid",
         groups=4,
         top_k_groups=2,
         norm_topk=True,
         scale=2.5,
-        correction="correction",
+        score_correction_bias="correction",
         shared=True,
     ),
     "mixture, softmax, groups": mixtures(experts=8, groups=2, top_k_groups=1, top_k=3),
-    "mixture, softmax of the best": mixtures(scores="softmax_of_best"),
+    "mixture, softmax of the best": mixtures(scoring_func="softmax_topk"),
     "mixture, shared by weight": mixtures(shared=True, gated=True),
     "mixture, parallel": both(mixtures(), PARALLEL),
     "keys of an earlier layer": keys_of_first(),

@@ -31,7 +31,7 @@ class RandomSource:
         random = np.random.default_rng(seed)
         self.tensors: dict[str, F32] = {}
         for vector in vectors(decoder):
-            about = 1 - vector.plus if vector.name.endswith("norm.weight") else 0
+            about = 1 - vector.offset if vector.name.endswith("norm.weight") else 0
             values = np.float32(about) + random.standard_normal(vector.size).astype(np.float32) / np.float32(10)
             self.tensors[vector.source] = values.reshape(-1, vector.width) if vector.width > 1 else values
         found = [linear for layer in decoder.layers for linear in linears(layer)]

@@ -23,7 +23,7 @@ PROMPTS = {"query": "find ", "document": "", "topic": "sort "}
 
 def write_embedder(folder: Path, *, values: Mapping[str, object] | None = None, tokens: int = 40) -> Path:
     """A checkpoint with sentence-transformers' files: mean pooling, length 1, prompts, and a limit of tokens."""
-    _write(folder, {**CONFIG, **(values or {})}, "embed", SentenceFolder(pooling="mean", normalised=True))
+    _write(folder, {**CONFIG, **(values or {})}, "embed", SentenceFolder(pooling="mean", normalize=True))
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     listed = [{"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
               for index, (kind, path) in enumerate(kinds.items())]  # fmt: skip

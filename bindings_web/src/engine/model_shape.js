@@ -26,7 +26,7 @@ export class Decoder {
     /** those of products, each once @type {Map<string, Matrix>} */
     this.matrices = new Map();
     collect(architecture, this.matrices);
-    this.matrices.delete(architecture.token_inputs?.table.name);
+    this.matrices.delete(architecture.per_layer_embedding?.table.name);
     if (architecture.head?.name !== architecture.embedding.name) this.matrices.delete(architecture.embedding.name);
     /** by the name of the matrix @type {Map<string, Packing>} */
     this.packings = new Map(Object.entries(manifest.quantization ?? {}));

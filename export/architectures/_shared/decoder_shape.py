@@ -97,7 +97,7 @@ def describe_shaped(config: Config, shape: Shape) -> Decoder:
         head=embedding if config.flag("tie_word_embeddings", shape.tied) else head,
         rope=rope,
         local_rope=shape.local_rope,
-        positions=_positions(embedding, shape, context) if names.positions else None,
+        position_embeddings=_positions(embedding, shape, context) if names.positions else None,
         embedding_multiplier=shape.embedding_multiplier,
         logits_multiplier=shape.logits_multiplier,
         logits_softcap=shape.logits_softcap,

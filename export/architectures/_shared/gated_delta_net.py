@@ -61,7 +61,7 @@ def shape_of(
     return Shape(
         model_type=model_type,
         names=names,
-        norm=NormKind(plus=1.0),
+        norm=NormKind(weight_offset=1.0),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
@@ -99,7 +99,7 @@ def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
         raise UnsupportedModel(f"{sizes.value_heads} value heads are no multiple of {sizes.key_heads} key heads.")
     activation(config, names={"silu": "silu", "swish": "silu"})  # of the convolutions, too
     q, k, v, z, beta, decay = inputs(parts, sizes)
-    norm = replace(parts.norm_kind, plus=0.0)
+    norm = replace(parts.norm_kind, weight_offset=0.0)
     return DeltaNet(
         key_heads=sizes.key_heads,
         value_heads=sizes.value_heads,

@@ -45,7 +45,7 @@ def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int = 1536) -> 
         kv=part("kv.small", together[0], rank, hidden, bias=bias, origin=Origin(rows=together[1])),
         kv_norm=_norm(parts, "kv", rank),
         k=part("k.shared", together[0], turned, hidden, bias=bias,
-               origin=Origin(rows=together[1], start=rank, head=turned, pairs=pairs)),
+               origin=Origin(rows=together[1], start=rank, head_rows=turned, interleaved=pairs)),
         value_dim=value,
     )  # fmt: skip
     both = heads * (still + value)
@@ -54,7 +54,7 @@ def latent_attention(parts: Parts, *, interleaved: bool, q_rank: int = 1536) -> 
         kv_heads=heads,
         head_dim=size,
         q=part("q", "q_proj" if of_q is None else "q_b_proj", heads * size, hidden if of_q is None else of_q,
-               origin=Origin(rows=heads * size, head=size, pairs=pairs, ends=turned)),
+               origin=Origin(rows=heads * size, head_rows=size, interleaved=pairs, rope_last=turned)),
         k=part("k", "kv_b_proj", heads * still, rank, origin=Origin(rows=both, block=still, stride=still + value)),
         v=part("v", "kv_b_proj", heads * value, rank,
                origin=Origin(rows=both, start=still, block=value, stride=still + value)),

@@ -24,8 +24,8 @@ class Experts:
     down: str = "down_proj"
 
 
-def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", norm_topk: bool = False) -> Moe:
-    """Without one that is shared. scores, norm_topk: of Moe. Raises UnsupportedModel for more used than there are."""
+def mixture(parts: Parts, experts: Experts, *, scoring_func: str = "softmax", norm_topk: bool = False) -> Moe:
+    """Without a shared expert. scoring_func, norm_topk: of Moe. Raises UnsupportedModel for top_k above their number."""
     if experts.top_k > experts.count:
         raise UnsupportedModel(f"{experts.top_k} experts of a token; expected at most all {experts.count} of a layer.")
     hidden = parts.sizes.hidden
@@ -36,7 +36,7 @@ def mixture(parts: Parts, experts: Experts, *, scores: str = "softmax", norm_top
             for number in range(experts.count)
         ),
         top_k=experts.top_k,
-        scores=scores,
+        scoring_func=scoring_func,
         norm_topk=norm_topk,
     )
 
@@ -97,11 +97,11 @@ def corrected(parts: Parts, index: int) -> Moe | None:
         top_k=config.integer("num_experts_per_tok"),
         inner=config.integer("moe_intermediate_size"),
     )
-    moe = mixture(parts, experts, scores="sigmoid", norm_topk=config.flag("norm_topk_prob", False))
+    moe = mixture(parts, experts, scoring_func="sigmoid", norm_topk=config.flag("norm_topk_prob", False))
     shared = replace(experts, inner=experts.inner * config.integer("n_shared_experts", 1))
     return replace(
         grouped(config, moe),
-        correction=f"{parts.source}.mlp.gate.e_score_correction_bias",
+        score_correction_bias=f"{parts.source}.mlp.gate.e_score_correction_bias",
         scale=config.number("routed_scaling_factor", 1.0),
         shared=gated(parts, "mlp.shared", "mlp.shared_experts", shared),
     )

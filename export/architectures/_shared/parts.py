@@ -97,7 +97,7 @@ class NormKind:
     """How a family norms; Llama's by default."""
 
     kind: str = "rms"
-    plus: float = 0.0
+    weight_offset: float = 0.0
     weight: bool = True  # False: it is 1
     bias: bool = False
     key: str = "rms_norm_eps"  # of the epsilon in config.json
@@ -112,7 +112,7 @@ class NormKind:
             epsilon=config.number(self.key, self.epsilon, above=0),
             kind=self.kind,
             bias=f"{source}.bias" if self.bias else "",
-            plus=self.plus,
+            weight_offset=self.weight_offset,
         )
 
 
@@ -147,7 +147,7 @@ class Parts:
                           heads * size if over == "all" else size)  # fmt: skip
         groups = heads if over == "heads" else 1
         values = norm.size * groups
-        origin = Origin(rows=values, head=size, pairs=pairs) if pairs else None
+        origin = Origin(rows=values, head_rows=size, interleaved=pairs) if pairs else None
         return replace(norm, groups=groups, origin=origin)
 
     def linear(
@@ -174,12 +174,12 @@ class Parts:
         for part, where, heads in zip("qkv", (names.q, names.k, names.v), counts, strict=True):
             rows = heads * sizes.head_dim
             head, turned = (sizes.head_dim, pairs) if pairs and part != "v" else (0, 0)
-            origin = Origin(rows=rows, head=head, pairs=turned) if turned else None
+            origin = Origin(rows=rows, head_rows=head, interleaved=turned) if turned else None
             if names.qkv:
                 block = rows // groups
                 origin = Origin(rows=stride * groups, start=start, block=block if groups > 1 else 0,
                                 stride=stride if groups > 1 else 0, transposed=self.transposed,
-                                head=head, pairs=turned)  # fmt: skip
+                                head_rows=head, interleaved=turned)  # fmt: skip
                 start += block
             place = names.qkv or where
             found.append(self.linear(f"attention.{part}", place, rows, sizes.hidden, bias=bias, origin=origin))
@@ -191,7 +191,7 @@ class Parts:
         gate, up = self._gate_up(inner, bias)
         down = self.linear("mlp.down", names.down, self.sizes.hidden, inner, bias=bias)
         alphas = f"{self.source}.{names.alphas}" if activation == "xielu" else ""
-        return Mlp(gate=gate, up=up, down=down, activation=activation, alphas=alphas)
+        return Mlp(gate=gate, up=up, down=down, activation=activation, xielu_alphas=alphas)
 
     def _gate_up(self, inner: int, bias: bool) -> tuple[Linear | None, Linear]:
         names, hidden = self.names, self.sizes.hidden

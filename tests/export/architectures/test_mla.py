@@ -54,7 +54,7 @@ def test_rows_that_the_source_has_last_come_first() -> None:
         def rows(self, name: str, start: int, stop: int) -> np.ndarray:
             return np.arange(start, stop, dtype=np.float32)[:, None]
 
-    origin = Origin(rows=10, head=5, pairs=4, ends=4)
+    origin = Origin(rows=10, head_rows=5, interleaved=4, rope_last=4)
     found = read_matrix(Rows(), Linear(name="q", source="q", rows=10, columns=1, origin=origin), 0, 10)
     assert found[:, 0].tolist() == [1, 3, 2, 4, 0, 6, 8, 7, 9, 5]
 

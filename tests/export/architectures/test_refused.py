@@ -205,7 +205,7 @@ def test_a_context_beyond_the_learned_positions_is_refused(family: str) -> None:
     read = Config(config(family))
     longest = describe(read).context
     decoder = describe(read, longest)
-    assert decoder.positions is not None
-    assert decoder.positions.rows == decoder.context == longest
+    assert decoder.position_embeddings is not None
+    assert decoder.position_embeddings.rows == decoder.context == longest
     with pytest.raises(ExportError, match=f"context is {longest + 1} tokens; expected 1 to {longest}"):
         describe(read, longest + 1)

@@ -45,7 +45,7 @@ def test_all_of_a_folder_is_read(tmp_path: Path) -> None:
     write("config_sentence_transformers.json", prompts)(folder)
     assert read_sentence_folder(folder) == SentenceFolder(
         pooling="mean",
-        normalised=True,
+        normalize=True,
         tokens=40,
         prompts=(NamedPrompt(name="query", text="q: "), NamedPrompt(name="document", text="")),
         prompt="query",
@@ -60,7 +60,7 @@ def test_newer_names_of_poolings_and_modules_are_read(tmp_path: Path) -> None:
     write("modules.json", [{"type": kind, "path": path} for path, kind in kinds.items()])(folder)
     found = read_sentence_folder(folder)
     assert found is not None
-    assert (found.pooling, found.normalised) == ("last", False)
+    assert (found.pooling, found.normalize) == ("lasttoken", False)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_model_that_is_a_classifier_can_be_told_to_embed(tmp_path: Path) -> No
     folder = write_embedder(tmp_path / "checkpoint", values={"architectures": ["BertForSequenceClassification"]})
     encoder = open_package(convert(folder, tmp_path / "out", task="embed")).encoder
     assert encoder is not None
-    assert not encoder.scores
+    assert not encoder.score_activation
 
 
 def test_published_modernberts_have_the_rotations_of_their_older_configs() -> None:

@@ -92,12 +92,12 @@ def test_a_file_is_loaded_as_it_is(checkpoint: Path, tmp_path: Path, monkeypatch
             model.generate("x")
 
 
-@pytest.mark.parametrize(("value", "pooling"), [(MEAN, "mean"), (CLS, "cls"), (LAST, "last"), (None, "mean")])
+@pytest.mark.parametrize(("value", "pooling"), [(MEAN, "mean"), (CLS, "cls"), (LAST, "lasttoken"), (None, "mean")])
 def test_the_pooling_is_what_the_file_says(value: int | None, pooling: str, checkpoint: Path, tmp_path: Path) -> None:
     folder = convert(write_encoder(tmp_path / "m.gguf", checkpoint, pooling=value), tmp_path / "out")
     encoder = open_package(folder).encoder
     assert encoder is not None
-    assert (encoder.pooling, encoder.normalised, encoder.causal) == (pooling, True, False)
+    assert (encoder.pooling, encoder.normalize, encoder.causal) == (pooling, True, False)
 
 
 def write_roberta(folder: Path) -> tuple[Path, Tokenizer]:
