@@ -20,7 +20,7 @@ from embedllm.web.loading import aload
 if TYPE_CHECKING:
     from embedllm.backends.browser.engine import JsSession, WebSession
     from embedllm.generation.async_stream import AsyncStream
-    from embedllm.kv_cache.sequence_pool import HeldSequence
+    from embedllm.kv_cache.sequence_pool import CachedSequence
     from embedllm.model import Model
     from embedllm.text.chat_template import JSON
     from embedllm.text.prompt import Prompt
@@ -81,7 +81,7 @@ class Server:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._sequences: dict[int, HeldSequence] = {}
+        self._sequences: dict[int, CachedSequence] = {}
         self._cancel = Cancel()
         self.name = model.name
         self.context = model.context

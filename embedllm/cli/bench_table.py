@@ -27,7 +27,7 @@ def show_report(found: dict[str, Any]) -> None:
          ("", "new", "shared", "first token, s", "of unshared", "decode, tokens/s", "of first"), _shared(engines)),
         ("held to a JSON schema; of the same without",
          ("", "first token, s", "decode, tokens/s", "of plain", "token p50, ms", "p95", "p99"), _structured(engines)),
-        ("several replies at once, prompts included",
+        ("concurrent requests, prompts included",
          ("", "replies", "tokens/s of all", "of first", "of one"), _concurrent(engines)),
     ):  # fmt: skip
         lines = list(rows)

@@ -53,7 +53,7 @@ class Stopped(Failure):
 
 
 class Commands(click.Group):
-    """A group that turns the library's errors into lines."""
+    """A group that prints the library's errors as single lines."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -73,14 +73,14 @@ class Commands(click.Group):
 @click.version_option(__version__, "--version", prog_name="embedllm", message="%(prog)s %(version)s")
 @common_options
 def cli() -> None:
-    """Run, chat with and export language models: one folder, one weights file, every device.
+    """Run, chat with and export language models: one package, one weights file, every device.
 
     \b
-    embedllm run "list files by size"            a reply of the demo model
-    embedllm export Qwen/Qwen3-0.6B my-model     a folder from the Hugging Face hub, 4 bits a weight
-    embedllm chat --model my-model               talk to it
+    embedllm run "list files by size"            generate a reply with the demo model
+    embedllm export Qwen/Qwen3-0.6B my-model     export from the Hugging Face hub, 4-bit weights
+    embedllm chat --model my-model               chat with it
 
-    Replies go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.
+    Replies go to stdout, everything else to stderr. Exit codes: 0 success, 1 error, 2 usage error, 130 interrupted.
     """
 
 
@@ -91,7 +91,7 @@ for command in _COMMANDS:
 
 
 def main() -> None:
-    """What the programs `embedllm` and `python -m embedllm` do."""
+    """Entry point of `embedllm` and `python -m embedllm`."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - lives as long as we do

@@ -23,11 +23,11 @@ def read_messages(path: Path) -> list[Message]:
     except OSError as error:
         raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
     except ValueError as error:
-        raise EmbedError(f"'{path}' is no JSON ({error}); expected a list of messages.") from error
+        raise EmbedError(f"'{path}' is not JSON ({error}); expected a list of messages.") from error
     if not isinstance(data, list) or not all(
         isinstance(message, dict) and isinstance(message.get("role"), str) for message in data
     ):
-        raise EmbedError(f'\'{path}\' holds no list of messages, each with a "role" and a "content".')
+        raise EmbedError(f'\'{path}\' is not a list of messages with "role" and "content".')
     return data
 
 

@@ -37,7 +37,7 @@ _VERBOSE = "embedllm.verbose"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What was said about the model and its replies."""
+    """The options of the model and its replies."""
 
     model: str
     revision: str | None
@@ -50,7 +50,7 @@ class Settings:
     adapter: Path | None
     cache_dir: Path | None
     system: str | None
-    sampling: Mapping[str, object]  # only what was given; the rest are the model's own defaults
+    sampling: Mapping[str, object]  # only the given options; the rest are the model's defaults
     max_tokens: int | None
     min_tokens: int
     stop: tuple[str, ...]
@@ -74,7 +74,7 @@ class Settings:
         }
 
     def open_model(self) -> embedllm.Model:
-        """Loads the model, once the other options were seen to make sense."""
+        """Loads the model, after the other options were checked."""
         from embedllm.backends.devices import selection as select
 
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
@@ -83,8 +83,8 @@ class Settings:
         names = select.names_in(self.device or "")
         device = names if len(names) > 1 else self.device
         with (
-            _saying_after(
-                _SLOW_S, f"loading '{self.model}'; on a GPU or NPU the first time takes minutes (-v says more)"
+            _note_after(
+                _SLOW_S, f"loading '{self.model}'; the first load on a GPU or NPU takes minutes (-v logs more)"
             ),
             fetching(self.model) as on_progress,
         ):
@@ -93,12 +93,12 @@ class Settings:
                                  openvino=self.openvino, draft=self.draft, adapters=adapters,
                                  cache_dir=self.cache_dir)  # fmt: skip
 
-    def sampled(self, defaults: Sampling) -> Sampling:
-        """The model's own sampling with what was given; says so when an option has no effect."""
+    def merge_sampling(self, defaults: Sampling) -> Sampling:
+        """The model's default sampling with the given options; notes options that have no effect."""
         sampling = replace(defaults, **self.sampling)  # type: ignore[arg-type]  # as above
         idle = [_flag(option) for option in SAMPLING_OPTIONS if option.needs_chance and option.name in self.sampling]
         if sampling.temperature == 0 and idle:
-            note(f"{', '.join(idle)}: without effect at temperature 0; add --temperature 0.7, say.")
+            note(f"{', '.join(idle)}: no effect at temperature 0; add for example --temperature 0.7.")
         return sampling
 
 
@@ -108,8 +108,8 @@ def _name(adapter: Path) -> str:
 
 
 @contextmanager
-def _saying_after(seconds: float, text: str) -> Iterator[None]:
-    """A note when the block takes long."""
+def _note_after(seconds: float, text: str) -> Iterator[None]:
+    """Prints a note when the block takes longer."""
     timer = threading.Timer(seconds, note, [text])
     timer.daemon = True
     timer.start()
@@ -120,7 +120,7 @@ def _saying_after(seconds: float, text: str) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A line for the reader at the terminal, who may have sent the reply somewhere else."""
+    """Prints a line to stderr; stdout may be redirected."""
     click.echo(text, err=True)
 
 
@@ -129,7 +129,7 @@ def common_options(command: C) -> C:
     debug = click.option("--debug", is_flag=True, expose_value=False, callback=_set_debug,
                          help="Show the traceback of an error (also: EMBEDLLM_DEBUG=1).")  # fmt: skip
     verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set_verbose,
-                           help="Say on stderr what is chosen and why.")  # fmt: skip
+                           help="Verbose logging to stderr.")  # fmt: skip
     return verbose(debug(command))
 
 
@@ -141,7 +141,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
     """The options of `run` and `chat`, which the command gets as `settings`."""
 
     @functools.wraps(command)
-    def gathered(**values: object) -> object:  # click hands over whatever options it was told of
+    def gathered(**values: object) -> object:  # click passes every declared option
         given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
         values["sampling"] = {name: value for name, value in given.items() if value not in (None, ())}
         values["response_format"] = response_format(values)
@@ -150,41 +150,41 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
 
     options = [
         click.option("--model", "-m", default="demo", show_default=True, metavar="MODEL",
-                     help="A folder written by 'embedllm export', 'demo', a GGUF file, or a model of the hub: "
-                     "org/name."),
-        click.option("--revision", metavar="NAME", help="Of a model of the hub: branch, tag or commit."),
-        click.option("--device", metavar="NAME", help="From 'embedllm devices', or several by commas, to be tried in "
-                     "turn. Else: EMBEDLLM_DEVICE, or the best one."),
+                     help="Package directory from 'embedllm export', 'demo', a GGUF file, or a Hugging Face "
+                     "repository (org/name)."),
+        click.option("--revision", metavar="NAME", help="Branch, tag or commit of a Hugging Face repository."),
+        click.option("--device", metavar="NAME", help="A device of 'embedllm devices', or a comma-separated list to "
+                     "try in order. Default: EMBEDLLM_DEVICE, or the best device."),
         click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
-                     help="CPU threads; by default one a physical core."),
-        click.option("--exact", is_flag=True, help="Float activations in every product: slower, a little closer."),
+                     help="CPU threads. Default: number of physical cores."),
+        click.option("--exact", is_flag=True, help="Float activations in every matmul: slower, slightly more accurate."),
         click.option("--kv", type=click.Choice(["int8", "int4"]),
-                     help="Keep what was read in a quarter or an eighth of the memory; on the CPU by a graph that "
-                     "'embedllm graph' adds."),
+                     help="Quantize the KV cache to int8 or int4 (1/4 or 1/8 of float32); on the CPU this needs a "
+                     "graph variant that 'embedllm graph' adds."),
         click.option("--openvino", multiple=True, metavar="KEY=VALUE", callback=_parse_openvino,
-                     help="For OpenVINO's devices: precision, rounding_group, kv, cache, prompt, reply, as in "
+                     help="OpenVINO options: precision, rounding_group, kv, cache, prompt, reply; see "
                      "OpenVINOOptions. Repeatable."),
         click.option("--draft", type=click.Path(path_type=Path), metavar="FOLDER",
-                     help="A much smaller model with the same vocabulary, which guesses for this one."),
+                     help="Draft model for speculative decoding (same tokenizer)."),
         click.option("--adapter", type=click.Path(path_type=Path), metavar="PATH",
-                     help="A LoRA adapter as PEFT saves it, with which the replies are computed."),
+                     help="LoRA adapter (PEFT format) to apply."),
         click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",
-                     help="Keep the KV of prompts here for later runs. What was said can be read from it."),
-        click.option("--system", metavar="TEXT", help="What the model is told before all else."),
+                     help="Store the KV cache of prompts here for later runs. Cached prompts are stored unencrypted."),
+        click.option("--system", metavar="TEXT", help="System prompt."),
         *(_sampling_option(option) for option in SAMPLING_OPTIONS),
         click.option("--max-tokens", type=click.IntRange(min=1), metavar="N",
-                     help="Tokens of a reply at most. Else: the model's default, or what the context leaves."),
+                     help="Maximum number of tokens to generate. Default: the model's, or the rest of the context."),
         click.option("--min-tokens", type=click.IntRange(min=0), default=0, metavar="N",
-                     help="The model does not end its reply before so many."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="Ends the reply and is not shown. Repeatable."),
+                     help="Minimum number of tokens to generate."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Stop string; not part of the reply. Repeatable."),
         *format_options(),
         click.option("--speculate", type=click.Choice(get_args(Speculate)), default="auto", show_default=True,
-                     help="What guesses the next tokens, so that several are computed at once."),
+                     help="Speculative decoding: prompt lookup, draft model, auto, off."),
         click.option("--var", "variables", multiple=True, metavar="KEY=JSON", callback=_parse_variables,
-                     help="For the chat template, such as enable_thinking=false. Repeatable."),
+                     help="Chat template variable, such as enable_thinking=false. Repeatable."),
         click.option("--reasoning", type=click.Choice(["show", "hide"]), default="show", show_default=True,
-                     help="What the model thinks before it answers, on stderr."),
-        click.option("--stats", is_flag=True, help="Tokens and times on stderr."),
+                     help="Show the reasoning on stderr, or hide it."),
+        click.option("--stats", is_flag=True, help="Print token counts and timings to stderr."),
     ]  # fmt: skip
     gathered = common_options(gathered)  # first, so that they are listed last
     for option in reversed(options):

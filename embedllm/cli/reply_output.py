@@ -92,9 +92,9 @@ def say_end(reply: Completion, context: int, *, remedy: str) -> None:
     """
     count = reply.statistics.tokens
     if reply.finish_reason == "length":
-        note(f"(cut off after {count} tokens; more: --max-tokens N)")
+        note(f"(truncated after {count} tokens; increase --max-tokens)")
     elif reply.finish_reason == "context":
-        note(f"(cut off after {count} tokens: the context of {context} tokens is full; {remedy})")
+        note(f"(truncated after {count} tokens: the context of {context} tokens is full; {remedy})")
     elif reply.finish_reason == "cancelled":
         note(f"(stopped after {count} tokens)")
 

@@ -1,4 +1,4 @@
-"""The options of `run` and `chat` that say what a reply shall be, and the response_format that they make."""
+"""The structured output options of `run` and `chat`, and the response_format that they make."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ T = TypeVar("T")
 
 
 def format_options() -> list[Callable[[Callable[..., object]], Callable[..., object]]]:
-    """The options, of which one may be given."""
+    """The options; they are mutually exclusive."""
     return [
         click.option("--json-schema", metavar="FILE|TEXT", callback=_read(_schema),
-                     help="The reply is JSON that this schema allows: a file, or the schema itself."),
+                     help="Constrain the reply to a JSON schema: a file, or the schema itself."),
         click.option("--regex", metavar="TEXT", callback=_read(lambda text: {"type": "regex", "regex": text}),
-                     help="The whole reply matches this regex, one of Rust's."),
+                     help="Constrain the whole reply to a regex (Rust syntax)."),
         click.option("--choices", metavar="TEXT", callback=_read(_choices),
-                     help="The reply is one of these: texts with commas between them, or a JSON list."),
+                     help="Constrain the reply to one of these: comma-separated, or a JSON list."),
         click.option("--grammar", metavar="FILE", callback=_read(_grammar),
-                     help="The reply follows this grammar, in llguidance's Lark."),
+                     help="Constrain the reply to a grammar (llguidance Lark)."),
     ]  # fmt: skip
 
 
 def response_format(values: dict[str, object]) -> ResponseFormat | None:
-    """Takes the options out of what the command line gave; what they say. Raises UsageError for more than one."""
+    """Takes the options out of what the command line gave; the response_format. Raises UsageError for more than one."""
     given = {name: values.pop(name) for name in ("json_schema", "regex", "choices", "grammar")}
     said = {name: value for name, value in given.items() if value is not None}
     if len(said) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in said)
-        raise click.UsageError(f"found {names}; a reply can follow one of them only.")
+        raise click.UsageError(f"{names} are mutually exclusive.")
     return next(iter(said.values()), None)  # type: ignore[return-value]  # made below
 
 

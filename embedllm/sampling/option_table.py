@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One of them."""
+    """A sampling option of the command line."""
 
     name: str  # the field of Sampling
     kind: type[float] | type[int] | type[str]
@@ -33,28 +33,28 @@ def _texts(name: str, text: str) -> Option:
 
 
 SAMPLING_OPTIONS = (
-    _always("temperature", float, "0 always takes the most probable token; higher is more varied."),
-    _chance("dynamic_temperature", float, "How far the temperature goes up and down with the entropy; 0 = off."),
-    _chance("dynamic_exponent", float, "Of the entropy's share: above 1 the temperature stays low for longer."),
-    _chance("top_k", int, "Draw from the K most probable tokens only; 0 = off."),
-    _chance("top_p", float, "Draw from the fewest best tokens that hold this probability; 1 = off."),
-    _chance("min_p", float, "Draw from tokens at least this share as probable as the best; 0 = off."),
-    _chance("typical_p", float, "Draw from the most ordinary tokens that hold this probability; 1 = off."),
-    _chance("top_n_sigma", float, "Draw from logits within so many deviations of the best; 0 = off."),
-    _chance("xtc_probability", float, "How often all but the last of the top choices are left out; 0 = off."),
-    _chance("xtc_threshold", float, "The probability from which on a token is a top choice."),
-    _chance("mirostat", int, "1 or 2: hold the surprise of the text, in place of the options above; 0 = off."),
-    _chance("mirostat_tau", float, "The surprise to hold, bits a token."),
-    _chance("mirostat_eta", float, "How much of a step's error goes into the next."),
-    _always("repetition_penalty", float, "Above 1: what was in prompt or reply becomes less probable."),
-    _always("presence_penalty", float, "Subtracted from the logits of tokens that are in the reply."),
-    _always("frequency_penalty", float, "Subtracted once for each time that a token is in the reply."),
-    _always("dry_multiplier", float, "Subtracted from what would prolong a repetition; 0 = off."),
-    _always("dry_base", float, "To the power of how much longer it is than allowed."),
-    _always("dry_allowed_length", int, "Tokens that may repeat without that."),
-    _always("dry_range", int, "How many of the last tokens are searched for it; 0 = all."),
-    _texts("dry_breakers", "No repetition reaches across a token with this text."),
-    _always("no_repeat_ngram", int, "No run of so many tokens comes twice; 0 = off."),
-    _texts("bad_words", "A text that must not come."),
-    _chance("seed", int, "The same seed gives the same reply on the same device."),
+    _always("temperature", float, "Sampling temperature; 0 = greedy."),
+    _chance("dynamic_temperature", float, "Dynamic temperature range (dynatemp); 0 = off."),
+    _chance("dynamic_exponent", float, "Dynamic temperature exponent (dynatemp)."),
+    _chance("top_k", int, "Top-k sampling: keep the K most probable tokens; 0 = off."),
+    _chance("top_p", float, "Top-p (nucleus) sampling: keep the fewest tokens with this probability mass; 1 = off."),
+    _chance("min_p", float, "Min-p sampling: minimum probability relative to the best token; 0 = off."),
+    _chance("typical_p", float, "Locally typical sampling: probability mass; 1 = off."),
+    _chance("top_n_sigma", float, "Top-n-sigma sampling: keep logits within N standard deviations of the best; 0 = off."),
+    _chance("xtc_probability", float, "XTC sampling: probability of removing the top choices; 0 = off."),
+    _chance("xtc_threshold", float, "XTC sampling: minimum probability of a top choice."),
+    _chance("mirostat", int, "Mirostat 1/2: target perplexity control, in place of the truncations above; 0 = off."),
+    _chance("mirostat_tau", float, "Mirostat target surprise tau (bits)."),
+    _chance("mirostat_eta", float, "Mirostat learning rate eta."),
+    _always("repetition_penalty", float, "Repetition penalty on tokens of prompt and reply; 1 = off."),
+    _always("presence_penalty", float, "Presence penalty on tokens of the reply; 0 = off."),
+    _always("frequency_penalty", float, "Frequency penalty on tokens of the reply, per occurrence; 0 = off."),
+    _always("dry_multiplier", float, "DRY penalty on repeated sequences: multiplier; 0 = off."),
+    _always("dry_base", float, "DRY penalty: base of the exponential growth."),
+    _always("dry_allowed_length", int, "DRY penalty: longest sequence that may repeat without a penalty."),
+    _always("dry_range", int, "DRY penalty: number of last tokens to search; 0 = all."),
+    _texts("dry_breakers", "DRY sequence breakers."),
+    _always("no_repeat_ngram", int, "No n-gram of N tokens occurs twice; 0 = off."),
+    _texts("bad_words", "Banned strings (bad_words)."),
+    _chance("seed", int, "Random seed, for reproducible replies on the same device."),
 )

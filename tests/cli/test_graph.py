@@ -41,12 +41,12 @@ def test_it_says_when_it_changes_what_is_installed(
     installed = Path(shutil.copytree(tiny_package("llama"), tmp_path / "embedllm" / "demo"))
     monkeypatch.setattr(resolve, "__file__", str(tmp_path / "embedllm" / "loading" / "resolve.py"))
     monkeypatch.chdir(tmp_path)
-    told = f"'demo' is the model that is installed with embedllm, in '{installed}'\n"
+    told = f"'demo' is the model that ships with embedllm, in '{installed}'\n"
     done = CliRunner().invoke(cli, ["graph", "demo", "--variant", "openvino"])
     assert (done.exit_code, done.stderr.startswith(told)) == (0, True)
     shutil.copytree(installed, "demo")  # a folder of the user's own with that name
     done = CliRunner().invoke(cli, ["graph", "demo", "--variant", "openvino"])
-    assert (done.exit_code, "installed" in done.stderr) == (0, False)
+    assert (done.exit_code, "ships" in done.stderr) == (0, False)
 
 
 def test_an_unknown_variant_is_an_error_that_lists_them(tiny_package: Callable[..., Path]) -> None:

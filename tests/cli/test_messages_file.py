@@ -66,7 +66,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [{"role": "user"}, ["text"], [{"content": "no role"}], [{"role": 3}], 5])
 def test_other_json_is_refused(tmp_path: Path, data: object) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(data))
-    with pytest.raises(EmbedError, match="no list of messages"):
+    with pytest.raises(EmbedError, match="is not a list of messages"):
         read_messages(tmp_path / "chat.json")
 
 
@@ -74,5 +74,5 @@ def test_what_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(EmbedError, match=r"cannot read .*chat\.json"):
         read_messages(tmp_path / "chat.json")
     (tmp_path / "chat.json").write_bytes(b"\xff")
-    with pytest.raises(EmbedError, match="no JSON"):
+    with pytest.raises(EmbedError, match="is not JSON"):
         read_messages(tmp_path / "chat.json")

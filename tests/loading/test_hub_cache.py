@@ -89,7 +89,7 @@ def test_without_caches_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     use(Hub(url="http://127.0.0.1:9"), tmp_path, monkeypatch)
     assert kept_models() == []
     done = CliRunner().invoke(cli, ["models"])
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing is kept\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no cached models\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -207,7 +207,7 @@ def test_the_command_says_that_nothing_is_remembered(folder: Path, records: Path
     code, out, error = run(str(folder), "--seconds", "1", "--device", "cpu")
     assert code == 1
     assert "cpu" in out
-    assert "error: this is not remembered: " in error
+    assert "error: the results were not stored: " in error
 
 
 def test_the_list_of_devices_tells_the_speeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,31 +32,43 @@ class Counts(click.ParamType):
         return tuple(int(part) for part in parts)
 
 
-@click.command(short_help="Measure a model's speed and memory, against other engines too.")
+@click.command(short_help="Benchmark a model's speed and memory, also against other engines.")
 @click.argument("model")
-@click.option("--device", metavar="NAME", help="For MODEL; as in 'embedllm run'.")
+@click.option("--device", metavar="NAME", help="Device for MODEL, as in 'embedllm run'.")
 @click.option("--against", multiple=True, metavar="WHAT",
-              help="Also measure another FOLDER, a FOLDER@DEVICE, onnxruntime-genai[:FOLDER], openvino-genai[:FOLDER], "
+              help="Also benchmark another FOLDER, a FOLDER@DEVICE, onnxruntime-genai[:FOLDER], openvino-genai[:FOLDER], "
               "llama-cpp:FILE.gguf or transformers:FOLDER. Repeatable.")  # fmt: skip
 @click.option("--prompt", "prompts", type=Counts(), default="128,512", show_default=True, metavar="N,...",
-              help="Lengths of prompts, in tokens.")  # fmt: skip
+              help="Prompt lengths in tokens.")  # fmt: skip
 @click.option("--depth", "depths", type=Counts(), default="0", show_default=True, metavar="N,...",
-              help="Tokens held before each prompt.")  # fmt: skip
-@click.option("--tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Of each reply.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Each measures all in turn.")
+              help="Tokens in the KV cache before each prompt.")  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens to generate per reply."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Rounds; each measures all cases of all engines once.",
+)
 @click.option("--threads", type=click.IntRange(min=0), metavar="N",
-              help="For every engine; 0: each one's own choice.  [default: one a physical core]")  # fmt: skip
-@click.option("--exact", is_flag=True, help="Folders of ours as loaded with --exact.")
+              help="CPU threads of every engine; 0: the engine's default.  [default: number of physical cores]")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Load embedllm packages with --exact.")
 @click.option("--no-prefix-cache", is_flag=True,
-              help="Folders of ours without the memory that keeps what sequences lose.")  # fmt: skip
-@click.option("--concurrency", type=Counts(), default=(), metavar="N,...", help="Also N replies at once (ours only).")
-@click.option("--shared-prefix", is_flag=True, help="Also prompts that begin as the one before did.")
-@click.option("--structured", is_flag=True, help="Also replies held to a JSON schema (ours only).")
-@click.option("--cold", is_flag=True, help="Also rounds in fresh processes: loading and the first token.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the result here; '-' for stdout, without the table.")
+              help="Load embedllm packages without the prefix cache.")  # fmt: skip
+@click.option(
+    "--concurrency", type=Counts(), default=(), metavar="N,...", help="Also N concurrent requests (embedllm only)."
+)
+@click.option("--shared-prefix", is_flag=True, help="Also prompts that share a prefix with the previous one.")
+@click.option("--structured", is_flag=True, help="Also replies constrained to a JSON schema (embedllm only).")
+@click.option("--cold", is_flag=True, help="Also cold starts in new processes: load time and time to first token.")
+@click.option(
+    "--json", "json_path", metavar="FILE", help="Write the results as JSON; '-': to stdout, without the table."
+)
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="Draw it: .png or .svg (embedllm[plot]).")  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Do not say on stderr what is being measured.")
+              help="Write a plot, .png or .svg (needs embedllm[plot]).")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @common_options
 def bench(
     model: str,
@@ -78,11 +90,12 @@ def bench(
     plot: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure load, prefill, decode and memory of MODEL: a folder, 'demo', a GGUF file, or a model of the hub.
+    """Benchmark load, prefill, decode and memory of MODEL: a directory, 'demo', a GGUF file, or a hub repository.
 
-    Each engine is a process of its own; all stay loaded and take turns, case by case, one at a time. Greedy, stop
-    tokens and speculation off; random prompts that no cache helps. "of first" is the median of each round's speed over
-    MODEL's; "bandwidth" the share of the machine's that reading weights and KV once a token takes.
+    Each engine runs in its own process; all stay loaded and run one at a time, case by case. Greedy decoding without
+    stop tokens and speculation; random prompts, so that no cache helps. "of first" is the median over the rounds of the
+    speed relative to MODEL; "bandwidth" is the share of the memory bandwidth that reading weights and KV cache once per
+    token takes.
     """
     from embedllm.bench.machine import usual_threads
     from embedllm.bench.rounds import Plan

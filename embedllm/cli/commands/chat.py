@@ -1,4 +1,4 @@
-"""`embedllm chat`: a conversation, typed at a terminal or piped in, one turn a line."""
+"""`embedllm chat`: a conversation at a terminal or over a pipe, one turn per line."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ _PROMPT, _MORE = "> ", ". "
 _BLOCK = '"""'
 
 
-@click.command(short_help="Talk to a model.")
+@click.command(short_help="Chat with a model.")
 @click.option("--when-full", type=click.Choice(get_args(WhenFull)),
-              help="When the context is full: a turn is an error (the default), the oldest turns go, or tokens do, "
-              "in the middle of a reply too.")  # fmt: skip
+              help="Context policy: error (default), drop-oldest (drops the oldest turns) or shift (context shift, also "
+              "within a reply).")  # fmt: skip
 @reply_options
 def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
-    """Talk to a model that remembers what was said.
+    """Chat with a model.
 
-    A line is a turn; one that ends in a backslash goes on in the next line, and so does all between two lines of
-    \"\"\". Ctrl-C stops a reply or clears the line, Ctrl-D leaves. Piped in, each line is a turn as well, and the exit
-    code is 1 when one of them failed.
+    Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are one
+    turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the exit
+    code is 1 if a turn failed.
 
     \b
-    /reset         forget what was said; the system message stays
-    /system TEXT   change the system message; without TEXT: remove it
-    /save FILE     write the messages, as JSON where FILE ends in .json; else the KV cache with them
-    /open FILE     go on from such a file
-    /stats         tokens and times of the last reply, and how full the context is
-    /help          this list
-    /exit          leave
+    /reset         clear the history; the system prompt is kept
+    /system TEXT   set the system prompt; without TEXT: remove it
+    /save FILE     save the messages: as JSON if FILE ends in .json, otherwise with the KV cache
+    /open FILE     open a saved conversation
+    /stats         token counts and timings of the last reply, and context usage
+    /help          show this list
+    /exit          exit
     """
     with settings.open_model() as llm:
         if not llm.can_chat:
-            raise TemplateError(f"'{llm.name}' has no chat template; 'embedllm run' continues plain text.")
+            raise TemplateError(f"'{llm.name}' has no chat template; use 'embedllm run' for plain text.")
         is_typed = sys.stdin.isatty()
         if is_typed:
             note(f"{llm.name} on {llm.device.name}, context {llm.context} tokens. /help lists the commands.")
         conversation = llm.conversation(settings.system, variables=settings.variables, when_full=when_full or "error")
-        talk = Talk(conversation, settings, settings.sampled(llm.sampling), when_full=when_full)
+        talk = Talk(conversation, settings, settings.merge_sampling(llm.sampling), when_full=when_full)
         with closing(talk):
             talk.run(_line_reader(is_typed), is_typed=is_typed)
     if talk.failures and not is_typed:
@@ -136,8 +136,11 @@ class Talk:
             else:
                 self._reply(turn.text)
         except ContextFull as error:
-            goes_on = self.conversation.when_full == "error"
-            self._fail(f"{error} Or begin anew: /reset" + (", or with --when-full drop-oldest." if goes_on else ""))
+            is_error = self.conversation.when_full == "error"
+            self._fail(
+                f"{error} Or start a new conversation: /reset"
+                + (", or use --when-full drop-oldest." if is_error else "")
+            )
         except (EmbedError, OSError, ValueError) as error:
             self._fail(str(error))
 
@@ -149,7 +152,7 @@ class Talk:
         name, *rest = text.split(maxsplit=1)
         action = self._actions.get(name)
         if action is None:
-            self._fail(f"there is no command '{name}'; /help lists them. A space before it makes it text.")
+            self._fail(f"unknown command '{name}'; /help lists the commands. Start with a space to send it as text.")
         else:
             action(rest[0].strip() if rest else "")
 
@@ -161,8 +164,8 @@ class Talk:
         before = self._last.dropped_tokens if self._last else 0
         self._last = reply.statistics
         if (dropped := reply.statistics.dropped_tokens) != before:
-            note(f"(the context is full: the model no longer sees {dropped} tokens of what was said first)")
-        say_end(reply, self.conversation.model.context, remedy="/reset begins anew")
+            note(f"(the context is full: {dropped} tokens at the start of the conversation were dropped)")
+        say_end(reply, self.conversation.model.context, remedy="/reset starts a new conversation")
         if self._settings.stats:
             say_statistics(reply.statistics)
 
@@ -170,13 +173,13 @@ class Talk:
         messages = self.conversation.messages
         messages[:] = [message for message in messages[:1] if message["role"] == "system"]
         self.conversation.close()  # its KV, which /save would write
-        note("(what was said is forgotten)")
+        note("(history cleared)")
 
     def _set_system(self, text: str) -> None:
         messages = self.conversation.messages
         has_system = bool(messages) and messages[0]["role"] == "system"
         messages[: int(has_system)] = [{"role": "system", "content": text}] if text else []
-        note("(the system message is changed)" if text else "(there is no system message now)")
+        note("(system prompt set)" if text else "(system prompt removed)")
 
     def _save(self, name: str) -> None:
         if not name:

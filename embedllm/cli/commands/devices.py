@@ -1,4 +1,4 @@
-"""`embedllm devices`: what this machine has, and how a model runs on it."""
+"""`embedllm devices`: the devices of this machine, and how a model runs on them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ if TYPE_CHECKING:
     from embedllm.loading.tuning_results import Tuning
 
 
-@click.command(short_help="List what models can run on here.")
+@click.command(short_help="List the devices of this machine.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list.")
 @click.option(
-    "--probe", is_flag=True, help="Run a tiny model on each GPU and plug-in anew, and say whether it was right."
+    "--probe", is_flag=True, help="Probe each GPU and plug-in again with a tiny model, and check the results."
 )
-@click.option("--report", is_flag=True, help="Run a model on each and say how it went, for a report.")
+@click.option("--report", is_flag=True, help="Run a model on each device and print a report.")
 @click.option(
-    "--model", "-m", metavar="FOLDER", help="Whose measured speeds are told, and what --report runs.  [default: demo]"
+    "--model",
+    "-m",
+    metavar="FOLDER",
+    help="Model whose tuning results are shown, and that --report runs.  [default: demo]",
 )
 @common_options
 def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> None:
-    """List what this machine can run models on, and why not on the rest."""
+    """List the devices that can run models on this machine, and why the others cannot."""
     from embedllm.loading.device_list import listing
 
     if report and probe:
-        raise click.UsageError("--probe and --report are two things; give one of them.")
+        raise click.UsageError("--probe and --report are mutually exclusive.")
     if report:
         _report_devices(model or "demo", as_json=as_json)
         return
     found = list(listing(probe=probe, tuning=_tuning_of(model)))
     if probe and not any(one.is_probed for one in found):
-        note("nothing to probe: no GPU and no plug-in is available here")
+        note("nothing to probe: no GPU or plug-in is available")
     if as_json:
         click.echo(json.dumps([listed.as_json() for listed in found], ensure_ascii=False))
         return
@@ -52,7 +55,7 @@ def devices(*, as_json: bool, probe: bool, report: bool, model: str | None) -> N
 
 
 def _tuning_of(model: str | None) -> Tuning | None:
-    """What was measured of a model; without one named, of the demo, where it is installed."""
+    """The tuning results of a model; by default of the demo, where it is installed."""
     from embedllm.loading.tuning_record import recall
 
     try:

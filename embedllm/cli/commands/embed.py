@@ -1,4 +1,4 @@
-"""`embedllm embed` and `embedllm rerank`: vectors of texts, and documents by how well they fit a query."""
+"""`embedllm embed` and `embedllm rerank`: embeddings of texts, and documents ranked for a query."""
 
 from __future__ import annotations
 
@@ -18,22 +18,35 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
     """Options of both commands."""
     for option in (
         common_options,
-        click.option("--truncate", is_flag=True, help="Leave out the end of what is too long. Default: an error."),
-        click.option("--exact", is_flag=True, help="Float activations in every product: slower."),
-        click.option("--threads", type=click.IntRange(min=0), default=0, help="For the CPU. Default: one a core."),
-        click.option("--device", metavar="NAME", help="Where to run it: see `embedllm devices`. Default: the best."),
-        click.option("--file", type=_FILE, metavar="FILE", help="Read the texts from here, one a line; - is stdin."),
+        click.option("--truncate", is_flag=True, help="Truncate texts that are too long. Default: an error."),
+        click.option("--exact", is_flag=True, help="Float activations in every matmul: slower."),
+        click.option(
+            "--threads", type=click.IntRange(min=0), default=0, help="CPU threads. Default: number of physical cores."
+        ),
+        click.option("--device", metavar="NAME", help="A device of 'embedllm devices'. Default: the best."),
+        click.option(
+            "--file", type=_FILE, metavar="FILE", help="Read the texts from a file, one per line; - is stdin."
+        ),
     ):
         command = option(command)
     return command
 
 
-@click.command(short_help="Give the vectors of texts.")
+@click.command(short_help="Compute the embeddings of texts.")
 @click.argument("folder")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--kind", metavar="NAME", help="query, document, or another prompt of the model to put in front.")
-@click.option("--dimensions", type=click.IntRange(min=1), metavar="N", help="Only the first N values of each vector.")
-@click.option("--normalize/--raw", default=None, help="Vectors of the length 1, or as they are. Default: as published.")
+@click.option("--kind", metavar="NAME", help="Prompt of the model to prepend: query, document or another one.")
+@click.option(
+    "--dimensions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Truncate each embedding to N dimensions (Matryoshka).",
+)
+@click.option(
+    "--normalize/--raw",
+    default=None,
+    help="Normalize the embeddings to length 1, or not. Default: as the model was published.",
+)
 @_shared
 def embed(
     folder: str,
@@ -48,7 +61,7 @@ def embed(
     exact: bool,
     truncate: bool,
 ) -> None:
-    """Give the vector of each TEXT by the embedding model in FOLDER: a JSON list of numbers a line."""
+    """Compute the embedding of each TEXT with the model in FOLDER: one JSON list of numbers per line."""
     given = _texts(texts, file)
     import embedllm
 
@@ -58,11 +71,11 @@ def embed(
         click.echo(json.dumps(vector))
 
 
-@click.command(short_help="Order documents by how well they fit a query.")
+@click.command(short_help="Rank documents by relevance to a query.")
 @click.argument("folder")
 @click.argument("query")
 @click.argument("texts", nargs=-1, metavar="[DOCUMENT]...")
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the best N.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Print only the best N.")
 @_shared
 def rerank(
     folder: str,
@@ -76,7 +89,7 @@ def rerank(
     exact: bool,
     truncate: bool,
 ) -> None:
-    """Order each DOCUMENT by how well it fits QUERY, by the reranker in FOLDER: a JSON object a line, best first."""
+    """Rank each DOCUMENT by relevance to QUERY with the reranker in FOLDER: one JSON object per line, best first."""
     documents = _texts(texts, file)
     import embedllm
 
@@ -90,7 +103,7 @@ def rerank(
 def _texts(texts: Sequence[str], file: Path | None) -> list[str]:
     """Those of the command line, or the lines of a file that are not blank."""
     if bool(texts) == (file is not None):
-        raise click.UsageError("give texts, or --file with one a line." if not texts else "give texts or --file.")
+        raise click.UsageError("give texts, or --file with one per line." if not texts else "give texts or --file.")
     if file is None:
         return list(texts)
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -100,5 +113,5 @@ def _texts(texts: Sequence[str], file: Path | None) -> list[str]:
         raise ValueError(f"'{file}' is no UTF-8 text ({error.reason} at byte {error.start}).") from error
     found = [line for line in lines if line.strip()]
     if not found:
-        raise ValueError(f"'{file}' has no texts; expected one a line.")
+        raise ValueError(f"'{file}' has no texts; expected one per line.")
     return found

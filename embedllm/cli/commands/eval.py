@@ -1,4 +1,4 @@
-"""`embedllm eval`: how good a model still is, against its 16-bit original, on a text and on tasks."""
+"""`embedllm eval`: quality of a quantized model against its 16-bit original, on a text and on tasks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,37 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
 
-@click.command("eval", short_help="Measure what quantization cost a model.")
+@click.command("eval", short_help="Evaluate the quality of quantized models.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--text", type=_FILE, metavar="FILE", help='Plain text, or .jsonl: a line each {"text": "..."}.')
-@click.option("--against", metavar="FOLDER", help="The base: a package of 16 bits with the same vocabulary.")
+@click.option("--text", type=_FILE, metavar="FILE", help='Plain text, or .jsonl with {"text": "..."} on each line.')
+@click.option("--against", metavar="FOLDER", help="Base model: a 16-bit package with the same vocabulary.")
 @click.option("--tokens", type=click.IntRange(min=0), default=20_000, show_default=True, metavar="N",
-              help="Read so many, in whole windows; 0: all.")  # fmt: skip
+              help="Number of tokens to evaluate, rounded to whole windows; 0: all.")  # fmt: skip
 @click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, metavar="N",
-              help="Tokens that are read at once; each window begins anew.")  # fmt: skip
-@click.option("--tasks", type=_FILE, metavar="FILE", help="Tasks with right answers, .jsonl; replies are greedy.")
-@click.option("--device", metavar="NAME", help="From 'embedllm devices'. Else: EMBEDLLM_DEVICE, or the best one.")
-@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
-              help="CPU threads; by default one a physical core.")  # fmt: skip
-@click.option("--exact", is_flag=True, help="Float activations in every product.")
-@click.option("--exact-too", is_flag=True, help="Each model twice, as it is and with --exact: what rounding costs.")
+              help="Tokens per window; each window starts with an empty context.")  # fmt: skip
+@click.option("--tasks", type=_FILE, metavar="FILE", help="Tasks with expected answers, .jsonl; greedy decoding.")
 @click.option(
-    "--json", "json_file", type=_NEW_FILE, metavar="FILE", help="One JSON object; '-': in place of the table."
+    "--device", metavar="NAME", help="A device of 'embedllm devices'. Default: EMBEDLLM_DEVICE, or the best device."
 )
-@click.option("--plot", type=_NEW_FILE, metavar="FILE", help="Size against KL, .svg or .png (needs embedllm[plot]).")
+@click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
+              help="CPU threads. Default: number of physical cores.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Float activations in every matmul.")
+@click.option(
+    "--exact-too", is_flag=True, help="Evaluate each model with and without --exact: what activation rounding costs."
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=_NEW_FILE,
+    metavar="FILE",
+    help="Write the results as JSON; '-': to stdout, in place of the table.",
+)
+@click.option(
+    "--plot",
+    type=_NEW_FILE,
+    metavar="FILE",
+    help="Plot size against KL divergence, .svg or .png (needs embedllm[plot]).",
+)
 @click.option("--quiet", is_flag=True, help="No progress.")
 @common_options
 def evaluate(
@@ -58,18 +71,18 @@ def evaluate(
     plot: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure models side by side: perplexity on a text, the distance from a base, tasks done.
+    """Evaluate models: perplexity on a text, KL divergence from a base, tasks solved.
 
-    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. All are in memory at once. With --against: the
-    Kullback-Leibler divergence of the next token (mean, 95th and 99th percentile over all tokens), how often both find
-    the same token most probable, and the ratio of the perplexities. The base computes exactly where its device can.
+    MODEL is a directory, 'demo', a GGUF file, or a hub repository. All models are loaded at the same time. With
+    --against: the Kullback-Leibler divergence of the next token (mean, 95th and 99th percentile over all tokens), the
+    top-1 agreement, and the ratio of the perplexities. The base runs with --exact where its device can.
     """
     if text is None and tasks is None:
         raise click.UsageError("give --text, --tasks or both.")
     if exact and exact_too:
-        raise click.UsageError("--exact and --exact-too: leave one out.")
+        raise click.UsageError("--exact and --exact-too are mutually exclusive.")
     if plot is not None and (text is None or against is None):
-        raise click.UsageError("--plot shows distances from a base: it needs --text and --against.")
+        raise click.UsageError("--plot needs --text and --against.")
     _check_places(json_file, plot)
     from embedllm.backends.devices import selection as select
     from embedllm.evaluation import evaluate as run
@@ -133,7 +146,7 @@ def _about(one: ModelScore, *, is_base: bool) -> Iterable[str]:
     yield f"{one.model} ({', '.join(noted)})" if noted else one.model
     yield one.device
     yield f"{one.weights_bytes / 1e6:,.1f}"
-    yield "not told" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
+    yield "unknown" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}"
 
 
 def _text_columns(found: Evaluation) -> tuple[str, ...]:

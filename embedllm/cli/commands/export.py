@@ -1,4 +1,4 @@
-"""`embedllm export`: a model's checkpoint becomes a package folder."""
+"""`embedllm export`: exports a checkpoint to a package directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from embedllm.cli.commands.shard import said_of_parts
+from embedllm.cli.commands.shard import describe_shards
 from embedllm.cli.options import common_options, note
 from embedllm.cli.param_types import PLAIN_BITS, Bits, ByteSize
 from embedllm.cli.progress import progress_bar
@@ -24,48 +24,50 @@ _TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe
 _NPU_LEAST = 64
 
 
-@click.command(short_help="Write a model into a folder.")
+@click.command(short_help="Export a model to a directory.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--bits", type=Bits(), metavar="4|8|16|32|MEAN",
-              help="Of the layers' matrices. Default: 4; of a quantized source, as they are. Others, such as 5.25: a "
-              "mix of 4 and 8, at most so many a weight, 8 where they gain most.")  # fmt: skip
+              help="Bits of the layers' matrices. Default: 4; pre-quantized weights are kept as is. Other numbers, such as "
+              "5.25: mixed precision of 4 and 8 bits with this target average.")  # fmt: skip
 @click.option("--size", type=ByteSize(), metavar="SIZE",
-              help="Such a mix, of so many bytes of weights at most: 26MB, 0.9GB.")  # fmt: skip
-@click.option("--group", type=_GROUPS, help="Values that share a scale (4, 8 bits). Default: 32; for the NPU 128.")
+              help="Mixed precision with this target weight size: 26MB, 0.9GB.")  # fmt: skip
+@click.option("--group", type=_GROUPS, help="Quantization group size (4, 8 bits). Default: 32; for the NPU 128.")
 @click.option("--exporter", type=click.Choice(["embedllm", "optimum"]), default="embedllm",
-              help="optimum: for models that `embedllm families` does not list; they run on the CPU.")  # fmt: skip
-@click.option("--target", type=click.Choice(list(_TARGETS)), help="Defaults that suit this device best.")
-@click.option("--asymmetric", is_flag=True, help="Store a zero point for each group.")
+              help="optimum: for model types that 'embedllm families' does not list; they run on the CPU.")  # fmt: skip
+@click.option("--target", type=click.Choice(list(_TARGETS)), help="Use the best defaults for this device.")
+@click.option("--asymmetric", is_flag=True, help="Asymmetric quantization, with zero points.")
 @click.option("--method", type=click.Choice(_METHODS),
-              help="Scales of 4 bits: of the least squared error (the default), or such as reach the extremes; or by "
-              "what columns read on a text: weighted with it, or made alike by it first (awq), or each rounding made "
-              "up for, which takes longest and is best (gptq).")  # fmt: skip
+              help="Quantization method: search (MSE-optimal scales, default), nearest (round-to-nearest, min-max scales), "
+              "weighted (imatrix), awq, gptq (slowest, most accurate).")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
-              help="The text for such methods (by default gptq) and for a mix of bits, .txt or .jsonl: like what it "
-              "will read. Default: it draws one.")  # fmt: skip
+              help="Calibration data (.txt or .jsonl) for weighted, awq, gptq (then the default) and mixed precision. "
+              "Default: self-generated.")  # fmt: skip
 @click.option("--importance", type=click.Path(path_type=Path), metavar="FILE",
-              help="In place of a text, for weighted: what llama.cpp's llama-imatrix "
-              "wrote for the model, as GGUF.")  # fmt: skip
+              help="Importance matrix for weighted, in place of calibration data: a GGUF "
+              "file of llama.cpp's llama-imatrix.")  # fmt: skip
 @click.option("--rotate", is_flag=True,
-              help="Spread what is large in a channel of the values over its head: the same model, which loses less "
-              "where channels differ much.")  # fmt: skip
-@click.option("--lm-head-bits", type=_BITS, help="Of the output head. Default: as --bits.")
-@click.option("--embedding-bits", type=_BITS, help="Of the embedding. Default: as the head; a tied one is the head.")
-@click.option("--context", type=click.IntRange(min=1), metavar="N", help="Tokens to hold. Default: as the model.")
+              help="Hadamard-rotate the value heads (QuaRot-style) to spread outlier channels.")  # fmt: skip
+@click.option("--lm-head-bits", type=_BITS, help="Bits of the LM head. Default: as --bits.")
+@click.option(
+    "--embedding-bits",
+    type=_BITS,
+    help="Bits of the embedding. Default: as the LM head; a tied embedding is the LM head.",
+)
+@click.option("--context", type=click.IntRange(min=1), metavar="N", help="Context length. Default: the model's.")
 @click.option("--task", type=click.Choice(["chat", "embed", "rerank"]),
-              help="What the model is to do. Default: what its checkpoint is for.")  # fmt: skip
-@click.option("--revision", metavar="NAME", help="Branch, tag or commit of a repository.")
+              help="Task of the model. Default: that of the checkpoint.")  # fmt: skip
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of a Hugging Face repository.")
 @click.option("--lora", type=click.Path(path_type=Path), metavar="PATH",
-              help="A LoRA adapter of PEFT, merged into the weights before they are rounded.")  # fmt: skip
-@click.option("--exact", is_flag=True, help="Float activations in every product: slower to decode.")
+              help="LoRA adapter (PEFT format) to merge into the weights before quantization.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Float activations in every matmul: slower decoding.")
 @click.option("--verify", is_flag=True, help="Compare the graphs with the NumPy reference and record the differences.")
-@click.option("--openvino-tokenizer", is_flag=True, help="Write what openvino-genai needs besides the model.")
+@click.option("--openvino-tokenizer", is_flag=True, help="Also write the tokenizer files of openvino-genai.")
 @click.option("--shard", type=ByteSize(), metavar="SIZE",
-              help="Write larger files in parts, for web servers that limit their size: 25MiB, 1900MB.")  # fmt: skip
-@click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
+              help="Write a sharded web copy: split larger files into shards of this size: 25MiB, 1900MB.")  # fmt: skip
+@click.option("--replace", is_flag=True, help="Replace an existing package directory, once the new one is complete.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Describe the package as a JSON object on stdout.")
 @common_options
 def export(
     source: str,
@@ -95,27 +97,27 @@ def export(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write the model of SOURCE into the folder OUT.
+    """Export the model SOURCE to the package directory OUT.
 
-    SOURCE: a Hugging Face folder (config.json, safetensors, tokenizer.json), a GGUF file, or a repo id of the hub,
-    which is downloaded. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
+    SOURCE: a Hugging Face checkpoint directory (config.json, safetensors, tokenizer.json), a GGUF file, or a repo id,
+    which is downloaded. OUT is written atomically: after an error or Ctrl-C it is unchanged.
     """
     mean_bits = None if bits is None or bits in PLAIN_BITS else bits
     if size is not None and bits is not None:
-        raise click.UsageError("--size and --bits: the size says how many bits there can be. Leave one out.")
+        raise click.UsageError("--size and --bits are mutually exclusive.")
     is_mixed = size is not None or mean_bits is not None
     method = method or _method_for(calibrate, importance)
     if calibrate is not None and method in _TEXTLESS and not is_mixed:
-        raise click.UsageError(f"--calibrate and --method {method}: {method} reads no text. Leave one out.")
+        raise click.UsageError(f"--calibrate: --method {method} takes no calibration data. Leave one out.")
     if importance is not None and method != "weighted":
-        raise click.UsageError(f"--importance and --method {method}: only weighted reads it. Leave one out.")
+        raise click.UsageError(f"--importance: --method {method} takes none, only weighted does. Leave one out.")
     if importance is not None and calibrate is not None and not is_mixed:
-        raise click.UsageError("--importance and --calibrate: they say the same. Leave one out.")
+        raise click.UsageError("--importance and --calibrate are mutually exclusive.")
     if target == "npu" and asymmetric:
-        raise click.UsageError("--target npu and --asymmetric: the NPU's compiler takes no zero points. Leave one out.")
+        raise click.UsageError("--target npu and --asymmetric: the NPU does not support zero points. Leave one out.")
     if target == "npu" and group and int(group) < _NPU_LEAST:
         raise click.UsageError(
-            f"--target npu and --group {group}: the NPU wants groups of {_NPU_LEAST} or more, best {_TARGETS[target]}."
+            f"--target npu and --group {group}: the NPU needs a group size of at least {_NPU_LEAST}, best {_TARGETS[target]}."
         )
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
@@ -160,13 +162,13 @@ def export(
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        note(f"'{out}' is as it was before.")
+        note(f"'{out}' is unchanged.")
         raise
     _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
 
 
 def _method_for(calibrate: Path | None, importance: Path | None) -> str:
-    """The method where none is asked for."""
+    """The default method."""
     return "weighted" if importance is not None else "gptq" if calibrate is not None else "search"
 
 
@@ -179,11 +181,11 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
     count = parameters(package.architecture)
     if not quiet:
         note(
-            f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits a weight "
+            f"wrote '{out}': {size / 1e6:,.1f} MB, {8 * weights / count:.2f} bits per weight "
             f"({count / 1e6:,.1f} million weights), {seconds:.1f} s"
         )
         if shard:
-            note(said_of_parts(package, shard))
+            note(describe_shards(package, shard))
     if as_json:
         found = {
             "folder": str(out),

@@ -1,4 +1,4 @@
-"""The command `embedllm families`: which models can be exported."""
+"""`embedllm families`: the model types that can be exported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from embedllm.cli.options import common_options
 
 
 @click.command(short_help="List the model types that can be exported.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON: a list with the keys model_type, models, has, tasks.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list with the keys model_type, models, has, tasks.")
 @common_options
 def families(as_json: bool) -> None:
-    """List the model types that can be exported ('model_type' in a config.json), and the models they stand for."""
+    """List the model types that can be exported ('model_type' in a config.json), and their models."""
     from embedllm.export import architectures, encoders
 
     known = [(name, *architectures.about(name), ["chat"]) for name in architectures.families()]

@@ -1,4 +1,4 @@
-"""The command `embedllm fit`: what a model needs on each device, what is free there, and how many tokens fit."""
+"""`embedllm fit`: memory that a model needs on each device, memory that is free, and the largest context."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from embedllm.package.package import Package
 
 
-@click.command(short_help="Say whether a model fits into the memory of a device.")
+@click.command(short_help="Estimate whether a model fits into the memory of a device.")
 @click.argument("model")
-@click.option("--device", metavar="NAME", help="One device, or 'auto'.  [default: all that are available]")
-@click.option("--context", type=int, metavar="N", help="For N tokens.  [default: as many as the package holds]")
+@click.option("--device", metavar="NAME", help="A device, or 'auto'.  [default: all available devices]")
+@click.option("--context", type=int, metavar="N", help="Context length in tokens.  [default: the package's]")
 @click.option("--exact", is_flag=True, help="As loaded with --exact.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list.")
 @common_options
 def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_json: bool) -> None:
-    """Say what a model needs on a device, for one sequence, and what is free there; nothing is loaded.
+    """Estimate the memory that a model needs on a device, for one sequence, and what is free; nothing is loaded.
 
-    MODEL is a folder, 'demo', a GGUF file, or a model of the hub that is in the cache. Of a GPU's own memory all of it
-    counts as free.
+    MODEL is a directory, 'demo', a GGUF file, or a cached hub repository. All memory of a discrete GPU counts as free.
     """
     from embedllm.loading.memory_estimate import estimate_memory
 
@@ -43,17 +42,17 @@ def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_
         return
     _show(found)
     if any(not one.is_measured for one in found):
-        note("~ a plain estimate: the weights file and the KV, without what the runtime adds")
+        note("~ rough estimate: weights file and KV cache, without the overhead of the runtime")
 
 
-def _devices(package: Package, wish: str, *, exact: bool) -> list[Device]:
-    """The one that is wished for, or every one that can run the model. Raises DeviceUnavailable."""
+def _devices(package: Package, requested: str, *, exact: bool) -> list[Device]:
+    """The requested device, or every one that can run the model. Raises DeviceUnavailable."""
     from embedllm.backends.devices import registry
     from embedllm.backends.devices import selection as select
     from embedllm.loading.tuning_record import recall
 
     found = registry.DeviceCatalog(package, exact=exact)
-    if not wish:
+    if not requested:
         return [device for device in found.everything() if device.available]
     search = select.DeviceSearch(found.lookup, wish, fastest=recall(package, exact=exact).fastest)
     for device in search:
@@ -81,10 +80,10 @@ def _show(found: Sequence[MemoryEstimate]) -> None:
 
 
 def _mib(count: int | None) -> str:
-    return "not told" if count is None else f"{count / 2**20:,.0f}"
+    return "unknown" if count is None else f"{count / 2**20:,.0f}"
 
 
 def _largest(tokens: int | None) -> str:
     if tokens is None:
-        return "not told"
-    return f"{tokens:,} tokens" if tokens else "it does not"
+        return "unknown"
+    return f"{tokens:,} tokens" if tokens else "does not fit"

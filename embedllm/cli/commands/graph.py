@@ -1,4 +1,4 @@
-"""`embedllm graph`: adds a graph to a package folder whose source need not be there."""
+"""`embedllm graph`: adds a graph variant to a package directory, without its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from embedllm.cli.commands.inspect import open_folder
 from embedllm.cli.options import common_options, note
 
 
-@click.command(short_help="Add a graph to a folder, without its source.")
+@click.command(short_help="Add a graph variant to a package.")
 @click.argument("folder")
 @click.option("--variant", "variant_name", required=True, metavar="NAME",
-              help="As 'embedllm inspect' lists them: directml-float16 ...; an unknown one lists all.")  # fmt: skip
+              help="Variant name as in 'embedllm inspect', such as directml-float16; an unknown name lists all.")  # fmt: skip
 @click.option(
     "--text",
     "sample",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="For int8-kv and int4-kv: a text like what will be read; else the model's own words.",
+    help="Calibration text for int8-kv and int4-kv; default: self-generated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the graph.")
+@click.option("--json", "as_json", is_flag=True, help="Describe the graph as a JSON object on stdout.")
 @common_options
 def graph(folder: str, *, variant_name: str, sample: Path | None, as_json: bool) -> None:
-    """Add one variant of graph to a package folder, or write it anew.
+    """Add a graph variant (execution provider) to a package directory, or rewrite it.
 
-    It is made from the folder's manifest and points at the weights that are there: an older folder gets what newer
-    versions export, in kilobytes. A graph that is missing or damaged is mended; 'embedllm inspect --check' finds it.
-    Variants with a quantized KV (int8-kv, int4-kv) are not part of an export: they run the model once.
+    The graph is made from the manifest and refers to the existing weights file: an older package gets the variants of
+    newer versions, a few kilobytes each. A missing or damaged graph ('embedllm inspect --check') is rewritten. Variants
+    with a quantized KV cache (int8-kv, int4-kv) are not part of an export: they need a calibration run.
     """
     from embedllm.export.graphs import write_variant
     from embedllm.loading.resolve import package_folder
 
     place = package_folder(folder)
     if place != Path(folder):
-        note(f"'{folder}' is the model that is installed with embedllm, in '{place}'")
+        note(f"'{folder}' is the model that ships with embedllm, in '{place}'")
     place = open_folder(folder).folder
     tokens = []
     if sample is not None:

@@ -1,4 +1,4 @@
-"""The command `embedllm inspect`: what a folder holds."""
+"""`embedllm inspect`: describes a package directory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from embedllm.inspection.package_report import Architecture, Description, Memory
     from embedllm.package.package import Package
 
-_MEMORY = "memory of one sequence, MB (without the runtime, its activations, what it repacks at load)"
+_MEMORY = "memory of one sequence, MB (without runtime overhead, activations and repacked weights)"
 
 
-@click.command(short_help="Say what a folder holds.")
+@click.command(short_help="Describe a package directory.")
 @click.argument("folder")
 @click.option("--context", "contexts", type=int, multiple=True, metavar="N",
-              help="Give the memory for N tokens. Repeatable.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Compute every file's hash anew; exit code 1 when anything does not fit.")
+              help="Show the memory for a context of N tokens. Repeatable.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Verify the hash of every file; exit code 1 on any mismatch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @common_options
 def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: bool) -> None:
-    """Say what a package folder holds; 'demo' is the model that ships with this library.
+    """Describe a package directory; 'demo' is the model that ships with embedllm.
 
-    Its shape, where its bytes go, the memory that it needs, its graphs and whether they fit its weights.
+    Shows its architecture, storage, memory needs and graphs, and whether the graphs match the weights.
     """
     from embedllm.inspection.package_report import describe_package
     from embedllm.package.package import WEIGHTS
@@ -108,20 +108,20 @@ def _facts(found: Description) -> Iterable[tuple[str, str]]:
     yield "task", found.task
     yield from _shape(found.architecture)
     yield "parameters", f"{found.parameters:,}"
-    yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits a weight with scales"
-    yield "weights file", f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits a parameter in all"
+    yield "matrices", f"{_packing(found)}: {found.matrix_bits_per_weight:.2f} bits per weight with scales"
+    yield "weights file", f"{_mb(found.weights_bytes)} MB, {found.bits_per_weight:.2f} bits per parameter in total"
     yield "tokens", f"bos {_or_none(tokens.bos)}, pad {_or_none(tokens.pad)}, stop {stop}"
     yield "written by", found.created_by or "not recorded"
 
 
 def _rope(rope: Mapping[str, object]) -> str:
     if not rope["rotated"]:
-        return "none: positions are learned, or not told"
+        return "none (learned or unknown positions)"
     scaling = rope["scaling"]
     described = "no scaling"
     if isinstance(scaling, Mapping):
         described = ", ".join(f"{name} {value}" for name, value in scaling.items())
-    return f"base {rope['base']}, {rope['rotated']} dimensions turn, {described}"
+    return f"base {rope['base']}, {rope['rotated']} rotary dimensions, {described}"
 
 
 def _shape(model: Architecture) -> Iterable[tuple[str, str]]:
@@ -180,7 +180,7 @@ def _memory(lengths: Iterable[Memory]) -> Table:
 def _graphs(found: Description) -> Table:
     rows = []
     for graph in found.graphs:
-        fit = "onnx is not installed: not looked at"
+        fit = "not checked: onnx is not installed"
         if graph.problems:
             fit = f"problems, see below: {len(graph.problems)}"
         elif graph.weights is not None:

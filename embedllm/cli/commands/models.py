@@ -14,17 +14,17 @@ from embedllm.cli.tables import new_console, new_table
 _COMMIT = 12  # characters of a commit that are shown
 
 
-@click.command(short_help="List, or remove, what is kept of the hub's models.")
+@click.command(short_help="List or remove cached Hugging Face models.")
 @click.option("--remove", "removed", multiple=True, metavar="NAME",
-              help="Delete the exports and downloads of this model. Repeatable.")  # fmt: skip
+              help="Delete the cached exports and downloads of this model. Repeatable.")  # fmt: skip
 @click.option("--keep-downloads", is_flag=True, help="With --remove: delete the exports only.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON list of what is kept, sizes in bytes.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of the cached models, sizes in bytes.")
 @common_options
 def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> None:
-    """List what is kept of the Hugging Face hub's models on this machine, with sizes and when it was used last.
+    """List the cached Hugging Face models, with their sizes and times of last use.
 
-    Downloads lie in the hub client's cache, which other libraries share; exports that load() has made, in the user's
-    cache folder.
+    Downloads are in the cache of huggingface_hub, which other libraries share; exports made by load() are in the user's
+    cache directory.
     """
     from embedllm.loading.hub_cache import kept_models, remove_models
 
@@ -39,7 +39,7 @@ def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> 
         click.echo(json.dumps([dataclasses.asdict(one) for one in found], ensure_ascii=False))
         return
     if not found:
-        note("nothing is kept")
+        note("no cached models")
         return
     columns = ("model", "what", "commit", "last used", "MB")
     rows = [
@@ -53,4 +53,4 @@ def models(removed: tuple[str, ...], *, keep_downloads: bool, as_json: bool) -> 
         for one in found
     ]
     new_console().print(new_table(columns, rows, numbers_from=4))
-    note(f"{sum(one.bytes for one in found) / 1e9:,.2f} GB in all; embedllm models --remove NAME deletes a model")
+    note(f"{sum(one.bytes for one in found) / 1e9:,.2f} GB in total; embedllm models --remove NAME deletes a model")

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
 
 
-@click.command(short_help="Give one reply.")
+@click.command(short_help="Generate one reply.")
 @click.argument("text", required=False)
-@click.option("--raw", is_flag=True, help="Continue TEXT as it stands, without the chat template.")
+@click.option("--raw", is_flag=True, help="Complete TEXT without the chat template.")
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N",
-              help="Give each token's log probability, and the N best; on stderr, or in --json.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, when the reply is whole.")
+              help="Print each token's log probability and the top N, to stderr or in --json.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the complete reply as a JSON object on stdout.")
 @reply_options
 def run(text: str | None, settings: Settings, *, raw: bool, logprobs: int | None, as_json: bool) -> None:
-    """Reply to TEXT.
+    """Generate a reply to TEXT.
 
-    TEXT '-' stands for stdin, and so does none when stdin is no terminal. A model without a chat template continues
-    the text, as with --raw. Ctrl-C stops the reply; what there is stays.
+    TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. A model without a chat template completes the
+    text, as with --raw. Ctrl-C stops the reply; its text so far is kept.
     """
     if raw and (settings.system is not None or settings.variables is not None):
-        raise click.UsageError("--system and --var go through the chat template, which --raw leaves out.")
+        raise click.UsageError("--system and --var need the chat template; they cannot be used with --raw.")
     text = _read(text)
     with settings.open_model() as llm:
-        sampling = settings.sampled(llm.sampling)
+        sampling = settings.merge_sampling(llm.sampling)
         as_text = raw or _lacks_template(llm, settings)
         cancel = Cancel()
         prompt = text if as_text else _messages(settings.system, text)
@@ -119,8 +119,8 @@ def _lacks_template(llm: Model, settings: Settings) -> bool:
     if llm.can_chat:
         return False
     if settings.system is not None or settings.variables is not None:
-        raise TemplateError(f"'{llm.name}' has no chat template, which --system and --var go through.")
-    note(f"'{llm.name}' has no chat template; the text is continued as it stands.")
+        raise TemplateError(f"'{llm.name}' has no chat template; --system and --var need one.")
+    note(f"'{llm.name}' has no chat template; plain text completion.")
     return True
 
 

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from embedllm.package.package import Package
 
 
-@click.command(short_help="Copy a folder in shards, for web servers that limit the size of a file.")
+@click.command(short_help="Write a sharded web copy of a package.")
 @click.argument("folder")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--size", type=ByteSize(), metavar="SIZE",
-              help="Of a file at most, as 25MiB or 1900MB. Default: 2047MiB.")  # fmt: skip
-@click.option("--join", "is_join", is_flag=True, help="Put the folder together again.")
-@click.option("--replace", is_flag=True, help="Exchange an existing package folder, once the new one is whole.")
+              help="Maximum file size, such as 25MiB or 1900MB. Default: 2047MiB.")  # fmt: skip
+@click.option("--join", "is_join", is_flag=True, help="Join the shards of a package again.")
+@click.option("--replace", is_flag=True, help="Replace an existing package directory, once the new one is complete.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout about the copy.")
+@click.option("--json", "as_json", is_flag=True, help="Describe the copy as a JSON object on stdout.")
 @common_options
 def shard(
     folder: str, out: Path, *, size: int | None, is_join: bool, replace: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Copy the package folder FOLDER into OUT, files that are larger than SIZE in shards.
+    """Copy the package directory FOLDER to OUT; files larger than SIZE are split into shards.
 
-    Browsers load OUT as they load FOLDER. For all else, --join makes FOLDER of OUT again. Every file is checked on the
-    way. OUT appears when it is whole; after an error or Ctrl-C it is as it was.
+    Browsers load OUT like FOLDER; everything else needs --join, which restores the package. The hash of every file is
+    verified. OUT is written atomically: after an error or Ctrl-C it is unchanged.
     """
     if is_join and size is not None:
-        raise click.UsageError("--join and --size: what is joined has no shards. Leave one out.")
+        raise click.UsageError("--join and --size are mutually exclusive.")
     from embedllm.export import sharding
     from embedllm.loading.resolve import package_folder
     from embedllm.package.package import read_package
@@ -49,16 +49,16 @@ def shard(
             else:
                 out = sharding.shard(place, out, size, replace=replace, on_progress=on_progress)
     except KeyboardInterrupt:
-        note(f"'{out}' is as it was before.")
+        note(f"'{out}' is unchanged.")
         raise
     package = read_package(out)
     if not quiet:
         total = sum(entry.bytes for entry in package.files.values())
         note(f"wrote '{out}': {total / 1e6:,.1f} MB")
         if not is_join:
-            note(said_of_parts(package, size))
+            note(describe_shards(package, size))
         if left_out:
-            note(f"left out, because the manifest does not list them: {', '.join(left_out)}")
+            note(f"not copied, because the manifest does not list them: {', '.join(left_out)}")
     if as_json:
         found = {
             "folder": str(out),
@@ -68,9 +68,9 @@ def shard(
         click.echo(json.dumps(found, ensure_ascii=False))
 
 
-def said_of_parts(package: Package, size: int) -> str:
-    """What a user should know of a folder that was to have no file of more bytes."""
+def describe_shards(package: Package, size: int) -> str:
+    """A note about the shards of a copy with this maximum file size."""
     if not package.shards:
-        return f"none of its files has more than {size:,} bytes: none is in shards, and every device can use it"
+        return f"no file is larger than {size:,} bytes: there are no shards, and every device can use the package"
     cut = ", ".join(f"'{name}' in {len(sharding)} shards" for name, sharding in package.shards.items())
-    return f"it is a sharded copy, for browsers only: {cut}"
+    return f"sharded web copy, for browsers only: {cut}"

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from embedllm.loading.tuning_results import Measured, Tuning
 
 
-@click.command(short_help="Measure how a model runs fastest here, and remember it.")
+@click.command(short_help="Find and store the fastest runtime options of a model on this machine.")
 @click.argument("model")
 @click.option("--device", "devices", multiple=True, metavar="NAME",
-              help="Measure only this one, and others so named. Repeatable.  [default: what 'auto' chooses from, and "
+              help="Device to measure. Repeatable.  [default: the candidates of 'auto', and "
               "openvino]")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="N",
-              help="About how long it may take.")  # fmt: skip
-@click.option("--exact", is_flag=True, help="For loads with --exact.")
-@click.option("--kv", type=click.Choice(["int8", "int4"]), help="For loads with --kv.")
-@click.option("--forget", is_flag=True, help="Remove what is remembered of the model, and measure nothing.")
+              help="Approximate time limit.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Tune for loads with --exact.")
+@click.option("--kv", type=click.Choice(["int8", "int4"]), help="Tune for loads with --kv.")
+@click.option("--forget", is_flag=True, help="Delete the stored results of the model, and measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @common_options
 def tune(
     *, model: str, devices: tuple[str, ...], seconds: float, exact: bool, kv: str | None, forget: bool, as_json: bool
 ) -> None:
-    """Measure devices, threads, spinning and float activations for a model on this machine, and remember what is best.
+    """Measure devices, threads, spinning and float activations for a model on this machine, and store the best.
 
-    MODEL is a folder, 'demo', a GGUF file, or a model of the hub. Later loads use it, until the model, a runtime, a
-    driver or the processor changes; EMBEDLLM_TUNED=off does not. Nothing is chosen that rounds more than what is asked
-    for. Run it when the machine is quiet.
+    MODEL is a directory, 'demo', a GGUF file, or a hub repository. Later loads use the results until the model, a
+    runtime, a driver or the processor changes; EMBEDLLM_TUNED=off ignores them. No option that lowers the requested
+    precision is chosen. Run it on an idle machine.
     """
     import embedllm
 
@@ -60,14 +60,14 @@ def tune(
     else:
         _show(tuning)
     if tuning.unkept:
-        raise EmbedError(f"this is not remembered: {tuning.unkept}.")
+        raise EmbedError(f"the results were not stored: {tuning.unkept}.")
 
 
 def _say_if_busy() -> None:
     """Other programs make a measurement useless; where the system tells of them."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > (os.cpu_count() or 1) / 2:
-        note(f"other programs keep this machine busy (load {load:.1f}); what is measured now may not hold later")
+        note(f"other programs use this machine (load {load:.1f}); the results may not be representative")
 
 
 def _show(tuning: Tuning) -> None:
@@ -86,11 +86,11 @@ def _show(tuning: Tuning) -> None:
         note(f"not measured: {name}: {why}")
     chosen = tuning.chosen(tuning.device)
     if chosen is None:
-        note("'auto' chooses as before: the device that it takes was not measured")
+        note("'auto' is unchanged: its device was not measured")
         return
     note(f"'auto' takes {chosen.device} ({chosen.runtime}); measured in {tuning.took_s:.0f} s")
     if min(one.rounds for one in tuning.measured if one.is_chosen) < 3:
-        note("there was no time for three rounds, without which every default stays; give more --seconds")
+        note("defaults kept: there was no time for three rounds; increase --seconds")
 
 
 def _row(one: Measured, tuning: Tuning) -> tuple[str, ...]:

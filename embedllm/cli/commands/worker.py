@@ -11,12 +11,12 @@ import click
 from embedllm.cli.options import common_options
 
 
-@click.command(short_help="Run models for another program, by JSON-RPC.")
+@click.command(short_help="Serve models to another program over JSON-RPC (stdio).")
 @common_options
 def worker() -> None:
-    """Run models for a host application, which starts this as a process of its own.
+    """Serve models to a host application, which starts this command as a subprocess.
 
-    JSON-RPC 2.0, one JSON object a line, on stdin and stdout; methods: initialize, devices, load, generate, chat,
+    JSON-RPC 2.0, one JSON object per line, on stdin and stdout; methods: initialize, devices, load, generate, chat,
     cancel, unload, shutdown. See docs/worker.md. It ends with 'shutdown' or when stdin ends.
     """
     from embedllm.worker.server import Worker
