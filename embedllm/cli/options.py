@@ -157,7 +157,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      "try in order. Default: EMBEDLLM_DEVICE, or the best device."),
         click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N",
                      help="CPU threads. Default: number of physical cores."),
-        click.option("--exact", is_flag=True, help="Float activations in every matmul: slower, slightly more accurate."),
+        click.option("--exact", is_flag=True, help="Float activations in every matmul: slower, more accurate."),
         click.option("--kv", type=click.Choice(["int8", "int4"]),
                      help="Quantize the KV cache to int8 or int4 (1/4 or 1/8 of float32); on the CPU this needs a "
                      "graph variant that 'embedllm graph' adds."),

@@ -99,8 +99,8 @@ def test_tasks_are_counted_by_group(small: str, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ((), "give --text, --tasks or both"),
-        (("--text", "TEXT", "--exact", "--exact-too"), "leave one out"),
-        (("--text", "TEXT", "--plot", "found.png"), "it needs --text and --against"),
+        (("--text", "TEXT", "--exact", "--exact-too"), "mutually exclusive"),
+        (("--text", "TEXT", "--plot", "found.png"), "needs --text and --against"),
         (("--text", "none.txt"), "File 'none.txt' does not exist"),
         (("--text", "TEXT", "--tokens", "-1"), "--tokens"),
     ],

@@ -141,7 +141,7 @@ def test_a_regex_choices_and_a_grammar_are_followed(tiny: str, tmp_path: Path) -
         (("--grammar", "no/such/file"), 2, "cannot read 'no/such/file'"),
         (("--choices", "[1"), 2, "is no JSON list"),
         (("--choices", "[1]"), 1, "expected a list of one text or more"),
-        (("--regex", "a", "--choices", "a"), 2, "found --regex and --choices"),
+        (("--regex", "a", "--choices", "a"), 2, "--regex and --choices are mutually exclusive"),
         (("--kv", "int3"), 2, "int8"),
         (("--speculate", "guess"), 2, "lookup"),
         (("--min-tokens", "-1"), 2, "min-tokens"),

@@ -36,7 +36,7 @@ class Counts(click.ParamType):
 @click.argument("model")
 @click.option("--device", metavar="NAME", help="Device for MODEL, as in 'embedllm run'.")
 @click.option("--against", multiple=True, metavar="WHAT",
-              help="Also benchmark another FOLDER, a FOLDER@DEVICE, onnxruntime-genai[:FOLDER], openvino-genai[:FOLDER], "
+              help="Also benchmark FOLDER, FOLDER@DEVICE, onnxruntime-genai[:FOLDER], openvino-genai[:FOLDER], "
               "llama-cpp:FILE.gguf or transformers:FOLDER. Repeatable.")  # fmt: skip
 @click.option("--prompt", "prompts", type=Counts(), default="128,512", show_default=True, metavar="N,...",
               help="Prompt lengths in tokens.")  # fmt: skip
@@ -53,7 +53,7 @@ class Counts(click.ParamType):
     help="Rounds; each measures all cases of all engines once.",
 )
 @click.option("--threads", type=click.IntRange(min=0), metavar="N",
-              help="CPU threads of every engine; 0: the engine's default.  [default: number of physical cores]")  # fmt: skip
+              help="CPU threads of every engine; 0: its own default.  [default: physical cores]")  # fmt: skip
 @click.option("--exact", is_flag=True, help="Load embedllm packages with --exact.")
 @click.option("--no-prefix-cache", is_flag=True,
               help="Load embedllm packages without the prefix cache.")  # fmt: skip

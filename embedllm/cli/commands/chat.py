@@ -29,14 +29,14 @@ _BLOCK = '"""'
 
 @click.command(short_help="Chat with a model.")
 @click.option("--when-full", type=click.Choice(get_args(WhenFull)),
-              help="Context policy: error (default), drop-oldest (drops the oldest turns) or shift (context shift, also "
-              "within a reply).")  # fmt: skip
+              help="Context policy: error (default), drop-oldest (drops the oldest turns) or shift (context shift, "
+              "also within a reply).")  # fmt: skip
 @reply_options
 def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
     """Chat with a model.
 
-    Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are one
-    turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the exit
+    Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
+    one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the exit
     code is 1 if a turn failed.
 
     \b

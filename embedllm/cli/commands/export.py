@@ -28,8 +28,8 @@ _NPU_LEAST = 64
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--bits", type=Bits(), metavar="4|8|16|32|MEAN",
-              help="Bits of the layers' matrices. Default: 4; pre-quantized weights are kept as is. Other numbers, such as "
-              "5.25: mixed precision of 4 and 8 bits with this target average.")  # fmt: skip
+              help="Bits of the layers' matrices. Default: 4; pre-quantized weights are kept as is. Other numbers, "
+              "such as 5.25: mixed precision of 4 and 8 bits with this target average.")  # fmt: skip
 @click.option("--size", type=ByteSize(), metavar="SIZE",
               help="Mixed precision with this target weight size: 26MB, 0.9GB.")  # fmt: skip
 @click.option("--group", type=_GROUPS, help="Quantization group size (4, 8 bits). Default: 32; for the NPU 128.")
@@ -38,8 +38,8 @@ _NPU_LEAST = 64
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Use the best defaults for this device.")
 @click.option("--asymmetric", is_flag=True, help="Asymmetric quantization, with zero points.")
 @click.option("--method", type=click.Choice(_METHODS),
-              help="Quantization method: search (MSE-optimal scales, default), nearest (round-to-nearest, min-max scales), "
-              "weighted (imatrix), awq, gptq (slowest, most accurate).")  # fmt: skip
+              help="Quantization method: search (MSE-optimal scales, default), nearest (round-to-nearest, min-max "
+              "scales), weighted (imatrix), awq, gptq (slowest, most accurate).")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
               help="Calibration data (.txt or .jsonl) for weighted, awq, gptq (then the default) and mixed precision. "
               "Default: self-generated.")  # fmt: skip
@@ -117,7 +117,8 @@ def export(
         raise click.UsageError("--target npu and --asymmetric: the NPU does not support zero points. Leave one out.")
     if target == "npu" and group and int(group) < _NPU_LEAST:
         raise click.UsageError(
-            f"--target npu and --group {group}: the NPU needs a group size of at least {_NPU_LEAST}, best {_TARGETS[target]}."
+            f"--target npu and --group {group}: the NPU needs a group size of at least {_NPU_LEAST}, best "
+            f"{_TARGETS[target]}."
         )
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported

@@ -54,7 +54,7 @@ def _devices(package: Package, requested: str, *, exact: bool) -> list[Device]:
     found = registry.DeviceCatalog(package, exact=exact)
     if not requested:
         return [device for device in found.everything() if device.available]
-    search = select.DeviceSearch(found.lookup, wish, fastest=recall(package, exact=exact).fastest)
+    search = select.DeviceSearch(found.lookup, requested, fastest=recall(package, exact=exact).fastest)
     for device in search:
         return [device]
     raise search.failure()

@@ -14,7 +14,7 @@ from embedllm.cli.options import common_options, note
 @click.command(short_help="Add a graph variant to a package.")
 @click.argument("folder")
 @click.option("--variant", "variant_name", required=True, metavar="NAME",
-              help="Variant name as in 'embedllm inspect', such as directml-float16; an unknown name lists all.")  # fmt: skip
+              help="Variant name, as in 'embedllm inspect'; an unknown name lists all.")  # fmt: skip
 @click.option(
     "--text",
     "sample",
