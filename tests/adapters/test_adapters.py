@@ -126,7 +126,7 @@ def test_packed_matrices_take_adapters_as_the_reference_does(
         np.testing.assert_allclose(found, expected, atol=EXACT_ATOL)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chosen=st.dictionaries(
         st.sampled_from([f"{layer}.{part}" for layer in (0, 1) for part in ALL]), st.integers(1, 80)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -84,7 +84,6 @@ def runs(draw: st.DrawFn) -> list[list[Entry]]:
     ]
 
 
-@settings(deadline=None)
 @given(runs())
 def test_neighbours_touch_and_runs_are_aligned_and_nothing_is_left_uncovered(runs: list[list[Entry]]) -> None:
     layout = lay_out(runs, {})
@@ -102,7 +101,6 @@ def test_neighbours_touch_and_runs_are_aligned_and_nothing_is_left_uncovered(run
     assert all(0 < gap < PAGE for gap in gaps)
 
 
-@settings(deadline=None)
 @given(runs(), st.integers(0, 2**32))
 def test_the_safetensors_package_reads_every_tensor_as_it_was_written(
     file: Path, runs: list[list[Entry]], seed: int
@@ -177,7 +175,6 @@ LAYOUT = lay_out(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=12))
 def test_a_file_written_in_pieces_equals_one_written_whole(file: Path, cuts: list[int]) -> None:
     values = values_of(LAYOUT)

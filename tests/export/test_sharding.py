@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.cli.main import cli
@@ -109,7 +109,6 @@ def test_a_folder_without_large_files_is_copied_as_it_is(package: Path, tmp_path
     assert "no file is larger than 2,146,435,072 bytes: there are no shards" in said
 
 
-@settings(max_examples=60)
 @given(count=st.integers(0, 40_000), size=st.integers(1, 3000) | st.integers(3000, 45_000))
 def test_cut_and_joined_is_the_identity(count: int, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.mktemp("cut")

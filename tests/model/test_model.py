@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
@@ -61,7 +61,6 @@ drawn = st.builds(Sampling, temperature=st.sampled_from([0, 0.7, 1.5]), top_p=st
 
 
 @given(prompt=st.text(min_size=1, max_size=20), sampling=drawn, stop=st.sampled_from([(), ("e",), ("th", " ")]))
-@settings(max_examples=25, deadline=None)
 def test_asynchronous_equals_synchronous(
     llm: Model, tied: Model, prompt: str, sampling: Sampling, stop: tuple[str, ...]
 ) -> None:

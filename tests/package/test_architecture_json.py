@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.errors import PackageError
@@ -55,7 +55,6 @@ def decoders(draw: st.DrawFn) -> Decoder:
     return describe(Config(tiny_config(family, **overrides)))
 
 
-@settings(deadline=None)
 @given(decoders())
 def test_a_description_comes_back_from_the_text_of_a_manifest(decoder: Decoder) -> None:
     back = from_json(json.loads(json.dumps(to_json(decoder), allow_nan=False)))

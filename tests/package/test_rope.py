@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.export.architectures import describe
@@ -89,7 +89,6 @@ def test_dynamic_scaling_by_hand() -> None:
 SCALINGS = [None, LinearScaling(factor=3), DynamicScaling(factor=2, original_context=50), LLAMA3, YARN]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(SCALINGS), st.sampled_from((4, 16, 64, 128)), st.sampled_from((1e4, 1e6)), st.integers(1, 200),
     st.integers(1, 200),

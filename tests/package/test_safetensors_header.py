@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -223,7 +223,6 @@ def checked(file: Path) -> TensorFile | None:
     return found
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), entries(), max_size=4), st.integers(0, 64))
 def test_any_json_header_gives_a_file_that_holds_its_tensors_or_a_package_error(
     file: Path, header: dict[str, object], data: int
@@ -231,7 +230,6 @@ def test_any_json_header_gives_a_file_that_holds_its_tensors_or_a_package_error(
     checked(written(file, header, bytes(data)))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_give_a_file_that_holds_its_tensors_or_a_package_error(
     file: Path, content: bytes, says_its_length: bool
@@ -240,7 +238,6 @@ def test_any_bytes_give_a_file_that_holds_its_tensors_or_a_package_error(
     checked(file)
 
 
-@settings(deadline=None)
 @given(st.integers(8, 10_000), st.integers(0, 255), st.booleans())
 def test_a_changed_byte_is_refused_or_read_as_the_safetensors_package_reads_it(
     file: Path, position: int, value: int, is_cut: bool

@@ -115,7 +115,7 @@ def as_format(schema: Schema) -> ResponseFormat:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(schema=schemas(), seed=st.integers(0, 999))
 def test_random_schemas_give_valid_replies(kind: str, schema: Schema, seed: int) -> None:
     try:
@@ -131,7 +131,6 @@ def test_random_schemas_give_valid_replies(kind: str, schema: Schema, seed: int)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100)
 @given(seed=st.integers(0, 9999))
 def test_any_object_parses(kind: str, seed: int) -> None:
     text, _ = reply({"type": "json_object"}, seed=seed, kind=kind)
@@ -139,7 +138,6 @@ def test_any_object_parses(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
 @given(choices=st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_a_choice_is_one_of_the_texts_to_the_byte(kind: str, choices: list[str], seed: int) -> None:
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.text.chat_template import ChatTemplate
@@ -233,7 +233,6 @@ def written(template: ChatTemplate, row_name: str, message: dict[str, Any]) -> s
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=30)
 @given(NAMES, st.dictionaries(NAMES, VALUES, max_size=3))
 def test_what_a_template_writes_is_read_back(name: str, tool: str, arguments: dict[str, Any]) -> None:
     row = format_named(FAMILIES[name])

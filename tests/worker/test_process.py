@@ -339,21 +339,21 @@ names = st.sampled_from(sorted({name for kinds in PARAMETERS.values() for name i
 sensible = {"max_tokens": 3}  # a reply to a random prompt must not take for ever
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300))
 def test_no_bytes_end_it(host: Host, data: bytes) -> None:
     host.send_bytes(data + b"\n")
     assert host.ask("initialize", "alive")["protocol"] == 1
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=json_values | st.fixed_dictionaries({"jsonrpc": json_values, "id": json_values, "params": json_values}))
 def test_no_json_ends_it(host: Host, message: object) -> None:
     host.send_bytes(json.dumps(message).encode() + b"\n")
     assert host.ask("initialize", "alive")["protocol"] == 1
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["generate", "chat", "initialize", "cancel"]) | st.text(),
     params=st.dictionaries(names, json_values, max_size=4),

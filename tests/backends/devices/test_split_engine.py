@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import embedllm
@@ -109,7 +109,6 @@ def test_fewer_tokens_than_pay_are_fed_where_tokens_are_made() -> None:
     assert (reads.fed, makes.fed) == ([], [LONG[1:]])
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["feed", "rewind"]), st.integers(0, 90)), max_size=12))
 def test_any_order_of_feeds_and_rewinds_holds_the_right_tokens(steps: list[tuple[str, int]]) -> None:
     session, reads, makes = pair()

@@ -159,7 +159,7 @@ def test_logits_are_gone_with_the_next_step_or_the_end(engine: HostEngine) -> No
         second.draw(1.0, 0.5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     actions=st.lists(
         st.sampled_from(["greedy", "greedy", "greedy", "greedy", "other", "list", "row", "rewind", "prompt", "state"]),
@@ -307,7 +307,6 @@ def heads() -> Callable[[np.ndarray], tuple[ListedRow, list[str]]]:
 Heads = Callable[[np.ndarray], tuple[ListedRow, list[str]]]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     size=st.sampled_from([1, 7, 256, 257, 300, 5000]),
     kind=st.sampled_from([np.float16, np.float32]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible
@@ -109,7 +109,6 @@ def test_exact_is_a_choice_at_load_time_too(tiny_package: Callable[..., Path]) -
 
 
 @pytest.mark.allcores
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_way_of_feeding_gives_the_logits_of_a_whole_feed(data: st.DataObject, exact_engine: OrtEngine) -> None:
     tokens = data.draw(st.lists(st.integers(0, 306), min_size=1, max_size=560))

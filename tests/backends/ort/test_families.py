@@ -15,13 +15,13 @@ from embedllm.package.package import open_package
 from tests.support.decoder_cases import CASES, VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.openings import device
+from tests.support.packing_cases import with_recipes
 
 RECIPES = {"16 bits": Recipe(bits=16), "32 bits": Recipe(bits=32), "int4": Recipe(method="nearest", exact=True)}
 CLOSE = 1e-4  # of the spread of the logits; measured up to 7e-6: the order of float32 sums differs
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "recipe"), with_recipes(RECIPES, every="int4"))
 def test_logits_follow_the_reference(case: str, recipe: str, tmp_path: Path) -> None:
     """A prompt, steps, a rewind, several tokens on top, and one whose last logits alone are computed."""
     decoder = CASES[case](plain())

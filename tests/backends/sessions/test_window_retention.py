@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.backends.sessions import window_retention
@@ -23,7 +23,6 @@ def rows(spans: list[tuple[int, int]]) -> set[int]:
 
 
 @given(events=EVENTS)
-@settings(max_examples=60)
 def test_from_every_place_that_it_goes_back_to_all_that_a_window_sees_is_there(events: list[Event]) -> None:
     kept, held = WindowedKvRetention(WINDOWS), 0
     there: dict[str, set[int]] = {name: set() for name in WINDOWS}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.errors import ExportError, UnsupportedModel
@@ -406,7 +406,6 @@ KEYS = [*tiny_config(), "sliding_window", "use_sliding_window", "max_window_laye
 SECTIONS = st.dictionaries(st.sampled_from(ROPE_KEYS), JUNK, max_size=4)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(FAMILIES),
     st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=2),

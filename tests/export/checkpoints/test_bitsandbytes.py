@@ -123,7 +123,7 @@ def test_a_model_is_exported_in_8_bits(kind: str, tmp_path: Path) -> None:
         assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(list(KINDS)), st.integers(1, 9), st.integers(1, 41), st.integers(1, 70), st.integers(0, 99))
 def test_blocks_run_on_from_row_to_row(kind: str, rows: int, columns: int, block: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -108,7 +108,7 @@ def test_a_model_is_carried_over_and_runs(form: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 3), st.sampled_from([16, 32]), st.integers(0, 99))
 def test_any_bytes_are_read_by_the_formula(rows: int, groups: int, group: int, seed: int) -> None:
     random = np.random.default_rng(seed)

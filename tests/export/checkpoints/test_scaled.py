@@ -150,7 +150,7 @@ def test_a_model_is_exported_in_8_bits(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 10), st.integers(1, 41), st.integers(0, 99))
 def test_blocks_of_any_size_cover_a_matrix(rows: int, columns: int, high: int, wide: int, seed: int) -> None:
     random = np.random.default_rng(seed)

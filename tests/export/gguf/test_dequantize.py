@@ -58,7 +58,7 @@ def test_every_runtime_has_the_floats_of_the_gguf_package(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ALL_FORMS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
 def test_any_blocks_stand_for_the_floats_of_the_gguf_package(name: str, seed: int, count: int) -> None:
     blocks = some_blocks(name, seed, count)

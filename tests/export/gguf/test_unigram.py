@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -45,7 +45,6 @@ def test_texts_give_the_tokens_of_the_original() -> None:
     check_same(ours, original)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_gives_the_tokens_of_the_original(text: str) -> None:
     original, ours = pair()
@@ -115,7 +114,6 @@ def test_a_damaged_map_of_characters_is_refused(values: object) -> None:
         rebuilt(metadata(HAND) | {MAP: values})
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(CHARSMAP) - 1), st.integers(0, 255), st.sampled_from([*ODD, *TEXTS[-8:]]))
 def test_a_map_with_another_byte_is_refused_or_reads_any_text(place: int, value: int, text: str) -> None:
     values = np.frombuffer(CHARSMAP, np.uint8).copy()

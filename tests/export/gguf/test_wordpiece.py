@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -41,7 +41,6 @@ def test_texts_give_the_tokens_of_the_original(kind: str) -> None:
     check_same(ours, original)
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30), kind=st.sampled_from(sorted(KINDS)))
 def test_any_text_gives_the_tokens_of_the_original(text: str, kind: str) -> None:
     original, ours = pair(kind)

@@ -72,7 +72,7 @@ def test_a_matrix_without_the_head_leaves_it_out(decoder: Decoder, tmp_path: Pat
     assert "head" not in read_importance(imatrix(tmp_path / "a.gguf", tensors), decoder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_that_is_cut_off_anywhere_is_refused(data: st.DataObject, tmp_path: Path) -> None:
     header = header_bytes(SMALL)
@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(data: st.DataObject, tmp_pat
         read_gguf(tmp_path / "a.gguf")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_read_never_anything_else(
     data: st.DataObject, decoder: Decoder, tmp_path: Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -161,7 +161,6 @@ def matrices(draw: st.DrawFn) -> F32:
     return single.astype(np.float16 if kind == "F16" else np.float32).astype(np.float32)
 
 
-@settings(deadline=None)
 @given(matrices(), st.sampled_from(FORMATS))
 def test_no_value_moves_further_than_half_a_step(weights: F32, packing: Packing) -> None:
     """But for what the integers do not reach.
@@ -183,7 +182,6 @@ def test_no_value_moves_further_than_half_a_step(weights: F32, packing: Packing)
     assert packed.weight.shape == (count, packing.groups(columns), packing.group_size * packing.bits // 8)
 
 
-@settings(deadline=None)
 @given(matrices(), st.sampled_from([packing for packing in FORMATS if packing.symmetric]))
 def test_quantizing_symmetrically_twice_changes_nothing(weights: F32, packing: Packing) -> None:
     """The extreme of each group lies on the end of the range, so the same scale is found again."""
@@ -197,7 +195,6 @@ def test_quantizing_symmetrically_twice_changes_nothing(weights: F32, packing: P
 FOUR_BITS = [packing for packing in FORMATS if packing.bits == 4]
 
 
-@settings(deadline=None)
 @given(matrices(), st.sampled_from(FOUR_BITS))
 def test_no_group_is_further_off_with_searched_scales(weights: F32, packing: Packing) -> None:
     """But for the rounding of both scales to float16, which moves what is stored by 2**-11 of it at most."""
@@ -214,7 +211,6 @@ def test_no_group_is_further_off_with_searched_scales(weights: F32, packing: Pac
     assert np.all(np.sqrt(errors(searched)) <= np.sqrt(errors(nearest)) + 1.1 * 2.0**-10 * np.sqrt(squares))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(FOUR_BITS))
 def test_what_was_of_four_bits_already_stays_as_it_is(seed: int, packing: Packing) -> None:
     """Values that have 4 bits and reach both ends: searching finds the scale that they have."""
@@ -234,7 +230,6 @@ def test_eight_bits_are_not_searched() -> None:
     assert np.array_equal(quantize(weights, packing, search=True).scale, quantize(weights, packing).scale)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(FORMATS), st.integers(1, 5))
 def test_what_is_packed_is_unpacked_bit_for_bit(seed: int, packing: Packing, groups: int) -> None:
     """Every stored value comes back, in its place: with a scale of 1 the weights are value - zero point."""
