@@ -12,9 +12,9 @@ from pathlib import Path
 from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.errors import DeviceError
-from embedllm.files.no_telemetry import untracked
+from embedllm.files.no_telemetry import without_telemetry
 
-with untracked():
+with without_telemetry():
     import openvino as ov
     import openvino.opset13
 

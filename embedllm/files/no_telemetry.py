@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def untracked() -> Iterator[None]:
+def without_telemetry() -> Iterator[None]:
     """Within the block, importing openvino_telemetry fails.
 
     OpenVINO's conversion tools, which `import openvino` brings along, write an identifier into the home folder with it

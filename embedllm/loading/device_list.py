@@ -28,7 +28,7 @@ class ListedDevice:
         """The device's own fields, and the others beside them."""
         probe = None if self.probe is None else asdict(self.probe)
         measured = None if self.measured is None else asdict(self.measured)
-        return {**asdict(self.judged), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
+        return {**asdict(self.probed_device), "runs": list(self.runs), "is_probed": self.is_probed, "probe": probe,
                 "tested": self.tested, "measured": measured}  # fmt: skip
 
     @property
@@ -37,7 +37,7 @@ class ListedDevice:
         return None if self.tuning is None else self.tuning.chosen(self.device.name)
 
     @property
-    def judged(self) -> Device:
+    def probed_device(self) -> Device:
         """The device, not available when its probe failed."""
         if self.probe is None or self.probe.ok:
             return self.device
@@ -46,7 +46,7 @@ class ListedDevice:
     @property
     def note(self) -> str:
         """Which graphs it runs and how the probe went; or why not, and what helps."""
-        device = self.judged
+        device = self.probed_device
         if not device.available:
             return device.reason + (f" ({device.remedy})" if device.remedy else "")
         graphs = " or ".join(self.runs) or "the weights"

@@ -271,7 +271,7 @@ def devices() -> list[Device]:
         return web.devices()
     from embedllm.loading.device_list import listing
 
-    return [listed.judged for listed in listing()]
+    return [listed.probed_device for listed in listing()]
 
 
 async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:

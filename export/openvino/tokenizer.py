@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedllm.errors import ExportError
-from embedllm.files.no_telemetry import untracked
+from embedllm.files.no_telemetry import without_telemetry
 from embedllm.package.package import WEIGHTS
 
 LINK = "openvino_model.bin"  # where it looks for the weights of openvino_model.xml
@@ -14,7 +14,7 @@ LINK = "openvino_model.bin"  # where it looks for the weights of openvino_model.
 def check_installed() -> None:
     """Raises ExportError when a package that this module uses is missing."""
     try:
-        with untracked():
+        with without_telemetry():
             import openvino_tokenizers  # noqa: F401
             import transformers  # noqa: F401
     except ImportError as error:
@@ -29,7 +29,7 @@ def write_tokenizer(source: Path, folder: Path) -> None:
 
     Raises ExportError when openvino-tokenizers cannot convert it.
     """
-    with untracked():
+    with without_telemetry():
         import openvino
         from openvino_tokenizers import convert_tokenizer
         from transformers import AutoTokenizer

@@ -75,7 +75,7 @@ def test_a_device_is_listed_before_and_after_its_probe(doubtful: str) -> None:
 def test_a_device_whose_probe_failed_is_not_available(doubtful: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_run, "command", lambda device: [sys.executable, "-c", "import os; os.abort()"])
     failed = listed(doubtful, probe=True)
-    assert not failed.judged.available
+    assert not failed.probed_device.available
     assert failed.note.startswith("the probe crashed (")
     assert failed.note.endswith("EMBEDLLM_PROBE=off to use it all the same)")
     assert listed(doubtful).note == "openvino; not probed yet, --probe does it now"  # it may go better next time
@@ -84,10 +84,10 @@ def test_a_device_whose_probe_failed_is_not_available(doubtful: str, monkeypatch
 def test_a_device_that_computes_wrongly_is_not_available(doubtful: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = probe.failed("failed: probe mismatch", is_wrong=True)
     monkeypatch.setattr(probe_run, "in_process", lambda *_, **__: wrong)
-    judged = listed(doubtful, probe=True).judged
-    assert (judged.available, judged.reason) == (False, "the probe failed: probe mismatch")
+    probed_device = listed(doubtful, probe=True).probed_device
+    assert (probed_device.available, probed_device.reason) == (False, "the probe failed: probe mismatch")
     (device,) = (device for device in embedllm.devices() if device.name == doubtful)
-    assert device == judged
+    assert device == probed_device
     monkeypatch.setenv("EMBEDLLM_PROBE", "off")
     (device,) = (device for device in embedllm.devices() if device.name == doubtful)
     assert device.available

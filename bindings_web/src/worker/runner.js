@@ -26,7 +26,7 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
 const LARGE = 4096; // tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 /** A session and the tokens that it holds. */
-class HeldSequence {
+class CachedSequence {
   /** @type {number[]} */
   tokens = [];
 
@@ -63,9 +63,9 @@ class HeldSequence {
 export class Runner {
   #engine;
   #text;
-  /** @type {HeldSequence | null} kept for the next request, whose prompt often begins as the last one did */
+  /** @type {CachedSequence | null} kept for the next request, whose prompt often begins as the last one did */
   #idle = null;
-  /** @type {Map<number, HeldSequence>} */
+  /** @type {Map<number, CachedSequence>} */
   #conversations = new Map();
 
   /** @param {Engine} engine @param {TextCodec} text */
@@ -105,7 +105,7 @@ export class Runner {
 
   /** A session for a conversation; the caller puts the KV of these tokens into it. @param {number} conversation @param {number[]} tokens */
   hold(conversation, tokens) {
-    const made = new HeldSequence(this.#engine.open(tokens.length));
+    const made = new CachedSequence(this.#engine.open(tokens.length));
     made.tokens = tokens;
     this.#conversations.set(conversation, made);
     return made.session;
@@ -151,7 +151,7 @@ export class Runner {
       used.session.close();
       used = null;
     }
-    used ??= new HeldSequence(this.#engine.open(prompt.length));
+    used ??= new CachedSequence(this.#engine.open(prompt.length));
     if (conversation === null) this.#idle = used;
     else this.#conversations.set(conversation, used);
     return used;
@@ -160,7 +160,7 @@ export class Runner {
   /**
    * Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule.
    *
-   * @param {HeldSequence} sequence
+   * @param {CachedSequence} sequence
    * @param {Request} request
    */
   #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, constraint }) {

@@ -36,8 +36,8 @@ def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
     """Chat with a model.
 
     Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
-    one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the exit
-    code is 1 if a turn failed.
+    one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the
+    exit code is 1 if a turn failed.
 
     \b
     /reset         clear the history; the system prompt is kept

@@ -77,18 +77,18 @@ def device_lines(found: Sequence[ListedDevice], columns: int | None = None) -> l
     name_width = max(map(len, ["device", *(one.device.name for one in found)])) + 2
     indent = " " * (name_width + len("yes  "))
     lines = [f"{'device':{name_width}}available"]
-    for one in sorted(found, key=lambda one: not one.judged.available):  # a stable sort: else in their own order
+    for one in sorted(found, key=lambda one: not one.probed_device.available):  # a stable sort: else in their own order
         said = [line for fact in _facts_of(one) for line in _folded(fact, columns, len(indent))]
-        if not one.judged.available and one.judged.remedy:
-            said.append(one.judged.remedy)
-        name = f"{one.device.name:{name_width}}{'yes' if one.judged.available else 'no'}".ljust(len(indent))
+        if not one.probed_device.available and one.probed_device.remedy:
+            said.append(one.probed_device.remedy)
+        name = f"{one.device.name:{name_width}}{'yes' if one.probed_device.available else 'no'}".ljust(len(indent))
         lines += [f"{start}{line}" for start, line in zip([name, *[indent] * len(said)], said, strict=False)]
     return lines
 
 
 def _facts_of(one: ListedDevice) -> Iterator[str]:
     """What it is, where that is known, and what it runs or why not."""
-    device = one.judged
+    device = one.probed_device
     if device.description:
         memory = f", {device.memory / 2**30:.0f} GiB" if device.memory else ""
         yield f"{device.description}{memory} ({device.backend})"
