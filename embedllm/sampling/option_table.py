@@ -40,7 +40,9 @@ SAMPLING_OPTIONS = (
     _chance("top_p", float, "Top-p (nucleus) sampling: keep the fewest tokens with this probability mass; 1 = off."),
     _chance("min_p", float, "Min-p sampling: minimum probability relative to the best token; 0 = off."),
     _chance("typical_p", float, "Locally typical sampling: probability mass; 1 = off."),
-    _chance("top_n_sigma", float, "Top-n-sigma sampling: keep logits within N standard deviations of the best; 0 = off."),
+    _chance(
+        "top_n_sigma", float, "Top-n-sigma sampling: keep logits within N standard deviations of the best; 0 = off."
+    ),
     _chance("xtc_probability", float, "XTC sampling: probability of removing the top choices; 0 = off."),
     _chance("xtc_threshold", float, "XTC sampling: minimum probability of a top choice."),
     _chance("mirostat", int, "Mirostat 1/2: target perplexity control, in place of the truncations above; 0 = off."),
