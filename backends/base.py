@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.package.entries import Graph
@@ -37,6 +37,13 @@ class Device:
     reason: str = ""  # why not
     remedy: str = ""  # what to install or do
     memory: int = 0  # bytes of its own; 0: the machine's, or not told
+
+
+class Unsupported(NamedTuple):
+    """Why something cannot be done, and what helps."""
+
+    reason: str
+    remedy: str = ""
 
 
 class Interrupted(Exception):
@@ -257,3 +264,8 @@ class OpenOptions:
     openvino: OpenVINOOptions | None = None
     kv: str | None = None  # of its driver's `kv`
     adapts: bool = False  # its sessions shall take adapters
+
+    def require_graph(self) -> Graph:
+        """The graph of a device that has variants, for which there always is one."""
+        assert self.graph is not None
+        return self.graph

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 
-def cannot_run(device: Device, lack: str, remedy: str) -> DeviceUnavailable:
+def cannot_run(device: Device, reason: str, remedy: str) -> DeviceUnavailable:
     """The error of a device that does not suit a model."""
-    return DeviceUnavailable(f"'{device.name}' cannot run this model: {lack}.", [(device.name, lack, remedy)])
+    return DeviceUnavailable(f"'{device.name}' cannot run this model: {reason}.", [(device.name, reason, remedy)])
 
 
 def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit: int, remedy: str) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +10,6 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted, Session
 from embedllm.backends.reference.encoder_layers import EncoderLayers
 from embedllm.backends.reference.engine import ReferenceEngine
-from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -107,75 +103,10 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         start += count
 
 
-def open_cpu(choices: OpenOptions) -> EncoderEngine:
-    """On ONNX Runtime's CPU provider."""
-    from embedllm.backends.ort.engine import session_options
-    from embedllm.backends.ort.runtime import ort
-
-    options = session_options(choices.runtime, choices.exact)
-    return _on_ort(choices, lambda path: ort.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"], enable_fallback=0))  # fmt: skip
-
-
-def open_cuda(choices: OpenOptions) -> EncoderEngine:
-    """On ONNX Runtime's CUDA provider."""
-    from embedllm.backends.gpu.cuda import index_of, lock_of, start
-    from embedllm.backends.ort.engine import session_options
-
-    index, options = index_of(choices.device.name), session_options(choices.runtime, exact=False)
-    return _on_ort(choices, lambda path: start(path, options, index, captures=False), lock=lock_of(index))
-
-
-def _on_ort(
-    choices: OpenOptions, start: Callable[..., object], *, lock: AbstractContextManager[object] | None = None
-) -> EncoderEngine:
-    """lock: taken for every run."""
-    from embedllm.backends.ort.runtime import first_line, ort
-
-    assert choices.graph is not None  # the drivers that open this have variants
-    path = os.fspath(choices.package.folder / choices.graph.file)
-    try:
-        session = start(path)
-    except Exception as error:
-        raise DeviceError(f"ONNX Runtime {ort.__version__} cannot load '{path}': {first_line(error)}") from error
-    assert isinstance(session, ort.InferenceSession)
-
-    def run(inputs: Inputs) -> F32:
-        try:
-            with lock or nullcontext():
-                found = session.run(["hidden"], inputs)[0]
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime failed on {_size(inputs)}: {first_line(error)}") from error
-        return np.asarray(found).astype(np.float32, copy=False)
-
-    return EncoderEngine(choices.package, choices.device, run)
-
-
-def open_openvino(choices: OpenOptions) -> EncoderEngine:
-    """On a device of OpenVINO."""
-    from embedllm.backends.openvino.engine import compile_folder, properties
-    from embedllm.backends.openvino.runtime import as_device_error, target_of
-    from embedllm.backends.options import OpenVINOOptions
-
-    assert choices.graph is not None  # it has a variant
-    target, options = target_of(choices.device.name), choices.openvino or OpenVINOOptions()
-    chosen = properties(target, options, choices.runtime.threads, choices.exact)
-    compiled = compile_folder(choices.package, choices.graph, target, chosen, cut_logits=False)
-    lock = threading.Lock()  # as in ov.py
-
-    def run(inputs: Inputs) -> F32:
-        with lock, as_device_error(f"failed on {_size(inputs)}"):
-            request = compiled.create_infer_request()
-            request.infer(inputs)
-            return request.get_output_tensor(0).data.astype(np.float32)  # a copy: the request goes
-
-    return EncoderEngine(choices.package, choices.device, run)
-
-
-def open_reference(choices: OpenOptions) -> EncoderEngine:
+def open_reference(options: OpenOptions) -> EncoderEngine:
     """In NumPy, text by text: nothing is filled up."""
-    weights = ReferenceEngine(choices.package)
-    layers, decoder = EncoderLayers(weights), choices.package.decoder
+    weights = ReferenceEngine(options.package)
+    layers, decoder = EncoderLayers(weights), options.package.decoder
 
     def run(inputs: Inputs) -> F32:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -186,9 +117,10 @@ def open_reference(choices: OpenOptions) -> EncoderEngine:
             found[row, :count] = layers.hidden(rows, types[row, :count])
         return found
 
-    return EncoderEngine(choices.package, choices.device, run, layers)
+    return EncoderEngine(options.package, options.device, run, layers)
 
 
-def _size(inputs: Inputs) -> str:
+def describe_size(inputs: Inputs) -> str:
+    """Of a batch, for messages."""
     texts, tokens = inputs["input_ids"].shape
     return f"{texts} texts of {tokens} tokens"

@@ -10,21 +10,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from embedllm.backends.base import Device, Engine, OpenOptions
+from embedllm.backends.base import Device, Engine, OpenOptions, Unsupported
 from embedllm.backends.checks import cannot_run
-from embedllm.backends.devices.discovery import SOURCES, Source, plug_in_devices
-from embedllm.backends.devices.drivers import driver_of, known_driver
+from embedllm.backends.devices import drivers
+from embedllm.backends.devices.drivers import capabilities, device_family, find_family
 from embedllm.backends.devices.selection import Refusal, resolve
-from embedllm.backends.devices.support import external_graph_unsupported, model_lack
+from embedllm.backends.devices.support import external_graph_unsupported, package_unsupported
+from embedllm.backends.driver import Source
 from embedllm.backends.options import DEFAULT, OpenVINOOptions, RuntimeOptions
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS
+from embedllm.package.graph_variants import CALIBRATED, VARIANTS
 from embedllm.package.package import Package
 
 PAIR = "+"  # between the names of two devices that share a sequence
-_FREE = "openvino:"  # a target in OpenVINO's own words follows
-_PLUG_IN = "plugin:"  # a path follows
 _CALIBRATED = {variant.name for variant in CALIBRATED}
 _WITHOUT_ADAPTERS = "use the device 'cpu' or 'openvino', or merge the adapter: embedllm export --lora ADAPTER ..."
 _log = logging.getLogger("embedllm")
@@ -45,22 +44,21 @@ class DeviceCatalog:
 
     def everything(self) -> list[Device]:
         """Every device of every source, those that cannot be used with the reason."""
-        return [device for source in SOURCES for device in self._devices_of(source)]
+        return [device for source in drivers.sources() for device in self._devices_of(source)]
 
     def lookup(self, name: str, *, automatic: bool = False) -> list[Device]:
         """The devices that may be meant by a name; of a name that is not known, every one. See select.Find."""
-        if PAIR in name and not name.startswith(_PLUG_IN):
+        if _is_pair(name):
             halves = {half: self.lookup(half) for half in name.split(PAIR)}
             found = {device.name: device for devices in halves.values() for device in devices}
             return [*found.values(), *([self._checked(_pair(name, halves))] if name.count(PAIR) == 1 else [])]
-        if name.startswith(_PLUG_IN):
-            return [self._checked(device) for device in plug_in_devices(name)]
-        sources = [source for source in SOURCES if source.has(name)]
-        if automatic and sources and (lack := sources[0].absent(name)):
-            return [lack]
-        found = [device for source in sources or SOURCES for device in self._devices_of(source)]
-        if name.startswith(_FREE) and name not in {device.name for device in found}:
-            found += [self._checked(_free(name, device)) for device in found if device.name == "openvino"]
+        sources = drivers.sources_of(name)
+        if automatic and sources and (absent := sources[0].absent(name)):
+            return [absent]
+        found = [device for source in sources or drivers.sources() for device in self._devices_of(source)]
+        family = find_family(name)
+        if family is not None and family.free_form is not None and name not in {device.name for device in found}:
+            found += [self._checked(device) for device in family.free_form(name, found)]
         return found
 
     def _devices_of(self, source: Source) -> list[Device]:
@@ -73,8 +71,8 @@ class DeviceCatalog:
         if self._package is None or not device.available:
             return device
         package = suited(self._package, device)
-        lack = _lack(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
-        return replace(device, available=False, reason=lack[0], remedy=lack[1]) if lack else device
+        found = _unsupported(package, device, exact=self._exact, kv=self._kv, adapts=self._adapts)
+        return replace(device, available=False, reason=found.reason, remedy=found.remedy) if found else device
 
 
 def devices() -> list[Device]:
@@ -95,21 +93,19 @@ def devices_for(package: Package, wishes: Sequence[str] = (), *, exact: bool = F
 
 def facts(device: Device) -> dict[str, str]:
     """What the runtime tells of a device: driver, architecture, what it can compute in. For reports."""
-    if not device.available or known_driver(device).variants != (OPENVINO,):
-        return {}
-    from embedllm.backends.openvino import runtime as ov_runtime
-
-    return ov_runtime.facts(device.name)
+    return device_family(device).facts(device.name) if device.available else {}
 
 
-def runs_graphs(device: Device) -> bool:
-    """Whether a device runs the CPU's graph of the folder through ONNX Runtime, and so computes as that says."""
-    return any(FLOAT32.name in known_driver(half).variants for half in _halves(device))
+def check_exact(package: Package, device: Device) -> None:
+    """Raises PackageError for a package that a device, or one of a pair, could not compute exactly."""
+    for half in _halves(device):
+        if (check := device_family(half).check_exact) is not None:
+            check(package)
 
 
 def is_probed(device: Device) -> bool:
     """Whether a tiny model has to be right on a device before it is used; of a pair, its parts() are asked."""
-    return len(_halves(device)) == 1 and known_driver(device).probed
+    return len(_halves(device)) == 1 and capabilities(device).probed
 
 
 def suited(package: Package, device: Device, variants: Sequence[str] = ()) -> Package:
@@ -119,14 +115,14 @@ def suited(package: Package, device: Device, variants: Sequence[str] = ()) -> Pa
     """
     if package.external is None or len(_halves(device)) > 1:
         return package
-    driver = known_driver(device)
-    if driver.provider is None or not driver.is_gpu:
+    family = device_family(device)
+    if not family.capabilities.is_gpu:
         return package
     from embedllm.package.gpu_graph_choice import on_gpu
 
-    right = variants or driver.variants
+    right = variants or family.capabilities.variants
     has_float16 = any(one.activations == "float16" for one in VARIANTS if one.name in right)
-    return on_gpu(package, driver.provider.device, has_float16=has_float16, memory=device.memory)
+    return on_gpu(package, family.name, has_float16=has_float16, memory=device.memory)
 
 
 def parts(package: Package, device: Device, *, exact: bool = False) -> list[Device]:
@@ -169,13 +165,13 @@ def open_engine(
             variants=variants,
         )
     allowed = (variants or {}).get(device.name, ())
-    if lack := _lack(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed):
-        raise cannot_run(device, *lack)
-    driver = known_driver(device)
-    opens = driver.open if package.encoder is None else driver.open_encoder
-    assert opens is not None  # as _lack found
+    if unsupported := _unsupported(package, device, exact=exact, kv=kv, adapts=adapts, variants=allowed):
+        raise cannot_run(device, *unsupported)
+    family = device_family(device)
+    opens = family.open if package.encoder is None else family.open_encoder
+    assert opens is not None  # as _unsupported found
     refused: list[DeviceUnavailable] = []
-    for graph in driver.graphs(package, exact=exact, kv=kv, variants=allowed) or [None]:
+    for graph in capabilities(device).graphs(package, exact=exact, kv=kv, variants=allowed) or [None]:
         try:
             return opens(
                 OpenOptions(
@@ -197,9 +193,17 @@ def open_engine(
     raise DeviceUnavailable(" ".join(map(str, refused)), [one for error in refused for one in error.tried])
 
 
+def _is_pair(name: str) -> bool:
+    """Whether a name is of two devices; a "+" may be in a path, too."""
+    if PAIR not in name:
+        return False
+    family = find_family(name)
+    return family is None or not (family.names_paths and ":" in name)
+
+
 def _halves(device: Device) -> list[Device]:
     """The two devices of a pair, by their names; or the device itself."""
-    if PAIR not in device.name or device.name.startswith(_PLUG_IN):
+    if not _is_pair(device.name):
         return [device]
     return [replace(device, name=half) for half in device.name.split(PAIR)]
 
@@ -238,47 +242,32 @@ def _open_pair(
     return SplitEngine(reads, makes, device)
 
 
-def _free(name: str, cpu: Device) -> Device:
-    """A target in OpenVINO's own words, on the word of OpenVINO's CPU device."""
-    target = name.removeprefix(_FREE)
-    described = replace(cpu, name=name, description=f"OpenVINO's {target}")
-    plugin = target.partition(":")[0].partition(".")[0].upper()
-    if not cpu.available:
-        return described
-    if plugin == "NPU":
-        return replace(described, available=False, reason="it has no dynamic shapes", remedy="use the device 'npu'")
-    if plugin not in ("CPU", "GPU", "AUTO", "HETERO"):
-        reason = f"OpenVINO has no '{target}'"
-        return replace(described, available=False, reason=reason, remedy="CPU, GPU, AUTO:... or HETERO:...")
-    return described
-
-
 def _pair(name: str, halves: dict[str, list[Device]]) -> Device:
     """Two devices as one, available when both are."""
     found = [resolve(half, halves[half]) for half in name.split(PAIR)]
-    lacks: list[Refusal] = []
+    refusals: list[Refusal] = []
     for half, device in zip(name.split(PAIR), found, strict=True):
-        driver = driver_of(half)
-        if isinstance(device, Refusal) or driver is None:
-            lacks.append(Refusal(half, "not found"))
-        elif not driver.shares:
-            lacks.append(Refusal(half, "its KV can be neither taken out nor put in", "use that device alone"))
+        family = find_family(half)
+        if isinstance(device, Refusal) or family is None:
+            refusals.append(Refusal(half, "not found"))
+        elif not family.capabilities.moves_kv:
+            refusals.append(Refusal(half, "its KV can be neither taken out nor put in", "use that device alone"))
         elif not device.available:
-            lacks.append(Refusal(half, device.reason, device.remedy))
+            refusals.append(Refusal(half, device.reason, device.remedy))
     there = [device for device in found if isinstance(device, Device)]
     if len({device.name for device in there}) < len(there):
-        lacks.append(Refusal(name, "both are the same device", "use it alone"))
+        refusals.append(Refusal(name, "both are the same device", "use it alone"))
     return Device(
         name=name,
         backend=" + ".join(device.backend for device in there),
         description=" + ".join(device.description for device in there),
-        available=not lacks,
-        reason="; ".join(f"'{lack.device}': {lack.reason}" for lack in lacks),
-        remedy="; ".join(lack.remedy for lack in lacks if lack.remedy),
+        available=not refusals,
+        reason="; ".join(f"'{one.device}': {one.reason}" for one in refusals),
+        remedy="; ".join(one.remedy for one in refusals if one.remedy),
     )
 
 
-def _lack(
+def _unsupported(
     package: Package,
     device: Device,
     *,
@@ -286,42 +275,58 @@ def _lack(
     kv: str | None = None,
     adapts: bool = False,
     variants: Sequence[str] = (),
-) -> tuple[str, str] | None:
+) -> Unsupported | None:
     """Why a device cannot do what is asked with this folder, and what helps."""
-    is_encoder = package.encoder is not None
-    if is_encoder and (len(_halves(device)) > 1 or known_driver(device).open_encoder is None):
+    halves = _halves(device)
+    if package.encoder is not None and (len(halves) > 1 or device_family(device).open_encoder is None):
         reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
-        return reason, "use the device 'cpu', 'cuda' or 'openvino'"
-    alone = len(_halves(device)) == 1
-    if alone and (lack := external_graph_unsupported(package, known_driver(device), exact=exact, kv=kv)) is not None:
-        return lack
-    if adapts and any(half.name.startswith(_FREE) or not known_driver(half).adapts for half in _halves(device)):
-        return "it takes no adapters with this library", _WITHOUT_ADAPTERS
-    if not alone and isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:
-        return "two devices at once share their KV, and a recurrent model has states beside it", "use one of them"
-    if not alone:
-        return ("two devices at once share their KV as floats", "use one of them, or load without kv") if kv else None
-    driver = known_driver(device)
-    if adapts and kv is not None and set(driver.kv.get(kv, ())) & _CALIBRATED:
+        return Unsupported(reason, "use the device 'cpu', 'cuda' or 'openvino'")
+    without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
+    if len(halves) > 1:
+        return _pair_unsupported(package, kv=kv, without_adapters=without_adapters)
+    family, can = device_family(device), capabilities(device)
+    if found := external_graph_unsupported(package, family, exact=exact, kv=kv):
+        return found
+    if without_adapters:
+        return Unsupported("it takes no adapters with this library", _WITHOUT_ADAPTERS)
+    if adapts and kv is not None and set(can.kv.get(kv, ())) & _CALIBRATED:
         # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/adapters/test_adapters.py)
-        return (
+        return Unsupported(
             f"the scales of its {kv} KV were found without adapters, which reach farther",
             "load it without kv, or use the device 'openvino'",
         )
-    if kv is not None and kv not in driver.kv:
-        return f"its KV cannot be kept as {kv} with this library", "use the device 'cpu', or load without kv"
-    if driver.variants and exact and not driver.exact:
-        return "it computes in float16 or rounds, so that nothing is exact there", "load it without exact"
-    if lack := driver.lack(exact):
-        return lack
-    if driver.variants and not driver.graphs(package, exact=exact, kv=kv, variants=variants):
-        wanted = driver.wanted(exact=exact, kv=kv, variants=variants)
-        named = " or ".join(f"'{variant}'" for variant in wanted or driver.variants)
-        if impossible := [lack for one in VARIANTS if one.name in wanted and (lack := one.lack(package.decoder))]:
-            return f"there is no {named} graph of '{package.name}': {impossible[0]}", "use another device"
-        if damaged := next((one for one in wanted if one in package.damaged), None):
-            return package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}"
-        has = ", ".join(f"'{graph.variant}'" for graph in package.graphs) or "none"
-        remedy = f"embedllm graph {package.folder} --variant {wanted[0]}" if wanted else "export the model again"
-        return f"'{package.name}' has no {named} graph (it has {has})", remedy
-    return model_lack(package, driver, kv=kv)
+    if kv is not None and kv not in can.kv:
+        reason = f"its KV cannot be kept as {kv} with this library"
+        return Unsupported(reason, "use the device 'cpu', or load without kv")
+    if can.variants and exact and not can.exact:
+        reason = "it computes in float16 or rounds, so that nothing is exact there"
+        return Unsupported(reason, "load it without exact")
+    if found := family.unsupported_request(exact):
+        return found
+    if can.variants and not can.graphs(package, exact=exact, kv=kv, variants=variants):
+        allowed = can.allowed_variants(exact=exact, kv=kv, variants=variants)
+        return _without_graph(package, allowed, can.variants)
+    return package_unsupported(package, family, kv=kv)
+
+
+def _pair_unsupported(package: Package, *, kv: str | None, without_adapters: bool) -> Unsupported | None:
+    if without_adapters:
+        return Unsupported("it takes no adapters with this library", _WITHOUT_ADAPTERS)
+    if isinstance(package.architecture, Decoder) and package.decoder.is_recurrent:
+        reason = "two devices at once share their KV, and a recurrent model has states beside it"
+        return Unsupported(reason, "use one of them")
+    if kv:
+        return Unsupported("two devices at once share their KV as floats", "use one of them, or load without kv")
+    return None
+
+
+def _without_graph(package: Package, allowed: Sequence[str], variants: Sequence[str]) -> Unsupported:
+    """allowed: of the variants that a device has, those that do what is asked."""
+    names = " or ".join(f"'{variant}'" for variant in allowed or variants)
+    if reasons := [reason for one in VARIANTS if one.name in allowed and (reason := one.lack(package.decoder))]:
+        return Unsupported(f"there is no {names} graph of '{package.name}': {reasons[0]}", "use another device")
+    if damaged := next((one for one in allowed if one in package.damaged), None):
+        return Unsupported(package.damaged[damaged], f"embedllm graph {package.folder} --variant {damaged}")
+    has = ", ".join(f"'{graph.variant}'" for graph in package.graphs) or "none"
+    remedy = f"embedllm graph {package.folder} --variant {allowed[0]}" if allowed else "export the model again"
+    return Unsupported(f"'{package.name}' has no {names} graph (it has {has})", remedy)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from embedllm.backends.base import Device
+from embedllm.backends.driver import family_name
 from embedllm.errors import DeviceUnavailable
 
 AUTO = "auto"
@@ -92,8 +93,8 @@ class DeviceSearch:
             for candidate in self._ranking:
                 found = self._find(candidate, automatic=True)
                 family = [_not_software(device) for device in found
-                          if family_of(device.name) == candidate and device.name != self._fastest]  # fmt: skip
-                if not family and family_of(self._fastest) == candidate:
+                          if family_name(device.name) == candidate and device.name != self._fastest]  # fmt: skip
+                if not family and family_name(self._fastest) == candidate:
                     continue  # it was tried
                 yield from self._taken(family or [Refusal(candidate, "no such device was found")])
 
@@ -153,23 +154,18 @@ def names_in(text: str) -> list[str]:
     return names
 
 
-def family_of(name: str) -> str:
-    """What a device's name begins with: "cuda" of "cuda:1", "openvino-gpu" of "openvino-gpu.1"."""
-    return re.split(r"[:.]", name, maxsplit=1)[0]
-
-
 def resolve(name: str, devices: Sequence[Device]) -> Device | Refusal:
     """The device that a name means.
 
     name: as the device's own; "cuda:0" for the first of several; or "cuda:H200", a part of its description.
     """
     by_name = {device.name: device for device in devices}
-    family, wanted = family_of(name), name[len(family_of(name)) + 1 :]
+    family, wanted = family_name(name), name[len(family_name(name)) + 1 :]
     if name in by_name:
         return by_name[name]
     if wanted == "0" and family in by_name:
         return by_name[family]
-    members = [device for device in devices if family_of(device.name) == family]
+    members = [device for device in devices if family_name(device.name) == family]
     if not members or not wanted:
         known = ", ".join(repr(device.name) for device in devices if device.available)
         return Refusal(name, f"not found by {_backends(devices)}", f"available: {known}")

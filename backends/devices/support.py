@@ -2,75 +2,63 @@
 
 from __future__ import annotations
 
-from embedllm.backends.devices.drivers import Driver
+from embedllm.backends.base import Unsupported
+from embedllm.backends.driver import DeviceFamily
 from embedllm.package.external_graph import ExternalGraph
-from embedllm.package.graph_variants import OPENVINO
 from embedllm.package.package import Package
 from embedllm.package.tensors import linears, outer_matrices, tables
 
 
 def external_graph_unsupported(
-    package: Package, driver: Driver, *, exact: bool, kv: str | None
-) -> tuple[str, str] | None:
-    """Why a device cannot run a model that another exporter has traced; None where it can, or it is described."""
+    package: Package, family: DeviceFamily, *, exact: bool, kv: str | None
+) -> Unsupported | None:
+    """Why a device cannot run a graph that another exporter has written; None where it can, or it is described."""
+    can = family.capabilities
     if not isinstance(package.architecture, ExternalGraph):
-        if driver.external_graphs and not driver.variants:
-            return "it runs folders of onnxruntime-genai that no other device runs", "use the device 'cpu'"
+        if can.external_graphs and not can.variants:
+            return Unsupported("it runs folders of onnxruntime-genai that no other device runs", "use the device 'cpu'")
         return None
-    runs = any(graph.variant in driver.external_graphs for graph in package.graphs)
-    if not runs or (driver.is_gpu and package.external is None):
+    runs = any(graph.variant in can.external_graphs for graph in package.graphs)
+    if not runs or (can.is_gpu and package.external is None):
         maker = "optimum" if package.external is None else package.external.maker
         remedy = f"use the device '{'cpu' if package.external is None else package.external.surest}'"
-        return f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
+        return Unsupported(
+            f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
+        )
     faults = {} if package.external is None else package.external.faults
-    if driver.provider is not None and driver.provider.device in faults:
-        others = "'cuda' or 'webgpu'" if driver.provider.device == "cpu" else "'cpu'"
+    if family.name in faults:
+        others = "'cpu'" if can.is_gpu else "'cuda' or 'webgpu'"
         remedy = f"use the device {others}, or another graph of the folder by its path"
-        return f"in the graph of '{package.name}' {faults[driver.provider.device]}", remedy
-    if driver.is_gpu and exact:
-        return "how it rounds in a graph of another exporter is not known", "load it without exact, or on 'cpu'"
-    return None if kv is None else (f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
+        return Unsupported(f"in the graph of '{package.name}' {faults[family.name]}", remedy)
+    if can.is_gpu and exact:
+        return Unsupported(
+            "how it rounds in a graph of another exporter is not known", "load it without exact, or on 'cpu'"
+        )
+    return (
+        None
+        if kv is None
+        else Unsupported(f"the graph of '{package.name}' keeps its KV as floats", "load it without kv")
+    )
 
 
-def model_lack(package: Package, driver: Driver, *, kv: str | None) -> tuple[str, str] | None:
+def package_unsupported(package: Package, family: DeviceFamily, *, kv: str | None) -> Unsupported | None:
     """What is in the way, and what helps; None when nothing is. kv: the type of a quantized KV that is asked for."""
-    entries = package.manifest.get("quantization")
-    packings = entries.values() if isinstance(entries, dict) else ()
-    if not driver.zero_points and not all(isinstance(p, dict) and p.get("symmetric", True) for p in packings):
-        return (
-            f"the weights of '{package.name}' have zero points, which the NPU's compiler does not take",
-            "export it with --target npu",
-        )
-    if not driver.zero_points and any(isinstance(p, dict) and p.get("scale_bits", 16) != 16 for p in packings):
-        return (
-            f"the weights of '{package.name}' have scales in float32, which the NPU's compiler is not known to take",
-            "export it anew with --bits 4 --target npu",
-        )
+    if (unsupported := family.unsupported_package(package, kv)) is not None:
+        return unsupported
     if isinstance(package.architecture, ExternalGraph):
         return None  # see external_graph_unsupported()
-    if not driver.odd_zero_points and (found := _odd_zero_points(package)):
+    can = family.capabilities
+    if not can.odd_zero_points and (found := _odd_zero_points(package)):
         name, count = found
-        return (
+        return Unsupported(
             f"the matrix '{name}' of '{package.name}' has rows of {count} zero points of 4 bits, an odd number, which "
-            "ONNX Runtime's CUDA operators misread",
+            "the operators there misread",
             "use the device 'cpu' or 'openvino', or export it anew with --bits 4, without zero points",
         )
-    if not driver.mixtures and package.decoder.is_mixture:
-        return (
-            f"'{package.name}' is a mixture of experts, which take as many tokens as there happen to be; the NPU's "
-            "shapes are fixed",
-            "use another device",
-        )
-    if not driver.recurrent and package.decoder.is_recurrent:
-        return (
+    if not can.recurrent and package.decoder.is_recurrent:
+        return Unsupported(
             f"layers of '{package.name}' keep a state of fixed size of what came before, which sessions there do not",
             "use the device 'cpu' or 'openvino'",
-        )
-    capped = any(attention.softcap for attention in package.decoder.attentions)
-    if kv is not None and OPENVINO in driver.kv.get(kv, ()) and capped:
-        return (
-            f"attention of '{package.name}' caps its scores, which OpenVINO does with a KV of floats only",
-            "load it without kv",
         )
     return None
 

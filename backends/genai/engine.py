@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedllm.backends.base import LARGER_MODEL, Device
-from embedllm.backends.external_graph.engine import MOST_DIFFERENCE
 from embedllm.backends.genai.session import GenaiSession, Generator
 from embedllm.backends.ort.engine import CHUNK
+from embedllm.backends.ort.external_graph.engine import MOST_DIFFERENCE
 from embedllm.backends.ort.runtime import first_line  # sets what onnxruntime_genai, too, reads when it is imported
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED
 from embedllm.backends.system.cpu_threads import compute_threads

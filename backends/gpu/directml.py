@@ -18,8 +18,7 @@ from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.directml_session import Buffers, DirectMLSession
 from embedllm.backends.gpu.io_binding_engine import HEAVY
-from embedllm.backends.gpu.session import device_errors
-from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import DIRECTML

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, device_errors, empty_kv
+from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
+from embedllm.backends.ort.runtime import device_errors
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:

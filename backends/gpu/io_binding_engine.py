@@ -19,8 +19,8 @@ from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.buffers import Buffers
 from embedllm.backends.gpu.device_logits import BEST, HEADS, LARGEST_VOCABULARY, device_row, sizes
-from embedllm.backends.gpu.session import DeviceSession, device_errors
-from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.gpu.session import DeviceSession
+from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device, Interrupted
+from embedllm.backends.base import LARGER_EXPORT, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.errors import DeviceError, EmbedError
+from embedllm.errors import DeviceError
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 _GROWTH = 2  # a growth copies the KV through the host
-
-
-@contextmanager
-def device_errors(device: Device) -> Iterator[None]:
-    """What ONNX Runtime raises within the block, as a DeviceError: that memory is short, that a device was lost."""
-    try:
-        yield
-    except (EmbedError, Interrupted, ValueError):
-        raise
-    except Exception as error:
-        raise DeviceError(f"'{device.name}' failed: {first_line(error)}") from error
 
 
 class KvBuffers(Protocol):

@@ -19,11 +19,10 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
-from embedllm.backends.gpu.session import device_errors
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession
 from embedllm.backends.ort import plugins
-from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
+from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph

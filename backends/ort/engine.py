@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import LARGER_EXPORT, Device, Unsupported
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
@@ -52,14 +52,14 @@ def devices() -> list[Device]:
     return [Device(name="cpu", backend=f"onnxruntime {ort.__version__}", description=_processor(), available=True)]
 
 
-def age_lack(*, exact: bool, version: str = ort.__version__) -> tuple[str, str] | None:
+def unsupported_exact(*, exact: bool, version: str = ort.__version__) -> Unsupported | None:
     """Why this ONNX Runtime is too old for what is asked of its CPU provider, and what helps."""
     if not exact or not _is_old(version):
         return None
     reason = (
         f"ONNX Runtime {version} rounds activations on the CPU whatever is asked of it; 1.31 is the first that does not"
     )
-    return reason, "load it without exact, or from an environment with onnxruntime 1.31 or newer"
+    return Unsupported(reason, "load it without exact, or from an environment with onnxruntime 1.31 or newer")
 
 
 def warn_of_age(version: str = ort.__version__) -> None:

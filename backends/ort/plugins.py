@@ -11,8 +11,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from embedllm.backends.ort.providers import GROUP
 from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.backends.system.ort_providers import GROUP
 from embedllm.errors import DeviceError
 
 _QUIET, _WARNING = 4, 2  # log severities: "fatal", and what ONNX Runtime starts with

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+
+from embedllm.backends.base import Device, Interrupted
+from embedllm.errors import DeviceError, EmbedError
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
 import onnxruntime as ort
@@ -32,3 +36,14 @@ def first_line(error: Exception) -> str:
     """What an exception says, in a line, without the place in ONNX Runtime's sources that it may begin with."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _PLACE.sub("", lines[0])
+
+
+@contextmanager
+def device_errors(device: Device) -> Iterator[None]:
+    """What ONNX Runtime raises within the block, as a DeviceError: that memory is short, that a device was lost."""
+    try:
+        yield
+    except (EmbedError, Interrupted, ValueError):
+        raise
+    except Exception as error:
+        raise DeviceError(f"'{device.name}' failed: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from embedllm._version import __version__
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.devices.drivers import known_driver
+from embedllm.backends.devices.drivers import device_family
 from embedllm.backends.probe import probe
 from embedllm.backends.probe.probe import Outcome
 from embedllm.backends.system import hardware
@@ -81,26 +81,10 @@ def _key(device: Device) -> dict[str, str]:
         "embedllm": __version__,
         "model": sha256((probe.FOLDER / "embedllm.json").read_bytes()).hexdigest(),
         "builds": " ".join(f"{build.name} {build.version}" for build in builds()),
-        "provider": _provider_version(device),
+        "provider": device_family(device).version(device),
         "driver": hardware.driver_stamp(),
         "facts": json.dumps(registry.facts(device), sort_keys=True),
     }
-
-
-def _provider_version(device: Device) -> str:
-    """Of a plug-in: its distribution's version, or its file's size and date."""
-    from importlib import metadata
-
-    provider = known_driver(device).provider
-    if provider is None or not provider.module:
-        return ""
-    path = Path(device.name.partition(":")[2])
-    if provider.device == "plugin" and path.is_file():
-        return f"{path.stat().st_size} {path.stat().st_mtime_ns}"
-    try:
-        return metadata.version(provider.module.replace("_", "-"))
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _path(device: Device, key: dict[str, str]) -> Path:

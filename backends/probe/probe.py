@@ -18,7 +18,7 @@ from pathlib import Path
 
 from embedllm.backends.base import Device, Engine
 from embedllm.backends.devices import registry
-from embedllm.backends.devices.drivers import known_driver
+from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.devices.selection import resolve
 from embedllm.package.graph_variants import DIRECTML, FLOAT16, GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package.package import Package, open_package
@@ -73,7 +73,7 @@ def run(device: Device) -> Outcome:
     package = open_package(FOLDER)
     troubles: list[str] = []
     computed = True
-    for variant in known_driver(device).variants or ("",):
+    for variant in capabilities(device).variants or ("",):
         difference, trouble = _tried(package, device, variant)
         if difference is not None and not trouble:
             return Outcome(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.devices.drivers import known_driver
+from embedllm.backends.devices.drivers import capabilities
 from embedllm.backends.probe import cache as probe_memory
 from embedllm.backends.probe import probe
 from embedllm.backends.probe.probe import Outcome, failed
@@ -82,7 +82,7 @@ def variants(device: Device, outcome: Outcome | None) -> tuple[str, ...]:
     """The graphs that may be used after a probe: the one that was right, and those after it; () for no restriction."""
     if outcome is None or not outcome.variant:
         return ()
-    preferred = known_driver(device).variants
+    preferred = capabilities(device).variants
     return preferred[preferred.index(outcome.variant) :]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from PyInstaller.depend.imphookapi import PostGraphAPI
 from PyInstaller.utils.hooks import collect_data_files, copy_metadata, get_hook_config
 
+from embedllm.backends.devices.drivers import MODULES
 from embedllm.backends.system.ort_builds import builds
 
 _DEMO = "demo/*"
@@ -19,5 +20,6 @@ def hook(hook_api: PostGraphAPI) -> None:
     has_demo = get_hook_config(hook_api, "embedllm", "demo") is not False
     hook_api.add_datas(collect_data_files("embedllm", excludes=_NOT_TAKEN + ([] if has_demo else [_DEMO])))
     hook_api.add_datas(collect_data_files("embedllm.backends"))
+    hook_api.add_imports(*MODULES)  # which are imported by their names
     for build in builds():
         hook_api.add_datas(copy_metadata(build.name))  # devices() tells two builds that overwrite each other by it

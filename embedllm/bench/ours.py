@@ -8,12 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 import embedllm
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.devices.selection import names_in
+from embedllm.backends.driver import Capabilities
 from embedllm.bench.engine import About, Facts
 from embedllm.bench.workload import CONCURRENT, STRUCTURED
 from embedllm.files.safetensors_header import read_header
 from embedllm.kv_cache.prefix_cache import PREFIX_CACHE_BYTES
-from embedllm.loading.memory_estimate import FOOTPRINTS, ON_HOST
 from embedllm.package.architecture import Decoder, Moe
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.package import Package
@@ -44,7 +45,7 @@ class Ours:
             versions={"embedllm": embedllm.__version__, name: version},
             device=device.name + (", exact" if self._exact else ""),
             hardware=device.description,
-            on_host=all(part in ON_HOST for part in device.name.split("+")),
+            on_host=all(_capabilities(part).uses_host_memory for part in device.name.split("+")),
             threads=self._threads,
             keeps=True,
             can=(STRUCTURED, CONCURRENT),
@@ -127,8 +128,13 @@ def step_bytes(package: Package) -> int:
 
 def kv_bytes_per_token(decoder: Decoder | ExternalGraph, device: str, *, exact: bool) -> float | None:
     """That attention reads of each token before; None for devices whose KV was not looked at."""
-    footprint = FOOTPRINTS.get((device, exact))
+    footprint = _capabilities(device).footprints.get(exact)
     return None if footprint is None else kv_bytes(decoder, 1, 1) * footprint.kv_bits / 8
+
+
+def _capabilities(device: str) -> Capabilities:
+    family = find_family(device)
+    return Capabilities() if family is None else family.capabilities_of(device)
 
 
 def layers_packing(package: Package) -> tuple[int | None, int | None]:

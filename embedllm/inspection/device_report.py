@@ -43,17 +43,16 @@ class Trial:
 
 def machine() -> dict[str, str]:
     """The system, and what is installed of what runs models."""
+    from embedllm.backends.devices.drivers import python_packages
     from embedllm.backends.system.hardware import driver_stamp
     from embedllm.backends.system.ort_builds import builds
-    from embedllm.backends.system.ort_providers import PROVIDERS
 
     found = {"embedllm": __version__, "system": platform.platform(), "machine": platform.machine(),
              "python": sys.version.split()[0], "drivers": driver_stamp()}  # fmt: skip
     found |= {build.name: build.version for build in builds()} or {"onnxruntime": "not installed"}
     for name in _PACKAGES:
         found[name] = _version(name) or "not installed"
-    plug_ins = {provider.module.replace("_", "-") for provider in PROVIDERS if provider.module}
-    return found | {name: version for name in sorted(plug_ins) if (version := _version(name))}
+    return found | {name: version for name in sorted(python_packages()) if (version := _version(name))}
 
 
 def _version(distribution: str) -> str:

@@ -62,20 +62,22 @@ def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Li
     probe: the tiny model is run on each that needs it, now. tuning: of a model, whose speeds are to be told.
     """
     from embedllm.backends.devices import registry
-    from embedllm.backends.devices.drivers import driver_of
+    from embedllm.backends.devices.drivers import find_family
+    from embedllm.backends.driver import Capabilities
     from embedllm.backends.probe import runner as probe_run
 
     for device in registry.devices():
-        driver = driver_of(device.name)
+        family = find_family(device.name)
+        can = family.capabilities_of(device.name) if family else Capabilities()
         is_probed = device.available and registry.is_probed(device)
         outcome = None
         if is_probed:
             outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
         yield ListedDevice(
             device=device,
-            runs=driver.variants or driver.external_graphs if driver else (),
+            runs=can.variants or can.external_graphs,
             is_probed=is_probed,
             probe=outcome,
-            tested=driver.tested if driver else "",
+            tested=can.tested,
             tuning=tuning,
         )

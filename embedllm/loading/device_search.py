@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.backends.base import Device, Engine
+from embedllm.backends.base import Device, Engine, Unsupported
 from embedllm.backends.checks import cannot_run
-from embedllm.errors import DeviceError, DeviceUnavailable, PackageError
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
     from embedllm.backends.probe.runner import Probes
 
-_HEEDED = 32  # the group for which ONNX Runtime 1.31 heeds mlas.qnbit.force_fp32 (docs/numerics.md)
 _log = logging.getLogger("embedllm")
 
 
@@ -42,16 +41,16 @@ def open_first(
     from embedllm.loading.memory_estimate import estimate_memory, shortfall
 
     failures: list[DeviceUnavailable] = []
-    probed = ProbeResults(package, exact=exact)
+    probes = ProbeResults(package, exact=exact)
     adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
     given = package
     for device in search:
-        if (bad := probed.refusal_of(device)) is not None:
-            search.refuse(device, *bad)
+        if (unsupported := probes.unsupported(device)) is not None:
+            search.refuse(device, *unsupported)
             continue
-        package = registry.suited(given, device, probed.variants.get(device.name, ()))
-        if exact and registry.runs_graphs(device):
-            check_exact(package)
+        package = registry.suited(given, device, probes.variants.get(device.name, ()))
+        if exact:
+            registry.check_exact(package, device)
         memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
         short = shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
         if short is not None:
@@ -59,7 +58,7 @@ def open_first(
                 raise cannot_run(device, "; ".join(short), short[1])
             search.refuse(device, *short)
             continue
-        noted = "".join(f"; {note}" for note in probed.notes)
+        noted = "".join(f"; {note}" for note in probes.notes)
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
@@ -71,7 +70,7 @@ def open_first(
                 kv=kv,
                 adapts=adapters is not None,
                 openvino=openvino,
-                variants=probed.variants,
+                variants=probes.variants,
             )
             return engine, memory, package
         except DeviceError as error:
@@ -96,7 +95,7 @@ class ProbeResults:
         self._exact = exact
         self._probes: Probes | None = None
 
-    def refusal_of(self, device: Device) -> tuple[str, str] | None:
+    def unsupported(self, device: Device) -> Unsupported | None:
         """Why a device, or one of a pair, must not be used, and what helps; None when it may be."""
         from embedllm.backends.devices import registry
 
@@ -110,7 +109,7 @@ class ProbeResults:
             outcome = self._probes.outcome_for(part)
             if outcome is not None and not outcome.ok:
                 whose = "" if part.name == device.name else f"'{part.name}': "
-                return whose + outcome.reason, outcome.remedy
+                return Unsupported(whose + outcome.reason, outcome.remedy)
             self.variants[part.name] = probe_run.variants(part, outcome)
             self.notes += [outcome.reason] if outcome is not None and outcome.reason else []
         return None
@@ -123,30 +122,3 @@ def _unavailable(device: Device, error: DeviceError) -> DeviceUnavailable:
         if isinstance(error, DeviceUnavailable)
         else DeviceUnavailable(str(error), [(device.name, str(error), "")])
     )
-
-
-def check_exact(package: Package) -> None:
-    """Raises PackageError when the graph has products that round their activations, whatever the runtime is told."""
-    from embedllm.package.external_graph import ExternalGraph
-
-    recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))
-    if not isinstance(recipe, dict) or not isinstance(packings, dict) or recipe.get("exact"):
-        return
-    decoder = package.architecture
-    # an embedding alone is no product
-    looked_up = set() if isinstance(decoder, ExternalGraph) else {decoder.embedding.name} - {decoder.head.name}
-    found = (entry for name, entry in packings.items() if name not in looked_up and isinstance(entry, dict))
-    if rounding := next((said for entry in found if (said := _rounds(entry))), ""):
-        raise PackageError(
-            f"'{package.name}' cannot be loaded with exact=True: it has {rounding}, whose products round their "
-            "activations unless the folder was exported with --exact. Load it without exact; or on the device "
-            "'reference', which rounds nothing and is slow; or, with its checkpoint at hand, export it so."
-        )
-
-
-def _rounds(packing: Mapping[str, object]) -> str:
-    """What of a matrix is rounded though ONNX Runtime is told not to; empty where it heeds that."""
-    bits, group = packing.get("bits"), packing.get("group_size")
-    if bits == 4 and group != _HEEDED:
-        return f"4-bit matrices in groups of {group}"
-    return "8-bit matrices" if bits == 8 else ""

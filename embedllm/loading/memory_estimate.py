@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from embedllm.backends.base import Device, MemoryEstimate
+from embedllm.backends.base import Device, MemoryEstimate, Unsupported
+from embedllm.backends.devices.drivers import capabilities
+from embedllm.backends.driver import Capabilities, MemoryFootprint
 from embedllm.backends.sessions.window_retention import most_rows
 from embedllm.files.free_memory import free_bytes
 from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Mixer, Mlp
@@ -22,26 +23,6 @@ LEAST = 256  # tokens of context that have to fit, or all of a package that hold
 _OWN = 20 << 20  # bytes of a runtime, its graph and a tokenizer, without the process that they are in
 _FLOAT = 32  # bits
 _QUANTIZED = {"int8": 9, "int4": 5}  # bits of a value of the KV with a share of a scale, rounded up
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """How much memory a runtime takes for a model: docs/performance.md#memory has the measurements."""
-
-    bits_per_group: int  # of packed weights, beside their own bits: scales, sums
-    kv_bits: float  # a value
-    chunk: int  # tokens of a prompt that are fed at once
-    keeps_scores: bool = False  # of all heads, where a chunk follows what is held
-
-
-# by the device's name and whether it computes exactly
-FOOTPRINTS = {
-    ("cpu", False): Footprint(bits_per_group=96, kv_bits=32, chunk=512),
-    ("cpu", True): Footprint(bits_per_group=32, kv_bits=32, chunk=512),
-    # KV of 8 bits with a scale and a zero point for each head
-    ("openvino", False): Footprint(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True),
-}
-ON_HOST = ("cpu", "openvino", "npu-on-cpu", "reference")  # whose memory is the machine's
 
 
 def estimate_memory(
@@ -94,7 +75,7 @@ def shortfall(
     exact: bool = False,
     kv: str | None = None,
     adapter_bytes: int = 0,
-) -> tuple[str, str] | None:
+) -> Unsupported | None:
     """Why a device has too little memory for a model, and what helps; None when it fits, or when that is not told.
 
     estimate: what estimate_memory() gave of the same, for a caller that has it already.
@@ -108,30 +89,30 @@ def shortfall(
     if least.free_bytes is None or least.fits:
         return None
     reason = f"it has too little memory: '{package.name}' needs {least}; {least.free_bytes / 2**20:,.0f} MiB are free"
-    return reason, f"close other programs, or take a smaller model; {SWITCH}=off loads it all the same, by swapping"
+    remedy = f"close other programs, or take a smaller model; {SWITCH}=off loads it all the same, by swapping"
+    return Unsupported(reason, remedy)
 
 
 def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: str | None) -> MemoryEstimate:
     """On one device."""
     decoder = package.architecture
-    footprint = FOOTPRINTS.get((device.name, exact))
-    weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, device, exact=exact), 0
-    if device.name == "reference":
+    can = capabilities(device)
+    footprint = can.footprints.get(exact)
+    weights, kv_bits, scratch = package.stored.bytes, _kv_bits(package, can, exact=exact), 0
+    if can.dequantizes:
         weights = 4 * parameters(decoder)
     if isinstance(decoder, ExternalGraph):
         kv_bits = 2 * _FLOAT  # a step's KV is another copy
     elif footprint is not None:
-        weights = _OWN + _kept(package, footprint)
-        kv_bits, scratch = (
-            min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT)),
-            _scratch(decoder, footprint, tokens),
-        )
+        weights = _OWN + _packed_bytes(package, footprint)
+        kv_bits = min(footprint.kv_bits, _QUANTIZED.get(kv or "", _FLOAT))
+        scratch = _scratch(decoder, footprint, tokens)
     return MemoryEstimate(
         model=package.name,
         device=device.name,
         context=tokens,
         weights_bytes=weights,
-        kv_bytes=int(_kv_values(decoder, device, tokens) * kv_bits / 8) + state_bytes(decoder),
+        kv_bytes=int(_kv_values(decoder, can, tokens) * kv_bits / 8) + state_bytes(decoder),
         scratch_bytes=scratch,
         free_bytes=None,
         largest_context=None,
@@ -139,21 +120,21 @@ def _needs(package: Package, device: Device, tokens: int, *, exact: bool, kv: st
     )
 
 
-def _kv_values(decoder: Decoder | ExternalGraph, device: Device, tokens: int) -> int:
-    """Of a sequence; on the CPU, layers with windows forget (docs/concepts.md#windows)."""
+def _kv_values(decoder: Decoder | ExternalGraph, can: Capabilities, tokens: int) -> int:
+    """Of a sequence."""
     values = kv_bytes(decoder, tokens, 1)
-    if device.name != "cpu" or sys.platform != "linux" or isinstance(decoder, ExternalGraph):
+    if not can.frees_windows or isinstance(decoder, ExternalGraph):
         return values
     if decoder.is_recurrent or decoder.encoder is not None:
         return values
     for attention, window in zip(decoder.kv_attentions, kv_windows(decoder), strict=True):
         if window is not None:
-            gone = tokens - most_rows(window, tokens, FOOTPRINTS["cpu", False].chunk)
+            gone = tokens - most_rows(window, tokens, can.footprints[False].chunk)
             values -= 2 * attention.kv_heads * attention.head_dim * gone
     return values
 
 
-def _kept(package: Package, footprint: Footprint) -> int:
+def _packed_bytes(package: Package, footprint: MemoryFootprint) -> int:
     """Bytes of the matrices as a runtime packs them; an embedding that is only looked up stays in the mapped file."""
     entries = package.manifest.get("quantization")
     packings = entries if isinstance(entries, dict) else {}
@@ -163,7 +144,7 @@ def _kept(package: Package, footprint: Footprint) -> int:
     return int(bits / 8)
 
 
-def _bits(packing: object, footprint: Footprint) -> float:
+def _bits(packing: object, footprint: MemoryFootprint) -> float:
     """Of a weight, by what the manifest says of its matrix; plain floats become float32 on the CPU."""
     bits, group = (packing.get("bits"), packing.get("group_size")) if isinstance(packing, dict) else (None, None)
     if isinstance(bits, int) and bits <= 8 and isinstance(group, int) and group > 0:
@@ -179,7 +160,7 @@ def _products(decoder: Decoder) -> Iterator[Linear]:
     yield decoder.head
 
 
-def _scratch(decoder: Decoder, footprint: Footprint, tokens: int) -> int:
+def _scratch(decoder: Decoder, footprint: MemoryFootprint, tokens: int) -> int:
     """Bytes of the activations of a chunk in the widest layer, twice, and of the scores where they are kept."""
     chunk, later = min(tokens, footprint.chunk), min(max(tokens - footprint.chunk, 0), footprint.chunk)
     widest = max(_widest(layer) + _mixed(layer.attention) for layer in decoder.layers)
@@ -201,15 +182,13 @@ def _mixed(mixer: Mixer) -> int:
     return sum(linear.rows for linear in mixer_inputs(mixer))
 
 
-def _kv_bits(package: Package, device: Device, *, exact: bool) -> int:
-    from embedllm.backends.devices.drivers import known_driver
-
-    graphs = known_driver(device).graphs(package, exact=exact)
+def _kv_bits(package: Package, can: Capabilities, *, exact: bool) -> int:
+    graphs = can.graphs(package, exact=exact)
     return 16 if graphs and graphs[0].activations == "float16" else 32
 
 
 def _free_bytes(parts: list[Device]) -> int | None:
     """Of the memory that all of the devices share; of different ones that is not told."""
-    if all(part.name in ON_HOST for part in parts):
+    if all(capabilities(part).uses_host_memory for part in parts):
         return free_bytes()
     return parts[0].memory or None if len(parts) == 1 else None

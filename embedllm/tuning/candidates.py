@@ -11,13 +11,13 @@ from embedllm.backends.devices import registry
 from embedllm.backends.devices import selection as select
 from embedllm.errors import DeviceUnavailable
 from embedllm.loading import memory_estimate
-from embedllm.loading.device_search import ProbeResults, check_exact
+from embedllm.loading.device_search import ProbeResults
 from embedllm.loading.tuning_results import Measured
 from embedllm.tuning.search import Candidate, Choice, Trials
 from embedllm.tuning.trial import ways
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Device
+    from embedllm.backends.base import Device, Unsupported
     from embedllm.package.package import Package
 
 _UNRANKED = ("openvino",)  # worth measuring, though "auto" does not take it unmeasured
@@ -46,10 +46,10 @@ class Devices:
         search = select.DeviceSearch(self._named, list(names) or [*self._ranked, *_UNRANKED])
         ready: dict[str, Device] = {}
         for device in search:
-            if (lack := self._lack(device)) is not None:
-                search.refuse(device, *lack)
+            if (unsupported := self._unsupported(device)) is not None:
+                search.refuse(device, *unsupported)
             else:
-                ready.setdefault(device.name if names else select.family_of(device.name), device)
+                ready.setdefault(device.name if names else select.family_name(device.name), device)
         if not ready:
             raise search.failure()
         self.left_out = [(one.device, one.reason) for one in search.passed_over]
@@ -57,14 +57,18 @@ class Devices:
 
     def automatic(self) -> str:
         """The device that "auto" takes without a measurement; empty when there is none."""
-        found = (device.name for device in select.DeviceSearch(self._named, self._ranked) if self._lack(device) is None)
+        found = (
+            device.name
+            for device in select.DeviceSearch(self._named, self._ranked)
+            if self._unsupported(device) is None
+        )
         return next(found, "")
 
-    def _lack(self, device: Device) -> tuple[str, str] | None:
-        if (bad := self._probed.refusal_of(device)) is not None:
+    def _unsupported(self, device: Device) -> Unsupported | None:
+        if (bad := self._probed.unsupported(device)) is not None:
             return bad
-        if self._exact and registry.runs_graphs(device):
-            check_exact(self._package)
+        if self._exact:
+            registry.check_exact(self._package, device)
         return memory_estimate.shortfall(self._package, device, exact=self._exact, kv=self._kv)
 
 

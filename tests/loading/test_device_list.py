@@ -14,10 +14,10 @@ from click.testing import CliRunner
 import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import drivers, registry
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
+from embedllm.backends.ort.host_driver import PROVIDERS
 from embedllm.backends.probe import probe
 from embedllm.backends.probe import runner as probe_run
-from embedllm.backends.system.ort_providers import PROVIDERS
 from embedllm.cli.commands.devices import device_lines
 from embedllm.cli.main import cli
 from embedllm.inspection import device_report
@@ -38,9 +38,11 @@ def listed(name: str, *, probe: bool = False) -> ListedDevice:
 @pytest.fixture
 def doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """OpenVINO's CPU as a device that has to be probed, with a memory of the test's own."""
-    openvino = driver_of("openvino")
+    openvino = find_family("openvino")
     assert openvino is not None
-    monkeypatch.setitem(drivers._DRIVERS, "openvino", replace(openvino, probed=True))
+    monkeypatch.setitem(
+        drivers._FAMILIES, "openvino", replace(openvino, capabilities=replace(openvino.capabilities, probed=True))
+    )
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path)
     return "openvino"
 
@@ -52,7 +54,7 @@ def test_every_provider_is_listed_with_what_it_lacks() -> None:
     found = {one.device.name: one for one in listing()}
     assert {provider.device for provider in PROVIDERS} <= found.keys()
     for one in found.values():
-        assert one.tested or driver_of(one.device.name) is None
+        assert one.tested or find_family(one.device.name) is None
         if not one.device.available:
             assert one.note.startswith(one.device.reason)
             assert one.device.remedy in one.note

@@ -14,7 +14,7 @@ import embedllm
 from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers
 from embedllm.backends.devices import selection as select
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.probe import runner as probe_run
 from embedllm.backends.probe.probe import Outcome, failed
 from embedllm.errors import DeviceError, DeviceUnavailable
@@ -30,9 +30,9 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def make(*names: str) -> None:
         for name in names:
-            driver = driver_of(name)
+            driver = find_family(name)
             assert driver is not None
-            monkeypatch.setitem(drivers._DRIVERS, name, replace(driver, open=refuse))
+            monkeypatch.setitem(drivers._FAMILIES, name, replace(driver, open=refuse))
         monkeypatch.setitem(select.RANKINGS, sys.platform, ("openvino", "cpu"))
 
     return make
@@ -95,7 +95,7 @@ def test_a_target_with_a_comma_is_one_device_of_the_environment(
 @pytest.fixture
 def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The CPU, said to run the float16 graph best, which it refuses when it opens; and the graphs that it was given."""
-    cpu = driver_of("cpu")
+    cpu = find_family("cpu")
     assert cpu is not None
     given: list[str] = []
 
@@ -107,8 +107,8 @@ def picky(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise DeviceUnavailable(f"'cpu' cannot run this model: {lack}.", [("cpu", lack, "another graph")])
         return cpu.open(choices)
 
-    row = replace(cpu, variants=(FLOAT16.name, FLOAT32.name), open=open_it)
-    monkeypatch.setitem(drivers._DRIVERS, "cpu", row)
+    row = replace(cpu, capabilities=replace(cpu.capabilities, variants=(FLOAT16.name, FLOAT32.name)), open=open_it)
+    monkeypatch.setitem(drivers._FAMILIES, "cpu", row)
     return given
 
 
@@ -126,10 +126,14 @@ def test_a_graph_that_a_device_refuses_gives_way_to_the_next(
 def test_when_each_graph_is_refused_each_is_told(
     picky: list[str], tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = driver_of("cpu")
+    row = find_family("cpu")
     assert row is not None
     monkeypatch.setattr("tests.loading.test_device_search.FLOAT16", FLOAT32)  # the one that it refuses
-    monkeypatch.setitem(drivers._DRIVERS, "cpu", replace(row, variants=(FLOAT32.name, FLOAT32.name)))
+    monkeypatch.setitem(
+        drivers._FAMILIES,
+        "cpu",
+        replace(row, capabilities=replace(row.capabilities, variants=(FLOAT32.name, FLOAT32.name))),
+    )
     with pytest.raises(DeviceUnavailable) as caught:
         embedllm.load(tiny_package(), device="cpu")
     assert len(caught.value.tried) == len(picky) == 2

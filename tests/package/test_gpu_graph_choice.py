@@ -16,7 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.external_graph.engine import ExternalGraphEngine
+from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.package import Package, open_package
@@ -124,7 +124,7 @@ def test_attention_that_appends_goes_on_where_its_buffers_end(
 def test_keys_and_values_stay_on_the_device(
     device: Device, appends: bool, tiny_package: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from embedllm.backends.external_graph.kv import AppendedKv, CopiedKv
+    from embedllm.backends.ort.external_graph.kv import AppendedKv, CopiedKv
 
     folder = tmp_path / "model"
     package = genai_folder(tiny_package("llama"), folder, HALF) if appends else open_package(transformers_js(folder))

@@ -16,11 +16,12 @@ from onnxruntime.quantization import quantize_dynamic
 import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.devices.support import external_graph_unsupported
-from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
-from embedllm.backends.external_graph.placement import on_directml, on_host
+from embedllm.backends.gpu.external_placement import on_directml
 from embedllm.backends.ort.engine import devices
+from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
+from embedllm.backends.ort.external_graph.placement import on_host
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
 from embedllm.export import Recipe
 from embedllm.loading.resolve import package_folder
@@ -171,7 +172,7 @@ def test_devices_that_do_not_run_it_say_which_does(tmp_path: Path) -> None:
 def test_a_gpu_does_not_promise_exact_numbers_of_it(tmp_path: Path) -> None:
     package = open_package(transformers_js(tmp_path / "model"))
     for name in ("cuda", "webgpu"):
-        driver = driver_of(name)
+        driver = find_family(name)
         assert driver is not None
         assert external_graph_unsupported(package, driver, exact=False, kv=None) is None
         assert external_graph_unsupported(package, driver, exact=True, kv=None) is not None
@@ -181,7 +182,7 @@ def lacks(folder: Path) -> dict[str, str]:
     """Why GPUs do not run a folder; nothing of those that do."""
     package, found = open_package(folder), {}
     for name in ("cuda", "webgpu", "directml"):
-        driver = driver_of(name)
+        driver = find_family(name)
         assert driver is not None
         if (lack := external_graph_unsupported(package, driver, exact=False, kv=None)) is not None:
             found[name] = lack[0]
@@ -246,7 +247,6 @@ def test_a_gpu_is_given_a_graph_that_it_reads_rightly(
     assert suited.graphs[0].file == f"onnx/{other}.onnx"
     assert on_gpu(package, "webgpu", has_float16=True, memory=0).graphs[0].file == "onnx/model_fp16.onnx"
     gpu = Device(name="cuda", backend="", description="", available=True)
-    monkeypatch.setattr(registry, "SOURCES", ())
     found = registry.DeviceCatalog(package)
     assert found._checked(gpu).available
     misread(folder / "onnx" / f"{other}.onnx")

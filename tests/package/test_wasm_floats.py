@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
+from embedllm.backends.devices.drivers import drivers
 from embedllm.backends.ort import engine as ort
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
-from embedllm.backends.system.ort_providers import PLUGIN, PROVIDERS
 from embedllm.export import Recipe
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.graph_variants import WASM
@@ -168,4 +168,4 @@ def test_every_product_reads_floats_and_every_matrix_is_read_once(tiny_package: 
 
 
 def test_no_device_of_onnxruntime_chooses_it() -> None:
-    assert all(WASM.name not in row.variants for row in (*PROVIDERS, PLUGIN))
+    assert all(WASM.name not in one.capabilities.variants for driver in drivers() for one in driver.families)

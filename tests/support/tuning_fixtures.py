@@ -9,7 +9,7 @@ import pytest
 
 from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenOptions]:
     given: list[OpenOptions] = []
 
     def watch(name: str) -> None:
-        driver = driver_of(name)
+        driver = find_family(name)
         assert driver is not None
 
         def open_it(choices: OpenOptions) -> Engine:
             given.append(choices)
             return driver.open(choices)
 
-        monkeypatch.setitem(drivers._DRIVERS, name, replace(driver, open=open_it))
+        monkeypatch.setitem(drivers._FAMILIES, name, replace(driver, open=open_it))
 
     for name in ("cpu", "openvino"):
         watch(name)

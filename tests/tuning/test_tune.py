@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import embedllm
 from embedllm.backends.base import Engine, OpenOptions
 from embedllm.backends.devices import drivers, registry
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.options import DEFAULT
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceError, DeviceUnavailable
@@ -96,9 +96,9 @@ def test_a_device_that_cannot_be_opened_is_left_out_with_the_reason(
     def refuse(choices: OpenOptions) -> Engine:
         raise DeviceError("out of memory")
 
-    driver = driver_of("openvino")
+    driver = find_family("openvino")
     assert driver is not None
-    monkeypatch.setitem(drivers._DRIVERS, "openvino", replace(driver, open=refuse))
+    monkeypatch.setitem(drivers._FAMILIES, "openvino", replace(driver, open=refuse))
     tuning = embedllm.tune(folder, seconds=once)
     assert ("openvino, default", "out of memory") in tuning.left_out
     assert {one.device for one in tuning.measured} == {"cpu"}

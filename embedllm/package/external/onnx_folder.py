@@ -203,7 +203,7 @@ def describe(
         vocabulary=vocabulary,
         kv=tuple(sizes[::2]),
         parameters=outline.stored,
-        in_pieces=True,  # until it is found otherwise: backends/external_graph/engine.py
+        in_pieces=True,  # until it is found otherwise: backends/ort/external_graph/engine.py
     )
     return described, _FLOATS[kinds.pop()]
 

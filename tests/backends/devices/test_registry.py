@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 import embedllm
 from embedllm.backends.base import Device
-from embedllm.backends.devices import registry
+from embedllm.backends.devices import drivers, registry
 from embedllm.backends.ort import engine as ort
 from embedllm.errors import DeviceUnavailable
 from embedllm.package.package import Package, open_package
@@ -108,9 +109,18 @@ def test_a_folder_without_the_graphs_for_webgpu_says_which_command_adds_the_best
     assert remedy == f"embedllm graph {package.folder} --variant webgpu-float16"
 
 
-def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(package: Package) -> None:
+def test_exactness_of_onnx_runtimes_graphs_is_asked_of_pairs_too(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
     devices = found(package, "openvino+cpu", "cpu+openvino", "openvino+openvino:AUTO")
-    rounding = {name for name, device in devices.items() if registry.runs_graphs(device)}
+    cpu, asked = drivers.find_family("cpu"), list[Package]()
+    assert cpu is not None
+    monkeypatch.setitem(drivers._FAMILIES, "cpu", replace(cpu, check_exact=asked.append))
+    rounding: set[str] = set()
+    for name, device in devices.items():
+        asked.clear()
+        registry.check_exact(package, device)
+        rounding |= {name} if asked else set()
     assert {"cpu", "openvino+cpu", "cpu+openvino"} <= rounding
     assert not {"openvino", "reference", "npu-on-cpu", "openvino+openvino:AUTO"} & rounding
 
@@ -123,7 +133,7 @@ def test_an_old_runtime_is_refused_what_it_would_ignore_and_told_of(
     version: str, is_old: bool, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The DirectML build's CPU: 1.24.4 takes the option for exactness and rounds all the same."""
-    monkeypatch.setattr(ort, "age_lack", partial(ort.age_lack, version=version))
+    monkeypatch.setattr(ort, "unsupported_exact", partial(ort.unsupported_exact, version=version))
     monkeypatch.setattr(ort, "warn_of_age", partial(ort.warn_of_age, version=version))
     with embedllm.load(package.folder, device="cpu"):
         assert (f"ONNX Runtime {version} is older than 1.31" in caplog.text) == is_old

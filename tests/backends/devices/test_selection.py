@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedllm import backends
+from embedllm.backends import ort
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.devices.selection import RANKINGS, Choice, DeviceSearch, Refusal, choose, names_in
 from embedllm.backends.system import cpu_threads
 from embedllm.backends.system.cpu_threads import compute_threads
@@ -290,7 +290,7 @@ def test_commas_separate_names_but_not_targets(text: str, names: list[str]) -> N
 @pytest.mark.parametrize("system", RANKINGS)
 def test_every_ranked_device_has_a_driver_and_none_is_an_npu(system: str) -> None:
     for name in RANKINGS[system]:
-        assert driver_of(name) is not None
+        assert find_family(name) is not None
         assert "npu" not in name
     assert RANKINGS[system][-1] == "cpu"
 
@@ -308,9 +308,9 @@ def test_names_are_unique_and_what_is_not_available_says_why() -> None:
 
 
 def test_without_onnxruntime_the_cpu_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(backends, "ort", raising=False)
-    for module in ("ort", "ort_session", "ort_runtime"):
-        monkeypatch.delitem(sys.modules, f"embedllm.backends.{module}", raising=False)
+    for module in ("engine", "session", "runtime"):
+        monkeypatch.delattr(ort, module, raising=False)
+        monkeypatch.delitem(sys.modules, f"embedllm.backends.ort.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     (cpu,) = (one for one in registry.devices() if one.name == "cpu")
     assert not cpu.available

@@ -19,7 +19,7 @@ import pytest
 import embedllm
 from embedllm.backends.base import Device
 from embedllm.backends.devices import drivers, registry
-from embedllm.backends.devices.drivers import driver_of
+from embedllm.backends.devices.drivers import find_family
 from embedllm.backends.probe import cache as probe_memory
 from embedllm.backends.probe import probe
 from embedllm.backends.probe import runner as probe_run
@@ -100,7 +100,7 @@ def test_devices_that_compute_rightly_pass(name: str) -> None:
     outcome = probe.run(device(name))
     assert (outcome.ok, outcome.reason) == (True, "")
     assert outcome.max_difference < probe.tolerance(outcome.variant) / 2
-    assert outcome.variant == next(iter(drivers.known_driver(device(name)).variants), "")
+    assert outcome.variant == next(iter(drivers.capabilities(device(name)).variants), "")
 
 
 def test_the_command_that_is_run_writes_the_outcome() -> None:
@@ -210,15 +210,15 @@ def test_what_is_not_a_number_is_wrong(place: int) -> None:
 
 def test_a_graph_that_fails_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU does not have the q and k norms of the float16 graph's attention."""
-    cpu = drivers.known_driver(device("cpu"))
-    both = replace(cpu, variants=(FLOAT16.name, FLOAT32.name), probed=True)
-    monkeypatch.setitem(drivers._DRIVERS, "cpu", both)
+    cpu = drivers.device_family(device("cpu"))
+    both = replace(cpu, capabilities=replace(cpu.capabilities, variants=(FLOAT16.name, FLOAT32.name), probed=True))
+    monkeypatch.setitem(drivers._FAMILIES, "cpu", both)
     outcome = probe.run(device("cpu"))
     assert (outcome.ok, outcome.variant) == (True, FLOAT32.name)
     assert outcome.reason.startswith(f"'{FLOAT16.name}': ")
     assert outcome.reason.endswith(f"; '{FLOAT32.name}' is used")
     assert probe_run.variants(device("cpu"), outcome) == (FLOAT32.name,)
-    assert probe_run.variants(device("cpu"), replace(outcome, variant=FLOAT16.name)) == both.variants
+    assert probe_run.variants(device("cpu"), replace(outcome, variant=FLOAT16.name)) == both.capabilities.variants
     assert probe_run.variants(device("cpu"), None) == ()
 
 
@@ -529,9 +529,11 @@ def test_gpus_and_plug_ins_are_probed() -> None:
 @pytest.fixture
 def doubtful(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """OpenVINO's CPU, which is there, as a device that has to be probed, and whose probe crashes."""
-    openvino = driver_of("openvino")
+    openvino = find_family("openvino")
     assert openvino is not None
-    monkeypatch.setitem(drivers._DRIVERS, "openvino", replace(openvino, probed=True))
+    monkeypatch.setitem(
+        drivers._FAMILIES, "openvino", replace(openvino, capabilities=replace(openvino.capabilities, probed=True))
+    )
     monkeypatch.setattr(probe_run, "command", lambda device: [sys.executable, "-c", "import os; os.abort()"])
     return "openvino"
 
@@ -563,9 +565,11 @@ def test_a_device_that_passes_is_used(
     cache: Path, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a real probe, in a process of its own, which knows nothing of what was changed here."""
-    openvino = driver_of("openvino")
+    openvino = find_family("openvino")
     assert openvino is not None
-    monkeypatch.setitem(drivers._DRIVERS, "openvino", replace(openvino, probed=True))
+    monkeypatch.setitem(
+        drivers._FAMILIES, "openvino", replace(openvino, capabilities=replace(openvino.capabilities, probed=True))
+    )
     with embedllm.load(tiny_package(), device=["openvino", "cpu"]) as model:
         assert model.device.name == "openvino"
         remembered = probe_run.remembered(model.device)

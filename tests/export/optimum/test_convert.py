@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
-from embedllm.backends.external_graph.placement import on_host
 from embedllm.backends.ort.engine import devices
+from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
+from embedllm.backends.ort.external_graph.placement import on_host
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.package.package import open_package

@@ -16,8 +16,8 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, LARGER_MODEL, Interrupted
 from embedllm.backends.checks import cannot_run, check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.external_graph.inputs import Inputs
-from embedllm.backends.external_graph.kv import AppendedKv, CopiedKv
+from embedllm.backends.ort.external_graph.inputs import Inputs
+from embedllm.backends.ort.external_graph.kv import AppendedKv, CopiedKv
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED, difference
 from embedllm.backends.system.host_memory import return_freed_memory
@@ -29,7 +29,7 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
-    from embedllm.backends.external_graph.placement import Placement
+    from embedllm.backends.ort.external_graph.placement import Placement
     from embedllm.package.external_graph import ExternalGraph
     from embedllm.types import F32
 

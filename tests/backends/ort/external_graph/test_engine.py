@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import embedllm
 from embedllm.backends.base import Interrupted
-from embedllm.backends.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
-from embedllm.backends.external_graph.placement import on_host
 from embedllm.backends.ort.engine import devices
+from embedllm.backends.ort.external_graph.engine import ExternalGraphEngine, ExternalGraphSession
+from embedllm.backends.ort.external_graph.placement import on_host
 from embedllm.cli.main import cli
 from embedllm.errors import ContextFull, DeviceUnavailable, ExportError, PackageError, UnsupportedModel
 from embedllm.export import Recipe, convert, describe

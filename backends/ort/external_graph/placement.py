@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embedllm.backends.base import Device
-from embedllm.backends.gpu.session import device_errors
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.backends.ort.engine import CHUNK, session_options
-from embedllm.backends.ort.runtime import ort
+from embedllm.backends.ort.runtime import device_errors, ort
 
-_QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 # operators that do the work: none of them may be left to the CPU
-_HEAVY = frozenset(
+HEAVY_OPERATORS = frozenset(
     {"Attention", "DynamicQuantizeMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulBnb4", "MatMulInteger",
      "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "QMoE"}
 )  # fmt: skip
@@ -24,7 +22,7 @@ _HEAVY = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One device, as the engine of traced graphs needs it."""
+    """One device, as the engine of external graphs needs it."""
 
     device: Device
     start: Callable[[str], ort.InferenceSession]  # loads a graph, without falling back to another device
@@ -60,66 +58,3 @@ def on_host(device: Device, runtime: RuntimeOptions = DEFAULT, *, exact: bool = 
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
     return Placement(device=device, start=start)
-
-
-def on_cuda(device: Device) -> Placement:
-    """An NVIDIA GPU."""
-    from embedllm.backends.gpu import cuda
-    from embedllm.backends.gpu.io_binding_engine import CHUNK
-
-    index = cuda.index_of(device.name)
-    return Placement(
-        device=device,
-        start=lambda path: cuda.start(path, _options(), index, captures=False, tf32=False),
-        where=("cuda", index),
-        put=lambda array: ort.OrtValue.ortvalue_from_numpy(array, "cuda", index),
-        chunk=CHUNK,
-        lock=cuda.lock_of(index),
-        heavy=_HEAVY,
-    )
-
-
-def on_webgpu(device: Device) -> Placement:
-    """The GPU that the WebGPU plug-in takes. Raises DeviceError when it does not run."""
-    from embedllm.backends.gpu import webgpu
-
-    return Placement(
-        device=device,
-        start=lambda path: webgpu.start(path, _options()),
-        where=("webgpu", 0),
-        put=webgpu.put,
-        get=webgpu.get,
-        chunk=webgpu.chunk(),
-        lock=webgpu.LOCK,
-        heavy=_HEAVY,
-    )
-
-
-def on_directml(device: Device, context: int, *, provider: str = "") -> Placement:
-    """A GPU of Windows, whose attention is told how long its buffers are, and takes a prompt in one piece.
-
-    As docs/directml.md has it. context: tokens that a session can hold.
-    provider: as DirectMLEngine has it, for checking; empty: DirectML's.
-    """
-    from embedllm.backends.gpu import directml
-
-    chosen = provider or directml.PROVIDER
-    number = directml.number_of(device.name) if chosen == directml.PROVIDER else 0
-    where = ("dml" if chosen == directml.PROVIDER else "cpu", number)
-    return Placement(
-        device=device,
-        start=lambda path: directml.start(path, chosen, number),
-        where=where,
-        put=lambda array: ort.OrtValue.ortvalue_from_numpy(array, *where),
-        chunk=context,
-        lock=directml.LOCK,
-        heavy=_HEAVY if chosen == directml.PROVIDER else frozenset(),
-        pads=True,
-    )
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = _QUIET
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return options

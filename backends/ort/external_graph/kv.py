@@ -14,7 +14,7 @@ import numpy as np
 from embedllm.backends.ort.runtime import ort
 
 if TYPE_CHECKING:
-    from embedllm.backends.external_graph.placement import Placement
+    from embedllm.backends.ort.external_graph.placement import Placement
 
     Pairs: TypeAlias = Sequence[tuple[str, str]]  # what the graph calls past and present
 
