@@ -130,9 +130,9 @@ def _write(
 
 def _feeds_alike(folder: Path, described: ExternalGraph) -> bool:
     """Whether the graph says the same of a prompt that is fed at once, and rewound and fed in another way."""
+    from embedllm.backends.ort.engine import devices
     from embedllm.backends.ort.external_graph.engine import MOST_DIFFERENCE, ExternalGraphEngine
     from embedllm.backends.ort.external_graph.placement import on_host
-    from embedllm.backends.ort.engine import devices
     from embedllm.backends.sessions.chunk_check import difference
 
     package = open_package(folder)
