@@ -1,4 +1,4 @@
-"""Apertus 8B, 70B: an mlp without a gate, whose activation has two learned numbers (xIELU); norms of q and k."""
+"""Apertus 8B, 70B: MLP without a gate, xIELU activation with two learned parameters; q and k norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AFM 4.5B: Llama with an mlp without a gate, whose relu is squared."""
+"""AFM 4.5B: Llama with an MLP without a gate, squared ReLU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command R, R+, Aya: attention and mlp side by side, layer norms without biases, neighbouring values turned."""
+"""Command R, R+, Aya: parallel attention and MLP blocks, layer norms without biases, interleaved (GPT-J style) RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command R7B, Command A: Command R with windows; every fourth layer sees all and turns nothing."""
+"""Command R7B, Command A: Command R with sliding windows; every fourth layer is global and a NoPE layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V2-Lite, Coder V2: keys and values made of small vectors; experts, and shared ones for every token."""
+"""DeepSeek V2, V2-Lite, Coder V2: multi-head latent attention (MLA); mixture of experts with shared experts."""
 
 from __future__ import annotations
 

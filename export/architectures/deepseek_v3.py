@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1, Moonlight: V2's keys and values; experts chosen by corrected sigmoids, in groups."""
+"""DeepSeek V3, R1, Moonlight: MLA; sigmoid routing with a score correction bias, group-limited top-k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen 3's attention, and experts that are chosen as DeepSeek-V3's are."""
+"""dots.llm1: Qwen 3's attention; mixture of experts routed as in DeepSeek-V3."""
 
 from __future__ import annotations
 

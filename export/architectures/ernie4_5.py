@@ -1,4 +1,4 @@
-"""ERNIE 4.5 0.3B: Llama whose neighbouring values turn together."""
+"""ERNIE 4.5 0.3B: Llama with interleaved (GPT-J style) RoPE."""
 
 from __future__ import annotations
 

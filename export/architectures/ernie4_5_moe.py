@@ -1,4 +1,4 @@
-"""ERNIE 4.5 21B-A3B, 300B-A47B: ERNIE 4.5 with experts, chosen by corrected scores, and one for every token."""
+"""ERNIE 4.5 21B-A3B, 300B-A47B: ERNIE 4.5 with experts, a score correction bias and a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (1.2B, 32B): norms behind attention and mlp and over heads; where windows are, only they turn."""
+"""EXAONE 4.0 (1.2B, 32B): post-norms, q and k norms; NoPE layers where attention is global."""
 
 from __future__ import annotations
 

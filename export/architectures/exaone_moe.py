@@ -1,4 +1,4 @@
-"""K-EXAONE 236B-A23B: EXAONE 4's windows with norms in front, and experts that are chosen as DeepSeek-V3's are."""
+"""K-EXAONE 236B-A23B: EXAONE 4's windows with pre-norms; experts routed as in DeepSeek-V3."""
 
 from __future__ import annotations
 

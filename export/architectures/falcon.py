@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B, 11B: attention and mlp side by side; q, k and v in one matrix, in shares of the key heads."""
+"""Falcon 7B, 40B, 11B: parallel attention and MLP blocks; fused QKV, grouped by KV head."""
 
 from __future__ import annotations
 

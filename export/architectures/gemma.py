@@ -1,4 +1,4 @@
-"""Gemma 1, CodeGemma: norms by 1 + weight, embeddings times the root of the hidden size, GELU in the gate."""
+"""Gemma 1, CodeGemma: RMS norms by 1 + weight, embeddings times sqrt(hidden size), GELU in the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 2: four norms a layer, capped scores and logits, a window on every other layer."""
+"""Gemma 2: four norms a layer, attention and final logit soft-capping, a sliding window on every other layer."""
 
 from __future__ import annotations
 

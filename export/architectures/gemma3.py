@@ -1,4 +1,4 @@
-"""Gemma 3 (4B, 12B, 27B): the text model of a checkpoint that sees; its eyes are left out."""
+"""Gemma 3 (4B, 12B, 27B): vision-language checkpoint; text decoder only."""
 
 from __future__ import annotations
 

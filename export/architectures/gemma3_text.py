@@ -1,4 +1,4 @@
-"""Gemma 3 (270M, 1B) and what is made of them: windows with a rotation of their own on five of six layers."""
+"""Gemma 3 (270M, 1B) and derived models: sliding windows with a local RoPE base on five of six layers."""
 
 from __future__ import annotations
 

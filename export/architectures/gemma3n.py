@@ -1,4 +1,4 @@
-"""Gemma 3n (E2B, E4B): the text model of a checkpoint that sees and hears; its eyes and ears are left out."""
+"""Gemma 3n (E2B, E4B): multimodal checkpoint (vision, audio); text decoder only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3n (text alone): four streams, a way beside attention, told of each token layer by layer, sparse gates."""
+"""Gemma 3n (text only): per-layer embeddings (PLE), AltUp, LAuReL, KV sharing across layers, sparse MLPs."""
 
 from __future__ import annotations
 

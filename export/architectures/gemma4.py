@@ -1,4 +1,4 @@
-"""Gemma 4 (E2B, E4B, 31B): the text model of a checkpoint that sees and hears; its eyes and ears are left out."""
+"""Gemma 4 (E2B, E4B, 31B): multimodal checkpoint (vision, audio); text decoder only."""
 
 from __future__ import annotations
 

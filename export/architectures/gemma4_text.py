@@ -1,4 +1,4 @@
-"""Gemma 4 (text alone): told of each token layer by layer, keys of earlier layers, larger heads where all is seen."""
+"""Gemma 4 (text only): per-layer embeddings (PLE), KV sharing across layers, larger heads in global layers."""
 
 from __future__ import annotations
 

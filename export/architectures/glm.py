@@ -1,4 +1,4 @@
-"""GLM-4 9B (2024), GLM-Edge: gate and up in one matrix; half-turned heads, neighbouring values together."""
+"""GLM-4 9B (2024), GLM-Edge: fused gate and up; partial rotary embedding (50%), interleaved (GPT-J style) RoPE."""
 
 from __future__ import annotations
 

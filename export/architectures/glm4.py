@@ -1,4 +1,4 @@
-"""GLM-4 0414 (9B, 32B), GLM-Z1: GLM with norms behind attention and mlp as well."""
+"""GLM-4 0414 (9B, 32B), GLM-Z1: GLM with post-norms after attention and MLP."""
 
 from __future__ import annotations
 

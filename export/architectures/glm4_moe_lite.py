@@ -1,4 +1,4 @@
-"""GLM 4.7 Flash: DeepSeek-V3's attention and experts."""
+"""GLM 4.7 Flash: multi-head latent attention (MLA); experts routed as in DeepSeek-V3."""
 
 from __future__ import annotations
 

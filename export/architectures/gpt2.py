@@ -1,4 +1,4 @@
-"""GPT-2, DistilGPT2: learned positions in place of a rotation; matrices that are stored the other way round."""
+"""GPT-2, DistilGPT2: learned position embeddings; transposed weights (Conv1D)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pythia, GPT-NeoX 20B, Dolly 2: attention and mlp side by side; q, k and v of each head together in one matrix."""
+"""Pythia, GPT-NeoX 20B, Dolly 2: parallel attention and MLP blocks; fused QKV, interleaved by head."""
 
 from __future__ import annotations
 

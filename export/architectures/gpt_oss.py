@@ -1,4 +1,4 @@
-"""gpt-oss 20B, 120B: sinks, windows on every other layer, YaRN; experts in MXFP4 with biases and limits."""
+"""gpt-oss 20B, 120B: attention sinks, a window on every other layer, YaRN; MXFP4 experts, clamped SwiGLU."""
 
 from __future__ import annotations
 

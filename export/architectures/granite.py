@@ -1,4 +1,4 @@
-"""Granite 3.x, 4.0 dense: Llama with multipliers of the embedding, the scores, what a layer adds, and the logits."""
+"""Granite 3.x, 4.0 dense: Llama with embedding, attention, residual and logits multipliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 3.x MoE (1B-A400M, 3B-A800M): Granite whose experts lie in one tensor."""
+"""Granite 3.x MoE (1B-A400M, 3B-A800M): Granite with a mixture of experts, stacked in one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 4.0 tiny's and 3.x's MoE with shared experts: Granite MoE with an expert for every token."""
+"""Granite 4.0 tiny's and 3.x's MoE with shared experts: Granite MoE with a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helium 1 2B: Llama whose neighbouring values turn together."""
+"""Helium 1 2B: Llama with interleaved (GPT-J style) RoPE."""
 
 from __future__ import annotations
 

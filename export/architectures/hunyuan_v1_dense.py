@@ -1,4 +1,4 @@
-"""Hunyuan 0.5B, 1.8B, 4B, 7B: norms over the heads of q and k behind their rotation, whose base a factor stretches."""
+"""Hunyuan 0.5B, 1.8B, 4B, 7B: q and k norms after RoPE; NTK-aware scaling of the RoPE base."""
 
 from __future__ import annotations
 

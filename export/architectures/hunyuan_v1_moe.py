@@ -1,4 +1,4 @@
-"""Hunyuan A13B: Hunyuan with experts, and one for every token."""
+"""Hunyuan A13B: Hunyuan with a mixture of experts and a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InternLM 2, 2.5 (1.8B, 7B, 20B): Llama with q, k and v in one matrix, in shares of the key heads."""
+"""InternLM 2, 2.5 (1.8B, 7B, 20B): Llama with fused QKV, grouped by KV head."""
 
 from __future__ import annotations
 

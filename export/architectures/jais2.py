@@ -1,4 +1,4 @@
-"""Jais 2 (8B, 70B): layer norms, biases, an mlp without a gate, whose relu is squared."""
+"""Jais 2 (8B, 70B): layer norms, biases, MLP without a gate, squared ReLU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFM2: short convolutions in place of attention in most layers, norms over the heads of q and k."""
+"""LFM2: gated short convolutions in place of attention in most layers, q and k norms."""
 
 from __future__ import annotations
 

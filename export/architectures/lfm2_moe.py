@@ -1,4 +1,4 @@
-"""LFM2 8B-A1B: LFM2 with corrected sigmoids that choose experts, behind a few layers without."""
+"""LFM2 8B-A1B: LFM2 with sigmoid routing and a score correction bias; the first layers are dense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2, and many models that ship as model_type 'llama': rotary attention, a gated mlp, RMS norms."""
+"""Llama 2, 3, 3.1, 3.2, and many models that ship as model_type 'llama': RoPE, SwiGLU, RMS norms, GQA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniCPM 1B, 2B, MiniCPM4: Llama with multipliers of the embedding, what a layer adds, and the logits."""
+"""MiniCPM 1B, 2B, MiniCPM4: Llama with embedding, residual and logits multipliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniCPM3 4B: MiniCPM's multipliers, keys and values made of small vectors."""
+"""MiniCPM3 4B: MiniCPM's multipliers, multi-head latent attention (MLA)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 8B: Mistral with a window on the layers that 'layer_types' says."""
+"""Ministral 8B: Mistral with a sliding window on the layers that 'layer_types' lists."""
 
 from __future__ import annotations
 

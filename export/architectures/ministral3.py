@@ -1,4 +1,4 @@
-"""Ministral 3 (3B, 8B, 14B), the text model alone: YaRN, and queries that grow with their position."""
+"""Ministral 3 (3B, 8B, 14B), text decoder: YaRN, length-dependent attention temperature (Llama 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo, Small: Llama with one attention window for all layers, where 'sliding_window' is given."""
+"""Mistral 7B, Nemo, Small: Llama with one sliding window for all layers, where 'sliding_window' is given."""
 
 from __future__ import annotations
 

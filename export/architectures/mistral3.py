@@ -1,4 +1,4 @@
-"""Ministral 3 and Mistral Small 3.1, 3.2: the text model of a checkpoint that sees; its eyes are left out."""
+"""Ministral 3 and Mistral Small 3.1, 3.2: vision-language checkpoint; text decoder only."""
 
 from __future__ import annotations
 

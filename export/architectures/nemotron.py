@@ -1,4 +1,4 @@
-"""Nemotron 4, Minitron: layer norms by 1 + weight, an mlp without a gate whose relu is squared, half-turned heads."""
+"""Nemotron 4, Minitron: layer norms by 1 + weight, squared ReLU without a gate, partial rotary embedding (50%)."""
 
 from __future__ import annotations
 

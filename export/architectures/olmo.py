@@ -1,4 +1,4 @@
-"""OLMo 1 (1B, 7B): layer norms without weights."""
+"""OLMo 1 (1B, 7B): non-parametric layer norms."""
 
 from __future__ import annotations
 

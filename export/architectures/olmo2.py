@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and mlp, none in front; one norm over all heads of q, one over those of k."""
+"""OLMo 2: post-norms only; q and k norms over all heads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows on three of four layers, whose rotation is not scaled."""
+"""OLMo 3: OLMo 2 with sliding windows on three of four layers, whose RoPE is not scaled."""
 
 from __future__ import annotations
 

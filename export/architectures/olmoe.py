@@ -1,4 +1,4 @@
-"""OLMoE 1B-7B: a mixture of 64 experts; one norm over all heads of q, one over those of k."""
+"""OLMoE 1B-7B: mixture of 64 experts; q and k norms over all heads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions in place of a rotation, layer norms, biases, relu."""
+"""OPT: learned position embeddings, layer norms, biases, ReLU."""
 
 from __future__ import annotations
 

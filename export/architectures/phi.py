@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5, Phi-2: attention and mlp side by side, layer norms, biases everywhere, half-turned heads."""
+"""Phi-1, Phi-1.5, Phi-2: parallel attention and MLP blocks, layer norms, biases, partial rotary embedding (50%)."""
 
 from __future__ import annotations
 

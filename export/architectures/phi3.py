@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5, Phi-4, Phi-4-mini: q, k and v in one matrix, gate and up in another, longrope, half-turned heads."""
+"""Phi-3, Phi-3.5, Phi-4, Phi-4-mini: fused QKV, fused gate and up, LongRoPE, partial rotary embedding."""
 
 from __future__ import annotations
 

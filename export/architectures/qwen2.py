@@ -1,4 +1,4 @@
-"""Qwen 2, Qwen 2.5, Qwen2.5-Coder: biases on q, k and v; a window on the later layers when asked for."""
+"""Qwen 2, Qwen 2.5, Qwen2.5-Coder: q, k and v biases; an optional sliding window on the later layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 1.5 MoE, Qwen 2 57B-A14B: Qwen 2 with experts, of which one is for every token, by a weight of its own."""
+"""Qwen 1.5 MoE, Qwen 2 57B-A14B: Qwen 2 with a mixture of experts and a gated shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense), Qwen3-Embedding's decoder: norms over the heads of q and k, no biases unless asked for."""
+"""Qwen 3 (dense), Qwen3-Embedding's decoder: q and k norms, no biases unless 'attention_bias' says so."""
 
 from __future__ import annotations
 

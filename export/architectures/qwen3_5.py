@@ -1,4 +1,4 @@
-"""Qwen 3.5 (dense): the text model of a checkpoint that sees; its eyes are left out."""
+"""Qwen 3.5 (dense): vision-language checkpoint; text decoder only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3.5 (dense), text only: gated delta rules in three of four layers, gated attention."""
+"""Qwen 3.5 (dense), text only: Gated DeltaNet in three of four layers, gated attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3-Coder-Next: gated delta rules in most layers, gated attention, experts with a shared one."""
+"""Qwen3-Next, Qwen3-Coder-Next: Gated DeltaNet in most layers, gated attention, experts with a shared one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed-OSS 36B: Llama with biases on q, k and v, and heads of 128 values."""
+"""Seed-OSS 36B: Llama with q, k and v biases and a head size of 128."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM3: every fourth layer turns nothing."""
+"""SmolLM3: every fourth layer is a NoPE layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solar Open 100B: Llama with experts that are chosen as DeepSeek-V3's are."""
+"""Solar Open 100B: Llama with experts routed as in DeepSeek-V3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM 2 1.6B, 3B-4E1T, Zephyr: layer norms, quarter-turned heads."""
+"""StableLM 2 1.6B, 3B-4E1T, Zephyr: layer norms, partial rotary embedding (25%)."""
 
 from __future__ import annotations
 

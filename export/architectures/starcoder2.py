@@ -1,4 +1,4 @@
-"""StarCoder 2 (3B, 7B, 15B): layer norms, biases, an mlp without a gate, a window."""
+"""StarCoder 2 (3B, 7B, 15B): layer norms, biases, MLP without a gate, a sliding window."""
 
 from __future__ import annotations
 

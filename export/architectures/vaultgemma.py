@@ -1,4 +1,4 @@
-"""VaultGemma 1B: Gemma 2 without the norms behind attention and mlp."""
+"""VaultGemma 1B: Gemma 2 without post-norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT, MiniLM, BGE, E5, GTE, mxbai: learned positions, rows for the parts of a pair, norms behind the sums."""
+"""BERT, MiniLM, BGE, E5, GTE, mxbai: learned position embeddings, token type embeddings, post-norm layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families of encoders share: the layers of a decoder, whose norms are behind the sums, and BERT's additions."""
+"""What families of encoders share: a decoder's layers with post-norms, and BERT's embeddings."""
 
 from __future__ import annotations
 

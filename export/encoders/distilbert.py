@@ -1,4 +1,4 @@
-"""DistilBERT, its sentence models: BERT without rows for the parts of a pair, under other names."""
+"""DistilBERT, its sentence models: BERT without token type embeddings, under other names."""
 
 from __future__ import annotations
 

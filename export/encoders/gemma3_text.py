@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3, whose tokens see all others, or a window to both sides."""
+"""EmbeddingGemma: Gemma 3 with bidirectional attention, also within its sliding windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModernBERT, GTE ModernBERT, Granite Embedding R2: rotations, windows to both sides on two of three layers, a gate."""
+"""ModernBERT, GTE ModernBERT, Granite Embedding R2: RoPE, sliding windows on two of three layers, gated MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Embedding: Qwen 3, of whose last token the vector is made."""
+"""Qwen3-Embedding: Qwen 3 with last-token pooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoBERTa, its sentence models: BERT, whose positions begin behind the row of the padding."""
+"""RoBERTa, its sentence models: BERT, whose positions start behind the padding's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa, BGE-M3, multilingual E5, Arctic Embed 2, BGE's rerankers: RoBERTa for many languages."""
+"""XLM-RoBERTa, BGE-M3, multilingual E5, Arctic Embed 2, BGE's rerankers: multilingual RoBERTa."""
 
 from __future__ import annotations
 

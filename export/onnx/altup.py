@@ -1,4 +1,4 @@
-"""AltUp in ONNX graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py, AltUp)."""
+"""AltUp in ONNX graphs: the streams are one value, [B, T, streams, hidden] (embedllm/package/architecture.py)."""
 
 from __future__ import annotations
 

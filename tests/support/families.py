@@ -104,13 +104,14 @@ OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "defaul
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-CORRECTED = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+GROUPED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
+"n_shared_experts": 2,
              "moe_intermediate_size": 32, "routed_scaling_factor": 1.7}  # fmt: skip
-LATENT = {"q_lora_rank": 32, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24,
+MLA = {"q_lora_rank": 32, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24,
           "num_key_value_heads": 4}  # fmt: skip
 LONG_ROPE_8 = {**LONG_ROPE, "partial_rotary_factor": 1.0, "short_factor": [1.0 + 0.1 * n for n in range(8)],
                "long_factor": [1.0 + 0.4 * n for n in range(8)]}  # fmt: skip
-GROWING = {**YARN, "original_max_position_embeddings": 12, "mscale": 1.0, "mscale_all_dim": 1.0,
+ATTENTION_TEMPERATURE = {**YARN, "original_max_position_embeddings": 12, "mscale": 1.0, "mscale_all_dim": 1.0,
            "llama_4_scaling_beta": 0.7}  # fmt: skip
 YARN_SCORES = {**YARN, "mscale": 0.8, "mscale_all_dim": 1.1}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -123,7 +124,7 @@ GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_at
            "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
            "intermediate_size": [96, 64, 96, 128]}  # fmt: skip
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
-EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 FALCON = {"ffn_hidden_size": 96, "intermediate_size": ..., "head_dim": ..., "num_key_value_heads": ...}
 
@@ -157,7 +158,7 @@ def as_minicpm(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[
 
 
 def as_mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """A text model's tensors and config inside those of a model that sees."""
+    """A text model's tensors and config inside those of a vision-language model."""
     inside = {f"language_model.{name}": value for name, value in tensors.items()}
     return inside, {"model_type": "mistral3", "text_config": config, "eos_token_id": config["eos_token_id"]}
 
@@ -168,7 +169,7 @@ def as_base_model(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, di
 
 
 def as_gemma3n(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """The text model in its place in a checkpoint that sees and hears."""
+    """The text model in its place in a multimodal checkpoint."""
     named = {name.replace("model.", "model.language_model.", 1): value for name, value in tensors.items()}
     return named, {"model_type": "gemma3n", "eos_token_id": config["eos_token_id"], "text_config": config}
 
@@ -177,7 +178,7 @@ def case(family: str, config_class: str, verified: str, **values: object) -> Cas
     return Case(family=family, config_class=config_class, verified=verified, values=values)
 
 
-# a layer with attention between two with a delta rule, of two value heads for a key head
+# a layer with attention between two with Gated DeltaNet, of two value heads for a key head
 DELTA: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -187,96 +188,98 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 24,
 }
 QWEN3_5: dict[str, Any] = {**BASE, **DELTA}
-QWEN3_5_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8,
+QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8,
                 "out_hidden_size": 64, "num_position_embeddings": 4}  # fmt: skip
 FAMILIES: dict[str, Case] = {
     "llama": case("llama", "LlamaConfig", "biases, untied head", attention_bias=True, mlp_bias=True),
     "mistral": case("mistral", "MistralConfig", "window", **WINDOWED),
     "qwen2": case("qwen2", "Qwen2Config", "biases, window on the later layers", use_sliding_window=True,
                   max_window_layers=1, head_dim=..., **WINDOWED),
-    "qwen3": case("qwen3", "Qwen3Config", "norms of q and k"),
+    "qwen3": case("qwen3", "Qwen3Config", "q and k norms"),
     "qwen3 base": Case(family="qwen3", config_class="Qwen3Config", rearranged=as_base_model,
                        verified="a checkpoint without the names' first part, as Qwen3-Embedding's",
                        values={"tie_word_embeddings": True}),
     "gemma": case("gemma", "GemmaConfig", "norms, scaled embeddings, tied head"),
-    "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both caps", attn_logit_softcapping=5.0,
+    "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both soft caps", attn_logit_softcapping=5.0,
                    final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
-    "gemma3_text": case("gemma3_text", "Gemma3TextConfig", "window, two rotations", sliding_window_pattern=2,
+    "gemma3_text": case("gemma3_text", "Gemma3TextConfig", "window, two RoPE bases", sliding_window_pattern=2,
                         rope_parameters=ROPE_KINDS, query_pre_attn_scalar=24, **WINDOWED),
-    "phi3": case("phi3", "Phi3Config", "fused matrices, window", **WINDOWED),
-    "phi3 longrope": case("phi3", "Phi3Config", "longrope, half-turned heads", rope_parameters=LONG_ROPE,
+    "phi3": case("phi3", "Phi3Config", "fused QKV, fused gate and up, window", **WINDOWED),
+    "phi3 longrope": case("phi3", "Phi3Config", "LongRoPE, partial rotary embedding (50%)", rope_parameters=LONG_ROPE,
                           original_max_position_embeddings=64),
-    "phi": case("phi", "PhiConfig", "parallel layers, biases, half-turned heads", head_dim=...),
+    "phi": case("phi", "PhiConfig", "parallel blocks, biases, partial rotary embedding (50%)", head_dim=...),
     "mixtral": case("mixtral", "MixtralConfig", "2 of 4 experts, window", num_local_experts=4, **WINDOWED),
-    "qwen2_moe": case("qwen2_moe", "Qwen2MoeConfig", "2 of 4 experts and a shared one, a layer without",
+    "qwen2_moe": case("qwen2_moe", "Qwen2MoeConfig", "2 of 4 experts and a shared one, a dense layer",
                       shared_expert_intermediate_size=48, mlp_only_layers=[0], head_dim=..., **EXPERTS),
     "qwen3_moe": case("qwen3_moe", "Qwen3MoeConfig", "2 of 4 experts, weights normalised", norm_topk_prob=True,
                       **EXPERTS),
-    "smollm3": case("smollm3", "SmolLM3Config", "a layer that is not turned, window", no_rope_layers=[1, 0],
+    "smollm3": case("smollm3", "SmolLM3Config", "a NoPE layer, window", no_rope_layers=[1, 0],
                     use_sliding_window=True, head_dim=..., **WINDOWED),
     "granite": case("granite", "GraniteConfig", "all four multipliers", head_dim=..., **GRANITE),
     "granitemoe": case("granitemoe", "GraniteMoeConfig", "2 of 4 experts in one tensor, multipliers",
                        num_local_experts=4, num_experts_per_tok=2, head_dim=..., **GRANITE),
-    "granitemoeshared": case("granitemoeshared", "GraniteMoeSharedConfig", "an expert for every token",
+    "granitemoeshared": case("granitemoeshared", "GraniteMoeSharedConfig", "a shared expert",
                              num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=48, head_dim=...,
                              **GRANITE),
-    "olmo": case("olmo", "OlmoConfig", "norms without weights", head_dim=...),
-    "olmo2": case("olmo2", "Olmo2Config", "norms behind, norms over all heads", head_dim=...),
+    "olmo": case("olmo", "OlmoConfig", "layer norms without weights", head_dim=...),
+    "olmo2": case("olmo2", "Olmo2Config", "post-norms, q and k norms over all heads", head_dim=...),
     "olmo3": case("olmo3", "Olmo3Config", "window, YaRN on the full layers only", head_dim=...,
                   layer_types=["sliding_attention", "full_attention"], rope_parameters=OLMO3_ROPE, **WINDOWED),
-    "stablelm": case("stablelm", "StableLmConfig", "layer norms, quarter-turned heads", use_qkv_bias=True,
+    "stablelm": case("stablelm", "StableLmConfig", "layer norms, partial rotary embedding (25%)", use_qkv_bias=True,
                      head_dim=..., hidden_size=128),
-    "stablelm parallel": case("stablelm", "StableLmConfig", "parallel layers", use_parallel_residual=True,
+    "stablelm parallel": case("stablelm", "StableLmConfig", "parallel blocks", use_parallel_residual=True,
                               head_dim=..., hidden_size=128),
-    "gemma3": case("gemma3", "Gemma3Config", "the text model's place in the checkpoint", text_config=GEMMA3,
-                   vision_config=EYES),
-    "cohere": case("cohere", "CohereConfig", "parallel layers, pairs turned, scaled logits", logit_scale=0.5,
+    "gemma3": case("gemma3", "Gemma3Config", "the text decoder of a multimodal checkpoint", text_config=GEMMA3,
+                   vision_config=VISION),
+    "cohere": case("cohere", "CohereConfig", "parallel blocks, interleaved RoPE, scaled logits", logit_scale=0.5,
                    head_dim=...),
-    "cohere qk norm": case("cohere", "CohereConfig", "a norm of its own for each head", use_qk_norm=True,
+    "cohere qk norm": case("cohere", "CohereConfig", "q and k norms with weights of each head", use_qk_norm=True,
                            logit_scale=0.5, attention_bias=True, head_dim=...),
-    "cohere2": case("cohere2", "Cohere2Config", "window, a layer that is not turned", sliding_window_pattern=2,
+    "cohere2": case("cohere2", "Cohere2Config", "window, a NoPE layer", sliding_window_pattern=2,
                     logit_scale=0.5, head_dim=..., **WINDOWED),
-    "glm": case("glm", "GlmConfig", "fused gate and up, half-turned heads by pairs, biases"),
-    "glm4": case("glm4", "Glm4Config", "norms behind, half-turned heads by pairs, biases"),
-    "exaone4": case("exaone4", "Exaone4Config", "window, a layer that is not turned, norms behind",
+    "glm": case("glm", "GlmConfig", "fused gate and up, interleaved RoPE, partial (50%), biases"),
+    "glm4": case("glm4", "Glm4Config", "post-norms, interleaved RoPE, partial (50%), biases"),
+    "exaone4": case("exaone4", "Exaone4Config", "window, a NoPE layer, post-norms",
                     sliding_window_pattern=2, **WINDOWED),
-    "exaone4 small": case("exaone4", "Exaone4Config", "no window, all layers turned", sliding_window=None,
+    "exaone4 small": case("exaone4", "Exaone4Config", "no window, no NoPE layer", sliding_window=None,
                           layer_types=["full_attention"] * 2),
-    "starcoder2": case("starcoder2", "Starcoder2Config", "layer norms, biases, no gate, window", head_dim=...,
+    "starcoder2": case("starcoder2", "Starcoder2Config", "layer norms, biases, MLP without a gate, window",
+                       head_dim=...,
                        **WINDOWED),
-    "gpt2": case("gpt2", "GPT2Config", "learned positions, matrices the other way round", n_embd=64, n_layer=2,
+    "gpt2": case("gpt2", "GPT2Config", "learned position embeddings, transposed weights", n_embd=64, n_layer=2,
                  n_head=4, n_positions=128, **dict.fromkeys(SIZES, ...)),
-    "gpt_neox": case("gpt_neox", "GPTNeoXConfig", "parallel layers, q, k and v by heads, quarter-turned heads",
+    "gpt_neox": case("gpt_neox", "GPTNeoXConfig", "parallel blocks, fused QKV by heads, partial rotary embedding (25%)",
                      hidden_size=128, head_dim=..., num_key_value_heads=...),
-    "gpt_neox in turn": case("gpt_neox", "GPTNeoXConfig", "layers that are not parallel", use_parallel_residual=False,
+    "gpt_neox in turn": case("gpt_neox", "GPTNeoXConfig", "sequential blocks", use_parallel_residual=False,
                              rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}, head_dim=...,
                              num_key_value_heads=...),
-    "falcon": case("falcon", "FalconConfig", "7B's: one key head, one norm", **FALCON),
-    "falcon new": case("falcon", "FalconConfig", "40B's: shares of key heads, two norms", num_kv_heads=2,
+    "falcon": case("falcon", "FalconConfig", "7B's: one KV head, one norm", **FALCON),
+    "falcon new": case("falcon", "FalconConfig", "40B's: grouped KV heads, two norms", num_kv_heads=2,
                        new_decoder_architecture=True, **FALCON),
-    "falcon rw": case("falcon", "FalconConfig", "layers in turn, biases, many key heads", multi_query=False,
+    "falcon rw": case("falcon", "FalconConfig", "sequential blocks, biases, multi-head attention", multi_query=False,
                       parallel_attn=False, bias=True, **FALCON),
     "ministral": case("ministral", "MinistralConfig", "window on one of two layers",
                       layer_types=["sliding_attention", "full_attention"], **WINDOWED),
-    "ministral3": case("ministral3", "Ministral3Config", "YaRN, queries that grow with their position",
-                       rope_parameters=GROWING),
+    "ministral3": case("ministral3", "Ministral3Config", "YaRN, attention temperature",
+                       rope_parameters=ATTENTION_TEMPERATURE),
     "mistral3": Case(family="mistral3", config_class="Ministral3Config", rearranged=as_mistral3,
-                     verified="the text model's place in the checkpoint, Ministral 3's; window",
-                     values={"rope_parameters": GROWING, **WINDOWED}),
+                     verified="the text decoder of a multimodal checkpoint, Ministral 3's; window",
+                     values={"rope_parameters": ATTENTION_TEMPERATURE, **WINDOWED}),
     "mistral3 small": Case(family="mistral3", config_class="MistralConfig", rearranged=as_mistral3,
                            verified="and Mistral's", values={"sliding_window": None}),
     "seed_oss": case("seed_oss", "SeedOssConfig", "biases", attention_out_bias=True),
-    "ernie4_5": case("ernie4_5", "Ernie4_5Config", "pairs turned, biases", use_bias=True),
-    "ernie4_5_moe": case("ernie4_5_moe", "Ernie4_5_MoeConfig", "2 of 4 experts, corrected, a shared one; a layer "
-                         "without; biases", use_bias=True, tie_word_embeddings=False, moe_num_experts=4, moe_k=2,
+    "ernie4_5": case("ernie4_5", "Ernie4_5Config", "interleaved RoPE, biases", use_bias=True),
+    "ernie4_5_moe": case("ernie4_5_moe", "Ernie4_5_MoeConfig", "2 of 4 experts, score correction bias, a shared one; "
+                         "a dense layer; biases", use_bias=True, tie_word_embeddings=False, moe_num_experts=4, moe_k=2,
                          moe_intermediate_size=32, head_dim=...),
-    "hunyuan_v1_dense": case("hunyuan_v1_dense", "HunYuanDenseV1Config", "norms behind the rotation, stretched base",
+    "hunyuan_v1_dense": case("hunyuan_v1_dense", "HunYuanDenseV1Config", "q and k norms after RoPE, NTK-aware RoPE "
+                             "base",
                              rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}),
     "hunyuan_v1_moe": case("hunyuan_v1_moe", "HunYuanMoEV1Config", "2 or 3 of 4 experts and a shared one",
                            num_experts=4, moe_topk=[2, 3]),
-    "nemotron": case("nemotron", "NemotronConfig", "layer norms, no gate, half-turned heads"),
-    "helium": case("helium", "HeliumConfig", "pairs turned"),
-    "arcee": case("arcee", "ArceeConfig", "no gate, squared relu, biases", mlp_bias=True),
+    "nemotron": case("nemotron", "NemotronConfig", "layer norms, MLP without a gate, partial rotary embedding (50%)"),
+    "helium": case("helium", "HeliumConfig", "interleaved RoPE"),
+    "arcee": case("arcee", "ArceeConfig", "MLP without a gate, squared ReLU, biases", mlp_bias=True),
     "internlm2": Case(family="internlm2", config_class="LlamaConfig", rearranged=as_internlm2,
                       verified="against Llama with the same weights, rearranged: transformers lacks the family",
                       values={"attention_bias": True}),
@@ -284,68 +287,75 @@ FAMILIES: dict[str, Case] = {
                     verified="against Granite with the same multipliers: transformers lacks the family",
                     values={"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / math.sqrt(2),
                             "logits_scaling": 64 / 16, "attention_multiplier": 0.25, "head_dim": ...}),
-    "olmoe": case("olmoe", "OlmoeConfig", "2 of 4 experts, norms over all heads", num_experts=4,
+    "olmoe": case("olmoe", "OlmoeConfig", "2 of 4 experts, q and k norms over all heads", num_experts=4,
                   num_experts_per_tok=2, head_dim=...),
-    "dots1": case("dots1", "Dots1Config", "4 of 8 experts in 2 of 4 groups, corrected, and a shared one; a layer "
-                  "without; window", first_k_dense_replace=1, max_window_layers=1, norm_topk_prob=True, **CORRECTED,
+    "dots1": case("dots1", "Dots1Config", "4 of 8 experts in 2 of 4 groups, score correction bias, and a shared one; "
+                  "a dense layer; window", first_k_dense_replace=1, max_window_layers=1, norm_topk_prob=True,
+                  **GROUPED_EXPERTS,
                   **WINDOWED),
-    "glm4_moe": case("glm4_moe", "Glm4MoeConfig", "4 of 8 experts in 2 of 4 groups, corrected, weights not normalised; "
-                     "half-turned heads, norms of q and k", first_k_dense_replace=0, attention_bias=True,
-                     use_qk_norm=True, norm_topk_prob=False, **CORRECTED),
-    "solar_open": case("solar_open", "SolarOpenConfig", "4 of 8 experts in 2 of 4 groups, corrected",
-                       intermediate_size=..., **CORRECTED),
-    "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, corrected, and a shared one; a layer "
-                       "without; window", sliding_window_pattern=2, **EXPERTS, **WINDOWED),
-    "deepseek_v2": case("deepseek_v2", "DeepseekV2Config", "small vectors of queries too; 3 of 8 experts in 2 of 4 "
-                        "groups, a layer without; YaRN that scales the scores, biases", first_k_dense_replace=1,
+    "glm4_moe": case("glm4_moe", "Glm4MoeConfig", "4 of 8 experts in 2 of 4 groups, score correction bias, weights "
+                     "not normalised; "
+                     "partial rotary embedding (50%), q and k norms", first_k_dense_replace=0, attention_bias=True,
+                     use_qk_norm=True, norm_topk_prob=False, **GROUPED_EXPERTS),
+    "solar_open": case("solar_open", "SolarOpenConfig", "4 of 8 experts in 2 of 4 groups, score correction bias",
+                       intermediate_size=..., **GROUPED_EXPERTS),
+    "exaone_moe": case("exaone_moe", "ExaoneMoeConfig", "2 of 4 experts, score correction bias, and a shared one; a "
+                       "dense layer; window", sliding_window_pattern=2, **EXPERTS, **WINDOWED),
+    "deepseek_v2": case("deepseek_v2", "DeepseekV2Config", "MLA with a query latent; 3 of 8 experts in 2 of 4 "
+                        "groups, a dense layer; YaRN with mscale, biases", first_k_dense_replace=1,
                         topk_method="group_limited_greedy", attention_bias=True, rope_parameters=YARN_SCORES,
-                        **LATENT, **{**CORRECTED, "num_experts_per_tok": 3}),
-    "deepseek_v2 lite": case("deepseek_v2", "DeepseekV2Config", "queries of no small vector, no groups",
-                             **{**LATENT, "q_lora_rank": None}, **{**CORRECTED, "n_group": 1, "topk_group": 1}),
-    "deepseek_v3": case("deepseek_v3", "DeepseekV3Config", "4 of 8 experts in 2 of 4 groups, corrected, a layer "
-                        "without; YaRN that scales the scores", first_k_dense_replace=1, rope_parameters=YARN_SCORES,
-                        **LATENT, **CORRECTED),
-    "deepseek_v3 halves": case("deepseek_v3", "DeepseekV3Config", "halves turned, values as long as keys, biases",
+                        **MLA, **{**GROUPED_EXPERTS, "num_experts_per_tok": 3}),
+    "deepseek_v2 lite": case("deepseek_v2", "DeepseekV2Config", "MLA without a query latent, no groups",
+                             **{**MLA, "q_lora_rank": None}, **{**GROUPED_EXPERTS, "n_group": 1, "topk_group": 1}),
+    "deepseek_v3": case("deepseek_v3", "DeepseekV3Config", "4 of 8 experts in 2 of 4 groups, score correction bias, "
+                        "a dense layer; YaRN with mscale", first_k_dense_replace=1, rope_parameters=YARN_SCORES,
+                        **MLA, **GROUPED_EXPERTS),
+    "deepseek_v3 halves": case("deepseek_v3", "DeepseekV3Config", "RoPE by halves, values as wide as keys, biases",
                                first_k_dense_replace=1, rope_interleave=False, attention_bias=True,
-                               **{**LATENT, "v_head_dim": 32}, **CORRECTED),
+                               **{**MLA, "v_head_dim": 32}, **GROUPED_EXPERTS),
     "glm4_moe_lite": case("glm4_moe_lite", "Glm4MoeLiteConfig", "experts on the layers that 'mlp_layer_types' says",
-                          mlp_layer_types=["sparse", "dense"], **{**LATENT, "head_dim": ...}, **CORRECTED),
-    "minicpm3": case("minicpm3", "MiniCPM3Config", "small vectors of queries too, all three multipliers, longrope",
-                     dim_model_base=16, rope_parameters=LONG_ROPE_8, **LATENT),
-    "gpt_oss": case("gpt_oss", "GptOssConfig", "2 of 4 experts with biases and limits, sinks, window on one of two "
+                          mlp_layer_types=["sparse", "dense"], **{**MLA, "head_dim": ...}, **GROUPED_EXPERTS),
+    "minicpm3": case("minicpm3", "MiniCPM3Config", "MLA with a query latent, all three multipliers, LongRoPE",
+                     dim_model_base=16, rope_parameters=LONG_ROPE_8, **MLA),
+    "gpt_oss": case("gpt_oss", "GptOssConfig", "2 of 4 experts with biases and clamped SwiGLU, attention sinks, "
+                    "window on one of two "
                     "layers, YaRN", num_local_experts=4, num_experts_per_tok=2, swiglu_limit=2.0,
                     rope_parameters={**YARN, "truncate": False}, **WINDOWED),
-    "opt": case("opt", "OPTConfig", "learned positions, layer norms, biases", ffn_dim=96, word_embed_proj_dim=64,
+    "opt": case("opt", "OPTConfig", "learned position embeddings, layer norms, biases", ffn_dim=96,
+                word_embed_proj_dim=64,
                 init_std=0.2, intermediate_size=..., num_key_value_heads=..., head_dim=...),
     "internlm3": case("internlm3", "InternLM3Config", "biases", attention_bias=True, mlp_bias=True),
-    "jais2": case("jais2", "Jais2Config", "layer norms, biases, no gate, squared relu"),
-    "vaultgemma": case("vaultgemma", "VaultGemmaConfig", "window on one of two layers, both caps",
+    "jais2": case("jais2", "Jais2Config", "layer norms, biases, MLP without a gate, squared ReLU"),
+    "vaultgemma": case("vaultgemma", "VaultGemmaConfig", "window on one of two layers, both soft caps",
                        attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
-    "gemma3n_text": case("gemma3n_text", "Gemma3nTextConfig", "four streams, ways beside attention, told of tokens, "
-                         "keys of earlier layers, sparse gates, tokens without a row, window", **GEMMA3N),
+    "gemma3n_text": case("gemma3n_text", "Gemma3nTextConfig", "AltUp, LAuReL, per-layer embeddings (PLE), KV sharing "
+                         "across layers, sparse MLPs, tokens without a row, window", **GEMMA3N),
     "gemma3n": Case(family="gemma3n", config_class="Gemma3nTextConfig", rearranged=as_gemma3n, values=GEMMA3N,
-                    verified="the text model's place in the checkpoint: the vision tower's package is not installed"),
-    "gemma4_text": case("gemma4_text", "Gemma4TextConfig", "told of each token, keys of earlier layers, wider mlp; "
-                        "larger heads, of which a part turns, where there is no window",
+                    verified="the text decoder of a multimodal checkpoint: the vision tower's package is not "
+                    "installed"),
+    "gemma4_text": case("gemma4_text", "Gemma4TextConfig", "per-layer embeddings (PLE), KV sharing across layers, "
+                        "wider MLP; larger heads with partial RoPE in global layers",
                         num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=4.0,
                         **GEMMA4),
-    "gemma4": case("gemma4", "Gemma4Config", "the text model's place in the checkpoint; keys that are values "
-                   "too, and fewer of them, where there is no window", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
+    "gemma4": case("gemma4", "Gemma4Config", "the text decoder of a multimodal checkpoint; keys that are values too, "
+                   "and fewer KV heads, in global layers", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
                    vision_config=None, audio_config=None),
-    "apertus": case("apertus", "ApertusConfig", "xIELU, norms of q and k, llama3 rotation"),
-    "lfm2": case("lfm2", "Lfm2Config", "convolutions in two of three layers, norms of q and k", num_hidden_layers=3,
+    "apertus": case("apertus", "ApertusConfig", "xIELU, q and k norms, llama3 RoPE scaling"),
+    "lfm2": case("lfm2", "Lfm2Config", "convolutions in two of three layers, q and k norms", num_hidden_layers=3,
                  layer_types=["conv", "full_attention", "conv"], block_multiple_of=32, head_dim=...),
     "lfm2 biases": case("lfm2", "Lfm2Config", "biases, four tokens seen, a head of its own, attention last",
                         layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
                         block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
-    "lfm2_moe": case("lfm2_moe", "Lfm2MoeConfig", "convolutions, 2 of 4 experts, corrected, in two of three layers",
+    "lfm2_moe": case("lfm2_moe", "Lfm2MoeConfig", "convolutions, 2 of 4 experts, score correction bias, in two of "
+                     "three layers",
                      num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1,
                      num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, head_dim=...),
-    "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "delta rules in two of three layers, 2 of 4 experts and a "
-                       "shared one, gated attention, quarter-turned heads", num_experts=4, num_experts_per_tok=2,
+    "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "Gated DeltaNet in two of three layers, 2 of 4 experts and a "
+                       "shared one, gated attention, partial rotary embedding (25%)", num_experts=4,
+                       num_experts_per_tok=2,
                        moe_intermediate_size=48, shared_expert_intermediate_size=32, **DELTA),
-    "qwen3_5_text": case("qwen3_5_text", "Qwen3_5TextConfig", "delta rules in two of three layers, gated attention, "
-                         "quarter-turned heads", **DELTA),
-    "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text model's place in the checkpoint", text_config=QWEN3_5,
-                    vision_config=QWEN3_5_EYES),
+    "qwen3_5_text": case("qwen3_5_text", "Qwen3_5TextConfig", "Gated DeltaNet in two of three layers, gated attention, "
+                         "partial rotary embedding (25%)", **DELTA),
+    "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text decoder of a multimodal checkpoint", text_config=QWEN3_5,
+                    vision_config=QWEN3_5_VISION),
 }  # fmt: skip

@@ -25,7 +25,7 @@ class Experts:
 
 
 def mixture(parts: Parts, experts: Experts, *, scoring_func: str = "softmax", norm_topk: bool = False) -> Moe:
-    """Without a shared expert. scoring_func, norm_topk: of Moe. Raises UnsupportedModel for top_k above their number."""
+    """Without a shared expert. scoring_func, norm_topk: of Moe. Raises UnsupportedModel for a larger top_k."""
     if experts.top_k > experts.count:
         raise UnsupportedModel(f"{experts.top_k} experts of a token; expected at most all {experts.count} of a layer.")
     hidden = parts.sizes.hidden

@@ -98,7 +98,7 @@ def test_sequences_side_by_side_follow_the_reference(case: str, folder: Folder) 
     check(steps(paged_engine(place).open(), some_tokens()), by_reference(place))
 
 
-@pytest.mark.parametrize("case", ["softcap in a layer, shared heads, window", "sinks", "mixture, shared by weight"])
+@pytest.mark.parametrize("case", ["softcap in a layer, gqa, window", "sinks", "mixture, gated shared expert"])
 def test_rows_of_a_padded_batch_get_their_own_logits(case: str, folder: Folder) -> None:
     place, tokens = folder(case, "int4"), some_tokens()
     request = ov_engine(place).request()
@@ -121,7 +121,7 @@ def test_usual_settings_are_close(case: str, folder: Folder) -> None:
 
 
 def test_the_state_of_a_layer_with_capped_scores_moves(folder: Folder) -> None:
-    place, tokens = folder("softcap in a layer, shared heads, window", "int4"), some_tokens()
+    place, tokens = folder("softcap in a layer, gqa, window", "int4"), some_tokens()
     engine = ov_engine(place)
     one, other = engine.open(), engine.open()
     expected = one.feed_all(tokens)
@@ -142,7 +142,7 @@ def executed(place: Path) -> Counter[tuple[str, str]]:
 
 
 def test_experts_stay_packed_and_the_router_is_precise(folder: Folder) -> None:
-    found = executed(folder("mixture, shared by weight", "int4"))
+    found = executed(folder("mixture, gated shared expert", "int4"))
     products = {kind: count for (name, kind), count in found.items() if name == "FullyConnected"}
     experts = 7 * 3  # the shared one too
     # the head, and of two layers qkv, o and the experts; the weight of the shared one is no choice
@@ -155,8 +155,8 @@ def test_experts_stay_packed_and_the_router_is_precise(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "count"),
     [("layer norm", "MVN", 5), ("sinks", "ScaledDotProductAttention", 2), ("scale", "ScaledDotProductAttention", 2),
-     ("softcap in a layer, shared heads, window", "ScaledDotProductAttention", 1), ("partial rotation", "RoPE", 4),
-     ("no rotation in a layer", "RoPE", 2), ("two rotations", "RoPE", 4), ("post norms", "RMS", 13)],
+     ("softcap in a layer, gqa, window", "ScaledDotProductAttention", 1), ("partial rotary embedding", "RoPE", 4),
+     ("nope layer", "RoPE", 2), ("two rope bases", "RoPE", 4), ("post norms", "RMS", 13)],
 )  # fmt: skip
 def test_operations_are_recognised(case: str, kind: str, count: int, folder: Folder) -> None:
     assert sum(number for (name, _), number in executed(folder(case, "int4")).items() if name == kind) == count
@@ -225,7 +225,7 @@ def test_capped_scores_are_computed_without_paged_attention(folder: Folder, capl
     assert "which paged attention does not do" in caplog.text
 
 
-@pytest.mark.parametrize("case", ["softcap", "sinks", "layer norm", "partial rotation"])
+@pytest.mark.parametrize("case", ["softcap", "sinks", "layer norm", "partial rotary embedding"])
 def test_the_npu_on_the_cpu_follows_the_reference(case: str, folder: Folder, tmp_path: Path) -> None:
     place, tokens = folder(case, "32 bits"), some_tokens()
     session, reference = npu_engine(place, tmp_path).open(), ReferenceEngine(open_package(place)).open()

@@ -193,7 +193,7 @@ def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: 
         np.testing.assert_array_equal(found[session], expected)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rotations"])
+@pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rope bases"])
 def test_every_kind_of_layer_with_a_window_may_forget(case: str, tmp_path: Path) -> None:
     decoder = replace(CASES[case](plain()), context=1024)
     folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant="generic-float32")
