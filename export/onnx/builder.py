@@ -29,7 +29,8 @@ _STORED_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "U8": Ten
 class Graph:
     """A graph in the making. Values are named by their place in the model: `scope` is the present one.
 
-    activations: "float32" or "float16". floats: (offset, length) of matrices in the file of embedllm/package/wasm_floats.py.
+    activations: "float32" or "float16". floats: (offset, length) of matrices, as embedllm/package/wasm_floats.py has
+    them.
     """
 
     def __init__(self, layout: Layout, activations: str, floats: Mapping[str, tuple[int, int]] | None = None) -> None:

@@ -1,7 +1,8 @@
 """An encoder -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors; nothing is remembered.
 
 Inputs: input_ids and attention_mask [B, T], which is 0 behind the end of a shorter text, and token_type_ids [B, T]
-where the model has rows for them. Output: hidden [B, T, H]; backends/reference/encoder_layers.py makes vectors or scores of it.
+where the model has rows for them. Output: hidden [B, T, H], of which
+backends/reference/encoder_layers.py makes vectors or scores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decoder + layout -> a stateful OpenVINO model of a few hundred kilobytes whose weights lie in weights.safetensors.
 
 Inputs: input_ids, attention_mask, position_ids [B, T] i64 (the mask: [B, past + T]) and beam_idx [B] i32, the four that
-openvino-genai expects. Output: logits [B, T, V] of every position; a session cuts to the last where backends/openvino/logits_slice.py
-says, as openvino-genai does at the head. Keys and values are variables [B, kv heads, T, D].
+openvino-genai expects. Output: logits [B, T, V] of every position; backends/openvino/logits_slice.py slices to the
+last one before the last layer, as openvino-genai does at the head. Keys and values are variables [B, kv heads, T, D].
 
 Every chain is written in the form that OpenVINO's plugins recognise: packed weights that stay packed, RMS, RoPE, and
 attention that owns its KV cache (docs/openvino.md says how that was seen).

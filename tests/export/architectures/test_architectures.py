@@ -212,7 +212,9 @@ ROPES: dict[str, tuple[dict[str, object], RopeScaling | None]] = {
     ),
     "yarn of the trained length": (
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2},
-        YarnScaling(factor=4.0, original_context=128, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=True),
+        YarnScaling(
+            factor=4.0, original_context=128, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5, truncate=True
+        ),
     ),
     "yarn of DeepSeek": (
         {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5},
