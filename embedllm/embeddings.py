@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ContextFull
 
 if TYPE_CHECKING:
-    from embedllm.backends.encoder_engine import EncoderEngine, Tokens
+    from embedllm.backends.reference.encoder_engine import EncoderEngine, Tokens
     from embedllm.package.architecture import Encoder
     from embedllm.package.package import Package
     from embedllm.text.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ class Encoding:
 
     def _tokens(self, what: str, texts: Sequence[str], truncate: bool) -> Tokens:
         """Of a text or a pair. Raises ContextFull for too many, ValueError for none."""
-        from embedllm.backends.encoder_engine import Tokens
+        from embedllm.backends.reference.encoder_engine import Tokens
 
         limit = self._package.context
         ids, types = self._tokenizer.encode_whole(texts, limit=limit if truncate else None)

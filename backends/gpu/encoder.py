@@ -10,7 +10,7 @@ from embedllm.backends.ort.engine import session_options
 
 if TYPE_CHECKING:
     from embedllm.backends.base import OpenOptions
-    from embedllm.backends.encoder_engine import EncoderEngine
+    from embedllm.backends.reference.encoder_engine import EncoderEngine
 
 
 def open_cuda(options: OpenOptions) -> EncoderEngine:

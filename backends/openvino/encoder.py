@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.encoder_engine import EncoderEngine, describe_size
 from embedllm.backends.openvino.engine import compile_folder, properties
 from embedllm.backends.openvino.runtime import as_device_error, target_of
 from embedllm.backends.options import OpenVINOOptions
+from embedllm.backends.reference.encoder_engine import EncoderEngine, describe_size
 
 if TYPE_CHECKING:
     from embedllm.backends.base import OpenOptions
-    from embedllm.backends.encoder_engine import Inputs
+    from embedllm.backends.reference.encoder_engine import Inputs
     from embedllm.types import F32
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.encoder_engine import EncoderEngine, describe_size
 from embedllm.backends.ort.engine import session_options
 from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.reference.encoder_engine import EncoderEngine, describe_size
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
     from embedllm.backends.base import OpenOptions
-    from embedllm.backends.encoder_engine import Inputs
+    from embedllm.backends.reference.encoder_engine import Inputs
     from embedllm.types import F32
 
 

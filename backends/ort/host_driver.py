@@ -14,13 +14,14 @@ from embedllm.backends.ort.driver import CPU, check_exact
 from embedllm.backends.ort.providers import (
     GROUP,
     INSTALL,
+    PLUGIN,
     SWAP_BUILDS,
     Provider,
     runtime_name,
     runtime_unsupported,
     source,
 )
-from embedllm.package.graph_variants import FLOAT16, FLOAT32, GPU_FLOAT32
+from embedllm.package.graph_variants import FLOAT16, FLOAT32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,17 +86,6 @@ PROVIDERS = (
         options={"device_id": "0"},
         tested=UNTESTED,
     ),
-)
-# a provider that has no row: "plugin:/path/to/library", or "plugin:NAME" of an entry point
-PLUGIN = Provider(
-    device="plugin",
-    name="",  # the library says it
-    module="a library",
-    variants=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
-    hardware="GPU",
-    install="give the path of its library: plugin:/path/to/library",
-    takes_defaults=False,  # nobody knows
-    tested="OpenVINO's plug-in, by its path",
 )
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from embedllm.backends.base import Device
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.engine import Attachment
-from embedllm.backends.ort.host_driver import PLUGIN
 from embedllm.backends.ort.plugins import Library, ProviderDevice
-from embedllm.backends.ort.providers import Provider
+from embedllm.backends.ort.providers import PLUGIN, Provider
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from embedllm.backends.base import Device, Unsupported
 from embedllm.backends.driver import Capabilities, Source, absent_device
 from embedllm.backends.system.ort_builds import builds, conflict
+from embedllm.package.graph_variants import FLOAT16, FLOAT32, GPU_FLOAT32
 
 GROUP = "embedllm.providers"  # entry points of other packages: NAME = a function that returns its library's path
 SWAP_BUILDS = "pip uninstall onnxruntime, then "  # a build takes the place of the CPU's: docs/devices.md#conflicts
@@ -67,6 +68,19 @@ class Provider:
             return metadata.version(self.module.replace("_", "-"))
         except metadata.PackageNotFoundError:
             return ""
+
+
+# a provider that has no row: "plugin:/path/to/library", or "plugin:NAME" of an entry point
+PLUGIN = Provider(
+    device="plugin",
+    name="",  # the library says it
+    module="a library",
+    variants=(FLOAT16.name, GPU_FLOAT32.name, FLOAT32.name),
+    hardware="GPU",
+    install="give the path of its library: plugin:/path/to/library",
+    takes_defaults=False,  # nobody knows
+    tested="OpenVINO's plug-in, by its path",
+)
 
 
 def source(provider: Provider, devices: Callable[[], list[Device]]) -> Source:

@@ -25,7 +25,7 @@ def _open(options: OpenOptions) -> Engine:
 
 
 def _open_encoder(options: OpenOptions) -> Engine:
-    from embedllm.backends.encoder_engine import open_reference
+    from embedllm.backends.reference.encoder_engine import open_reference
 
     return open_reference(options)
 

@@ -31,7 +31,7 @@ def open_encoder(
     """
     from embedllm.backends.devices import registry
     from embedllm.backends.devices import selection as select
-    from embedllm.backends.encoder_engine import EncoderEngine
+    from embedllm.backends.reference.encoder_engine import EncoderEngine
 
     if given := [name for name, value in only_for_text.items() if value is not None]:
         raise ValueError(f"'{package.name}' embeds or scores texts and generates none; leave out {given[0]}.")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from embedllm import Model, load
 from embedllm.backends.base import Interrupted
-from embedllm.backends.encoder_engine import BATCH, Tokens, batches
+from embedllm.backends.reference.encoder_engine import BATCH, Tokens, batches
 from embedllm.backends.reference.encoder_layers import pooled
 from embedllm.errors import ContextFull, DeviceUnavailable, ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert

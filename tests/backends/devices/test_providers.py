@@ -24,9 +24,8 @@ from embedllm.backends.gpu.driver import CUDA, WEBGPU
 from embedllm.backends.gpu.driver import DIRECTML as DIRECTML_ROW
 from embedllm.backends.ort.default_inputs import without_defaults
 from embedllm.backends.ort.driver import CPU as CPU_ROW
-from embedllm.backends.ort.host_driver import PLUGIN
 from embedllm.backends.ort.host_driver import PROVIDERS as HOST_PROVIDERS
-from embedllm.backends.ort.providers import Provider
+from embedllm.backends.ort.providers import PLUGIN, Provider
 from embedllm.backends.ort.runtime import first_line
 from embedllm.backends.probe import probe
 from embedllm.backends.reference.engine import ReferenceEngine
