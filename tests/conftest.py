@@ -7,11 +7,14 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
+from tests.support.selection import leave_out
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests'
@@ -60,16 +63,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_PassedLog(file.absolute()))
 
 
+# marker: packages of which one has to be there, or its tests are not run
+NEEDS = {
+    "peer": ("torch", "transformers", "onnxruntime_genai", "openvino_genai", "sentencepiece", "llama_cpp", "peft"),
+    "webgpu": ("onnxruntime_ep_webgpu",),
+    "optimum": ("optimum",),
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = [marker for marker, packages in NEEDS.items() if not any(map(find_spec, packages))]
+    leave_out(config, items, lambda item: any(item.get_closest_marker(marker) for marker in lacking))
     file = config.getoption("--but-passed")
-    if not file or not file.is_file():
-        return
-    passed = {json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()}
-    left_out = [item for item in items if item.nodeid in passed and item.get_closest_marker("allcores") is None]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        dropped = set(map(id, left_out))
-        items[:] = [item for item in items if id(item) not in dropped]
+    if file and file.is_file():
+        passed = {json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()}
+        leave_out(config, items, lambda item: item.nodeid in passed)
 
 
 # --- fixtures

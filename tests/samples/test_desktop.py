@@ -13,15 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-import embedllm
-from embedllm import Conversation
-
-pytest.importorskip("PySide6.QtWidgets", reason="Qt is not here: docs/contributing.md", exc_type=ImportError)
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QPalette
 from PySide6.QtTest import QTest
 
+import embedllm
+from embedllm import Conversation
 from tests.support.desktop_window import (
     QUESTION,
     Gate,
@@ -36,7 +33,6 @@ from tests.support.desktop_window import (
     wait_until,
 )
 
-pytest_plugins = ["tests.support.desktop_fixtures"]
 ROOT = Path(__file__).parents[2]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("PySide6.QtWidgets", reason="Qt is not here: docs/contributing.md", exc_type=ImportError)
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
@@ -25,8 +23,6 @@ from tests.support.desktop_window import (
     wait_ready,
     wait_until,
 )
-
-pytest_plugins = ["tests.support.desktop_fixtures"]
 
 
 def test_a_reopened_conversation_goes_on_where_it_was(opened: Callable[..., Window], tmp_path: Path) -> None:

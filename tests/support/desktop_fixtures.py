@@ -1,4 +1,4 @@
-"""Fixtures of the desktop sample's tests. A module takes them with: pytest_plugins = ["tests.support.desktop_fixtures"]."""
+"""Fixtures of the desktop sample's tests, of tests/samples/conftest.py where Qt is."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from embedllm.tuning import trial as tuning_trial
 from tests.support.openings import device
 from tests.support.tuned import SPINNING, remember, row
 
-pytest_plugins = ["tests.support.tuning_fixtures"]
 pytestmark = pytest.mark.usefixtures("records")
 
 

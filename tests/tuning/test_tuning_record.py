@@ -19,7 +19,6 @@ from embedllm.loading.tuning_results import Tuning
 from embedllm.package.package import Package, open_package
 from tests.support.tuned import SPINNING, remember, row
 
-pytest_plugins = ["tests.support.tuning_fixtures"]
 pytestmark = pytest.mark.usefixtures("records")
 
 

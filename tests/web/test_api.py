@@ -14,8 +14,6 @@ from embedllm.package.package import MANIFEST, read_package
 from tests.web.test_python import DEFAULTS, TEMPLATE, template_engine
 from tools import make_web_wheel
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 WEB = Path(__file__).parents[2] / "bindings_web"
 TESTS = Path(__file__).parent / "node"
 PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 spells as themselves

@@ -14,7 +14,6 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.chat_page import packing, serve_sample, until
 from tests.web.support.server import ROOT, WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 WEB = ROOT / "bindings_web"

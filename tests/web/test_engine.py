@@ -21,7 +21,6 @@ from tests.web.support.calls import LONG_S
 from tests.web.support.page import Page
 from tests.web.support.server import WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 MakePackage = Callable[..., Path]

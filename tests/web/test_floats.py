@@ -20,7 +20,6 @@ from tests.web.support.server import ROOT, WebServer
 from tests.web.test_engine import ATOL, greedy, opened, page, reference, some_tokens
 
 __all__ = ["page"]  # a fixture
-pytest_plugins = ["tests.web.support.fixtures"]
 
 UNPACK = """
     import {text} from "node:stream/consumers";

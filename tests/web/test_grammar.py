@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 FOLDER = Path(__file__).parent / "node"
 
 

@@ -15,8 +15,6 @@ from tests.web.support.calls import BrowserError
 from tests.web.support.page import Context
 from tests.web.support.server import Fault, WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 DATA = bytes(range(256)) * 1000
 
 

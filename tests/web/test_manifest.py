@@ -13,8 +13,6 @@ from embedllm.package.package import MANIFEST, WEIGHTS
 from tests.package.test_package import CONTENTS, OUTSIDE, WRONG, changed, manifest_of, write_manifest
 from tests.web.support.server import ROOT
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 READ = """
     import {text} from "node:stream/consumers";
     const {readManifest} = await import(process.argv[1]);

@@ -19,7 +19,6 @@ from tests.web.test_engine import urls
 from tests.web.test_python import template_engine
 from tools import make_web_wheel
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 MakePackage = Callable[..., Path]

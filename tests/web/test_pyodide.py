@@ -24,7 +24,6 @@ from tests.web.test_engine import urls
 from tests.web.test_python import is_same, template_engine
 from tools import make_web_wheel
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 QUESTION = "list all files that were changed today"

@@ -10,8 +10,6 @@ import pytest
 
 from tools import make_web_vectors
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 TESTS = [Path(__file__).parent / "node" / name for name in ("rule.test.mjs", "rule_text.test.mjs")]
 ATOL = 2e-6  # processors differ in the last bit of a float32 exp; log probabilities are written to six digits
 

@@ -14,7 +14,6 @@ from tests.web.support.chat_page import ChatPage, packing, serve_sample, until
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, Fault, WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 ARTIFACTS = Path(__file__).parent / "artifacts"

@@ -18,8 +18,6 @@ from tests.web.support.chat_page import SAMPLES, packing, serve_sample, until
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 TEXT = "The llama is a domesticated South American camelid. It is used as a meat and pack animal. " * 2
 ARTICLE = f"<!doctype html><title>Llamas</title><nav>menu</nav><article><p>{TEXT}</p></article>"
 

@@ -19,7 +19,6 @@ from tests.web.support.server import Fault, WebServer
 from tests.web.test_store import LIBRARIES, LIST, LOAD, STORED, digest, ranges, refused, until_stored, write_model
 from tests.web.test_store import WEIGHTS as DATA
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 CUTS = (0, 300_000, 600_000, 700_001)  # bytes where the parts of DATA begin and end

@@ -18,7 +18,6 @@ from tests.web.support.calls import BrowserError, awaited
 from tests.web.support.page import Context, Page
 from tests.web.support.server import Fault, WebServer
 
-pytest_plugins = ["tests.web.support.fixtures"]
 pytestmark = pytest.mark.browser
 
 WEIGHTS = random.Random(5).randbytes(700_001)

@@ -24,8 +24,6 @@ from tests.text.test_chat_template import EXPECTED
 from tests.web.support import template_cases, tokenizer_kinds
 from tests.web.support.tokenizer_kinds import CONFIGS, KINDS, strings
 
-pytest_plugins = ["tests.web.support.fixtures"]
-
 FOLDER = Path(__file__).parent / "node"
 DEMO = Path(embedllm.__file__).parent / "demo"
 

@@ -1,4 +1,4 @@
-"""Fixtures of browser tests. A test module takes them with: pytest_plugins = ["tests.web.support.fixtures"]."""
+"""Fixtures of browser tests; where no browser is, those that need one are not run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.selection import leave_out
 from tests.web.support import found
 from tests.web.support.browser import Browser
 from tests.web.support.server import ROOT, WebServer
@@ -19,6 +20,11 @@ def need(reason: str) -> None:
         pytest.fail(f"{reason} (EMBEDLLM_REQUIRE_BROWSER is 1)", pytrace=False)
     if reason:
         pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("EMBEDLLM_REQUIRE_BROWSER") != "1" and found.missing():
+        leave_out(config, items, lambda item: item.get_closest_marker("browser") is not None)
 
 
 @pytest.fixture(scope="session")

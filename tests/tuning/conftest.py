@@ -1,4 +1,4 @@
-"""Fixtures of what tune() remembers. A module takes them with: pytest_plugins = ["tests.support.tuning_fixtures"]."""
+"""Fixtures of what tune() remembers."""
 
 from __future__ import annotations
 
