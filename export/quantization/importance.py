@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
     from embedllm.types import F32
 
-ENOUGH = 32  # sequences: docs/numerics.md#the-methods-beside-each-other
+ENOUGH = 32  # sequences: docs/numerics.md#methods-compared
 # Of the mean, added to each column: a text may hardly use one that another text does; measured, too.
 _FLOOR = 0.1
 # A tied table is the head's weights and also the model's input, where all its values count alike: so much more of it.
