@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embedllm.web.progress import Progress
+from embedllm.files.progress import FileProgress as Progress
 
 if TYPE_CHECKING:
     from embedllm.web.loading import adevices, aload, devices, load

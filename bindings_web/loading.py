@@ -30,13 +30,13 @@ from embedllm.backends.browser.javascript import (
     wait,
 )
 from embedllm.errors import PackageError
+from embedllm.files.progress import FileProgress as Progress
 from embedllm.generation.defaults import read_defaults
 from embedllm.model import Model
 from embedllm.package.package import read_package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.web.bridge import JsLoaded, bridge
 from embedllm.web.codec import WebCodec
-from embedllm.web.progress import Progress
 
 if TYPE_CHECKING:
     from embedllm.web.bridge import JsTexts

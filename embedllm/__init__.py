@@ -11,6 +11,8 @@ Importing this loads the standard library only; a runtime is loaded with the fir
 
 from __future__ import annotations
 
+import sys as _sys
+
 from embedllm._version import __version__ as __version__
 from embedllm.agent import ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.backends.base import Device
@@ -32,14 +34,19 @@ from embedllm.errors import (
 )
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion
-from embedllm.loading.load import adevices, aload, devices, load
 from embedllm.loading.tuning_results import Tuning
 from embedllm.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Picked
 from embedllm.text.chat_template import Message, Tool
 from embedllm.tools.calls import ToolCall
-from embedllm.tuning.tune import forget_tuning, tune
+from embedllm.tuning.tune import forget_tuning
+
+if _sys.platform == "emscripten":  # Pyodide, in a browser
+    from embedllm.web.public import adevices, aload, devices, load, tune
+else:
+    from embedllm.loading.load import adevices, aload, devices, load
+    from embedllm.tuning.tune import tune
 
 __all__ = [
     "Busy",

@@ -21,6 +21,8 @@ from embedllm.backends.options import OpenVINOOptions
 from embedllm.cli.progress import fetching
 from embedllm.cli.structured_options import format_options, response_format
 from embedllm.generation.options import ReplyOptions, Speculate
+from embedllm.loading.load import open_model
+from embedllm.loading.options import LoadOptions
 from embedllm.sampling.option_table import SAMPLING_OPTIONS, Option
 from embedllm.sampling.options import Sampling
 from embedllm.structured.response_format import grammar_source
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Callable[..., object])
 _SLOW_S = 5.0
+_OF_LOADING = ("revision", "device", "threads", "exact", "kv", "openvino", "draft", "cache_dir")  # of LoadOptions
 _DEBUG = "embedllm.debug"  # keys of the click context
 _VERBOSE = "embedllm.verbose"
 
@@ -40,15 +43,7 @@ class Settings:
     """The options of the model and its replies."""
 
     model: str
-    revision: str | None
-    device: str | None
-    threads: int
-    exact: bool
-    kv: str | None
-    openvino: OpenVINOOptions | None
-    draft: Path | None
-    adapter: Path | None
-    cache_dir: Path | None
+    load: LoadOptions
     system: str | None
     sampling: Mapping[str, object]  # only the given options; the rest are the model's defaults
     max_tokens: int | None
@@ -63,7 +58,9 @@ class Settings:
     @property
     def reply(self) -> ReplyOptions:
         """What calls that make a reply take by name."""
-        adapter: ReplyOptions = {} if self.adapter is None else {"adapter": _name(self.adapter)}
+        adapter: ReplyOptions = {}
+        for name in self.load.adapters or ():
+            adapter = {"adapter": name}
         return {
             **adapter,
             "max_tokens": self.max_tokens,
@@ -75,23 +72,11 @@ class Settings:
 
     def open_model(self) -> embedllm.Model:
         """Loads the model, after the other options were checked."""
-        from embedllm.backends.devices import selection as select
-
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         grammar_source(self.response_format)
-        adapters = None if self.adapter is None else {_name(self.adapter): self.adapter}
-        names = select.names_in(self.device or "")
-        device = names if len(names) > 1 else self.device
-        with (
-            _note_after(
-                _SLOW_S, f"loading '{self.model}'; the first load on a GPU or NPU takes minutes (-v logs more)"
-            ),
-            fetching(self.model) as on_progress,
-        ):
-            return embedllm.load(self.model, revision=self.revision, on_progress=on_progress, device=device,
-                                 threads=self.threads, exact=self.exact, kv=self.kv,
-                                 openvino=self.openvino, draft=self.draft, adapters=adapters,
-                                 cache_dir=self.cache_dir)  # fmt: skip
+        slow = f"loading '{self.model}'; the first load on a GPU or NPU takes minutes (-v logs more)"
+        with _note_after(_SLOW_S, slow), fetching(self.model) as on_progress:
+            return open_model(self.model, replace(self.load, on_progress=on_progress))
 
     def merge_sampling(self, defaults: Sampling) -> Sampling:
         """The model's default sampling with the given options; notes options that have no effect."""
@@ -102,9 +87,17 @@ class Settings:
         return sampling
 
 
-def _name(adapter: Path) -> str:
-    """Of its folder or file, where the path is "." or "..", too."""
-    return adapter.resolve().name
+def _load_options(values: dict[str, object]) -> LoadOptions:
+    """Takes the options of loading out of what click hands over."""
+    from embedllm.backends.devices import selection
+
+    given = {name: values.pop(name) for name in _OF_LOADING}
+    adapter, device = values.pop("adapter"), given["device"]
+    if isinstance(adapter, Path):
+        given["adapters"] = {adapter.resolve().name: adapter}  # where the path is "." or "..", too
+    if isinstance(device, str) and len(names := selection.names_in(device)) > 1:
+        given["device"] = names
+    return LoadOptions(**given)  # type: ignore[arg-type]  # the options have the fields' own types
 
 
 @contextmanager
@@ -145,6 +138,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
         given = {option.name: values.pop(option.name) for option in SAMPLING_OPTIONS}
         values["sampling"] = {name: value for name, value in given.items() if value not in (None, ())}
         values["response_format"] = response_format(values)
+        values["load"] = _load_options(values)
         own = {field.name: values.pop(field.name) for field in fields(Settings)}
         return command(settings=Settings(**own), **values)  # type: ignore[arg-type]  # by click
 

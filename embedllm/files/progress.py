@@ -15,3 +15,13 @@ class Progress:
     stage: str
     done: int  # bytes for "weights", "parts", "copy", "download" and "hash", steps otherwise
     total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProgress:
+    """How far the loading of one file has come in a browser: embedllm.web.Progress."""
+
+    file: str
+    loaded: int  # bytes
+    total: int  # bytes; 0: not known
+    phase: str  # "download", "check" or "compile"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, Engine, Unsupported
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import MemoryEstimate
     from embedllm.backends.devices.selection import DeviceSearch
-    from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
+    from embedllm.backends.options import RuntimeOptions
     from embedllm.backends.probe.runner import Probes
+    from embedllm.loading.options import LoadOptions
 
 _log = logging.getLogger("embedllm")
 
@@ -24,11 +25,9 @@ _log = logging.getLogger("embedllm")
 def open_first(
     package: Package,
     search: DeviceSearch,
+    options: LoadOptions,
     *,
     runtime: Callable[[Device], RuntimeOptions],
-    exact: bool,
-    kv: str | None,
-    openvino: OpenVINOOptions | None,
     adapters: Sequence[Adapter] | None,
 ) -> tuple[Engine, MemoryEstimate, Package]:
     """An engine on the first device of a search that computes rightly, has the memory and opens; and that memory.
@@ -38,21 +37,17 @@ def open_first(
     """
     from embedllm.backends.devices import registry
     from embedllm.backends.devices.selection import AUTO
-    from embedllm.loading.memory_estimate import estimate_memory, shortfall
 
     failures: list[DeviceUnavailable] = []
-    probes = ProbeResults(package, exact=exact)
-    adapter_bytes = sum(adapter.bytes for adapter in adapters or ())
-    given = package
+    probes = ProbeResults(package, exact=options.exact)
     for device in search:
         if (unsupported := probes.unsupported(device)) is not None:
             search.refuse(device, *unsupported)
             continue
-        package = registry.suited(given, device, probes.variants.get(device.name, ()))
-        if exact:
-            registry.check_exact(package, device)
-        memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
-        short = shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+        suited = registry.suited(package, device, probes.variants.get(device.name, ()))
+        if options.exact:
+            registry.check_exact(suited, device)
+        memory, short = _memory_on(suited, device, options, adapters)
         if short is not None:
             if search.is_explicit:
                 raise cannot_run(device, "; ".join(short), short[1])
@@ -62,17 +57,7 @@ def open_first(
         passed = "".join(f"; not {refusal}" for refusal in search.passed_over)
         _log.info("running '%s' on %s (%s)%s%s", package.name, device.name, device.backend, noted, passed)
         try:
-            engine = registry.open_engine(
-                package,
-                device,
-                runtime=runtime(device),
-                exact=exact,
-                kv=kv,
-                adapts=adapters is not None,
-                openvino=openvino,
-                variants=probes.variants,
-            )
-            return engine, memory, package
+            return _open(suited, device, options, runtime(device), adapters, probes.variants), memory, suited
         except DeviceError as error:
             failure = _unavailable(device, error)
             if search.is_explicit:
@@ -81,8 +66,33 @@ def open_first(
             search.refuse(device, str(error))
             failures.append(failure)
     if len(failures) == 1 and search.names == [AUTO]:
-        raise failures[0]  # nothing else is here: what other machines may have is no news
+        raise failures[0]  # what other machines may have cannot be acted upon
     raise search.failure() from (failures[-1] if failures else None)
+
+
+def _memory_on(
+    package: Package, device: Device, options: LoadOptions, adapters: Sequence[Adapter] | None
+) -> tuple[MemoryEstimate, tuple[str, str] | None]:
+    """What is needed there, and why that is more than there is."""
+    from embedllm.loading.memory_estimate import estimate_memory, shortfall
+
+    exact, kv, adapter_bytes = options.exact, options.kv, sum(adapter.bytes for adapter in adapters or ())
+    memory = estimate_memory(package, device, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+    return memory, shortfall(package, device, estimate=memory, exact=exact, kv=kv, adapter_bytes=adapter_bytes)
+
+
+def _open(
+    package: Package,
+    device: Device,
+    options: LoadOptions,
+    runtime: RuntimeOptions,
+    adapters: Sequence[Adapter] | None,
+    variants: Mapping[str, Sequence[str]],
+) -> Engine:
+    from embedllm.backends.devices.registry import open_engine
+
+    return open_engine(package, device, runtime=runtime, exact=options.exact, kv=options.kv,
+                       adapts=adapters is not None, openvino=options.openvino, variants=variants)  # fmt: skip
 
 
 class ProbeResults:

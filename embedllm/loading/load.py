@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from embedllm.adapters.adapter import Adapters
 from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
-from embedllm.generation.admission import check_concurrency, make_slots
+from embedllm.generation.admission import make_slots
 from embedllm.generation.defaults import read_defaults
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
 from embedllm.loading.device_search import open_first
 from embedllm.loading.draft import check_draft
+from embedllm.loading.options import LoadOptions, same_parameters
 from embedllm.loading.resolve import find_package
 from embedllm.model import Model
-from embedllm.package.package import open_package
+from embedllm.package.package import Package, open_package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from embedllm.files.progress import Progress
-    from embedllm.web import Progress as WebProgress
-
-    _InBrowser = Callable[[WebProgress], None] | None
-    OnProgress = Callable[[Progress], None] | Callable[[WebProgress], None]
-
-_KV_TYPES = ("int8", "int4")
+    from embedllm.adapters.adapter import Adapter
+    from embedllm.backends.base import Engine
+    from embedllm.kv_cache.prefix_cache import BlockStore
+    from embedllm.loading.options import OnProgress
+    from embedllm.loading.tuning_record import Recalled
+    from embedllm.text.protocols import ModelCodec
 
 
 def load(
@@ -96,135 +96,39 @@ def load(
     (docs/web.md).
     Raises PackageError, DeviceUnavailable, for a GGUF file ExportError, and for a model of the hub HubError, too.
     """
-    if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
-                           max_sequences=max_sequences, max_waiting=max_waiting, revision=revision, token=token,
-                           local_files_only=local_files_only)  # fmt: skip
-        from embedllm import web
-
-        return web.load(
-            os.fspath(path),
+    return open_model(
+        path,
+        LoadOptions(
             device=device,
             threads=threads,
+            exact=exact,
+            kv=kv,
             chat_template=chat_template,
-            on_progress=cast("_InBrowser", on_progress),  # which of the two it is the caller knows
+            openvino=openvino,
+            draft=draft,
+            adapters=adapters,
+            prefix_cache=prefix_cache,
+            cache_dir=cache_dir,
+            cache_dir_bytes=cache_dir_bytes,
+            max_sequences=max_sequences,
+            max_waiting=max_waiting,
+            tuned=tuned,
+            revision=revision,
+            token=token,
+            local_files_only=local_files_only,
+            on_progress=on_progress,
             urls=urls,
-        )
-    from embedllm.adapters.peft import check_adaptable, read_adapters
-    from embedllm.backends.devices import registry
-    from embedllm.backends.devices import selection as select
-    from embedllm.loading.tuning_record import recall, unused
-    from embedllm.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
-
-    given = RuntimeOptions(threads=threads)
-    check_concurrency(max_sequences, max_waiting)
-    found_at = find_package(path, revision=revision, token=token, local_files_only=local_files_only,
-                            on_progress=on_progress)  # fmt: skip
-    package = open_package(found_at, whole=False)
-    wish = device if device is not None else select.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or select.AUTO
-    if wish == select.AUTO and package.external is not None:
-        wish = package.external.devices
-    if openvino is not None and not isinstance(openvino, OpenVINOOptions):
-        raise ValueError(f"openvino is {openvino!r}; expected an OpenVINOOptions.")
-    check_kv(kv, exact=exact, openvino=openvino)
-    if package.encoder is not None:
-        from embedllm.loading.load_encoder import open_encoder
-
-        others = {"kv": kv, "adapters": adapters, "draft": draft, "chat_template": chat_template}
-        return open_encoder(package, wish, runtime=given, exact=exact, openvino=openvino, only_for_text=others)
-    adapts = adapters is not None
-    if adapts:
-        check_adaptable(package)
-    is_usual = adapters is None and openvino is None
-    measured = recall(package, exact=exact, kv=kv) if tuned and is_usual else unused(is_wanted=tuned)
-    found_here = registry.DeviceCatalog(package, exact=exact, kv=kv, adapts=adapts)
-    first = measured.fastest or (package.external.prefers if package.external is not None else "")
-    search = select.DeviceSearch(found_here.lookup, wish, fastest=first)
-    folder = open_disk_store(cache_dir, prefix_cache=prefix_cache, budget_bytes=cache_dir_bytes)
-    defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
-    turns = package.is_rotated
-    found = None if adapters is None else read_adapters(adapters, package.decoder, is_rotated=turns)
-    drafter = draft
-    if drafter is not None and not isinstance(drafter, Model):
-        drafter = load(drafter, device=search.wish if first else device, threads=threads, exact=exact,
-                       openvino=openvino, prefix_cache=0, tuned=False, token=token, local_files_only=local_files_only,
-                       on_progress=on_progress)  # fmt: skip
-
-    def runtime(device: Device) -> RuntimeOptions:
-        return given if threads else measured.runtime(device.name)
-
-    try:
-        if drafter is not None:
-            check_draft(package, tokenizer, drafter)
-        engine, memory, package = open_first(
-            package, search, runtime=runtime, exact=exact, kv=kv, openvino=openvino, adapters=found
-        )
-    except BaseException:
-        if drafter is not None and drafter is not draft:
-            drafter.close()
-        raise
-    floats = " floats" if runtime(engine.device).floats else ""
-    settings = f"exact={exact} kv={kv} openvino={openvino}{' adapters' if adapts else ''}{floats}"
-    shared_kv = None
-    if prefix_cache or folder is not None:
-        shared_kv = PrefixCache(prefix_cache, model=model_fingerprint(package, engine.device, settings), folder=folder)
-    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, template=template, draft=drafter,
-                 owns_draft=drafter is not draft, grammars=TokenGrammars(tokenizer), memory=memory,
-                 prefix_cache=shared_kv, settings=settings,
-                 slots=make_slots(memory, engine, max_sequences, max_waiting),
-                 adapters=None if found is None else Adapters(found),
-                 tuned=measured.told(engine.device.name, is_overruled=threads != 0))  # fmt: skip
+        ),
+    )
 
 
-async def aload(
-    path: str | os.PathLike[str] = "demo",
-    *,
-    device: str | Sequence[str] | None = None,
-    threads: int = 0,
-    exact: bool = False,
-    kv: str | None = None,
-    chat_template: str | None = None,
-    openvino: OpenVINOOptions | None = None,
-    draft: str | os.PathLike[str] | Model | None = None,
-    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-    prefix_cache: int = PREFIX_CACHE_BYTES,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_dir_bytes: int = CACHE_DIR_BYTES,
-    max_sequences: int | None = None,
-    max_waiting: int | None = None,
-    tuned: bool = True,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-    on_progress: OnProgress | None = None,
-    urls: Mapping[str, str] | None = None,
-) -> Model:
+@same_parameters(load)
+async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
     """As load(), without blocking the event loop."""
-    if in_browser():
-        _check_for_browser(exact=exact, kv=kv, openvino=openvino, draft=draft, adapters=adapters, cache_dir=cache_dir,
-                           max_sequences=max_sequences, max_waiting=max_waiting, revision=revision, token=token,
-                           local_files_only=local_files_only)  # fmt: skip
-        from embedllm import web
-
-        return await web.aload(
-            os.fspath(path),
-            device=device,
-            threads=threads,
-            on_progress=cast("_InBrowser", on_progress),  # which of the two it is the caller knows
-            urls=urls,
-            chat_template=chat_template,
-        )
     import asyncio  # a third of the import time of the whole package
 
-    def loaded() -> Model:
-        return load(path, device=device, threads=threads, exact=exact, kv=kv, chat_template=chat_template,
-                    openvino=openvino, draft=draft, adapters=adapters, prefix_cache=prefix_cache, cache_dir=cache_dir,
-                    cache_dir_bytes=cache_dir_bytes, max_sequences=max_sequences, max_waiting=max_waiting,
-                    tuned=tuned, revision=revision, token=token, local_files_only=local_files_only,
-                    on_progress=on_progress)  # fmt: skip
-
-    loading = asyncio.get_running_loop().run_in_executor(None, loaded)
+    chosen = LoadOptions(**options)  # type: ignore[arg-type]  # as load() has them
+    loading = asyncio.get_running_loop().run_in_executor(None, open_model, path, chosen)
     try:
         return await asyncio.shield(loading)
     except asyncio.CancelledError:
@@ -238,25 +142,120 @@ def _close_late(loading: Future[Model]) -> None:
         loading.result().close()
 
 
-def in_browser() -> bool:
-    """Whether this is Pyodide."""
-    return sys.platform == "emscripten"
+def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
+    """As load()."""
+    folder = find_package(path, revision=options.revision, token=options.token,
+                          local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
+    package = open_package(folder, whole=False)
+    requested = _requested_device(package, options)
+    if package.encoder is not None:
+        from embedllm.loading.load_encoder import open_encoder
+
+        return open_encoder(package, requested, options)
+    return _open_decoder(package, requested, options)
 
 
-def _check_for_browser(**given: object) -> None:
-    """Raises ValueError for an option that a browser does not have."""
-    if odd := [name for name, value in given.items() if value not in (None, False)]:
-        raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
+def _requested_device(package: Package, options: LoadOptions) -> str | Sequence[str]:
+    """The device or devices that were asked for, here or in the environment; of "auto" those that suit the folder."""
+    from embedllm.backends.devices import selection
+
+    if options.device is not None:
+        requested = options.device
+    else:
+        requested = selection.names_in(os.environ.get("EMBEDLLM_DEVICE", "")) or selection.AUTO
+    if requested == selection.AUTO and package.external is not None:
+        return package.external.devices
+    return requested
 
 
-def check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:
-    """Raises ValueError for a type that there is none of, or one that contradicts the other choices."""
-    if kv not in (None, *_KV_TYPES):
-        raise ValueError(f"kv is {kv!r}; expected None or one of {', '.join(_KV_TYPES)}.")
-    if kv is not None and exact:
-        raise ValueError(f"kv='{kv}' rounds what was read, and exact=True asks for no rounding; leave out one of them.")
-    if kv is not None and openvino is not None and openvino.kv is not None:
-        raise ValueError(f"kv='{kv}' and OpenVINOOptions(kv='{openvino.kv}') are both given; leave out one of them.")
+def _open_decoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
+    """A model that generates text."""
+    from embedllm.backends.devices import registry, selection
+    from embedllm.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
+
+    if options.adapters is not None:
+        from embedllm.adapters.peft import check_adaptable
+
+        check_adaptable(package)
+    tuning = _recall(package, options)
+    preferred = tuning.fastest or (package.external.prefers if package.external is not None else "")
+    catalog = registry.DeviceCatalog(package, exact=options.exact, kv=options.kv, adapts=options.adapters is not None)
+    search = selection.DeviceSearch(catalog.lookup, requested, fastest=preferred)
+    disk = open_disk_store(options.cache_dir, prefix_cache=options.prefix_cache, budget_bytes=options.cache_dir_bytes)
+    defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
+    template = None
+    if options.chat_template is not None:
+        template = ChatTemplate(options.chat_template, tokens=tokenizer.named)
+    adapters = _read_adapters(package, options)
+
+    def runtime(device: Device) -> RuntimeOptions:
+        return options.runtime if options.threads else tuning.runtime(device.name)
+
+    with ExitStack() as opened:
+        draft = _open_draft(package, tokenizer, options, search.wish if preferred else options.device, opened)
+        engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters)
+        opened.pop_all()
+    settings = options.kv_key(runtime(engine.device))
+    return Model(
+        package,
+        engine,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        template=template,
+        draft=draft,
+        owns_draft=draft is not options.draft,
+        grammars=TokenGrammars(tokenizer),
+        memory=memory,
+        prefix_cache=_prefix_cache(package, engine, options, disk, settings),
+        settings=settings,
+        slots=make_slots(memory, engine, options.max_sequences, options.max_waiting),
+        adapters=None if adapters is None else Adapters(adapters),
+        tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
+    )
+
+
+def _recall(package: Package, options: LoadOptions) -> Recalled:
+    """What tune() has measured of such loads."""
+    from embedllm.loading.tuning_record import recall, unused
+
+    if options.tuned and options.has_tuning:
+        return recall(package, exact=options.exact, kv=options.kv)
+    return unused(is_wanted=options.tuned)
+
+
+def _read_adapters(package: Package, options: LoadOptions) -> list[Adapter] | None:
+    if options.adapters is None:
+        return None
+    from embedllm.adapters.peft import read_adapters
+
+    return read_adapters(options.adapters, package.decoder, is_rotated=package.is_rotated)
+
+
+def _open_draft(
+    package: Package,
+    tokenizer: ModelCodec,
+    options: LoadOptions,
+    device: str | Sequence[str] | None,
+    opened: ExitStack,
+) -> Model | None:
+    """The draft model. opened: closes it, where it was opened here."""
+    draft = options.draft
+    if draft is None:
+        return None
+    if not isinstance(draft, Model):
+        draft = open_model(draft, options.of_draft(device))
+        opened.callback(draft.close)
+    check_draft(package, tokenizer, draft)
+    return draft
+
+
+def _prefix_cache(
+    package: Package, engine: Engine, options: LoadOptions, disk: BlockStore | None, settings: str
+) -> PrefixCache | None:
+    if not options.prefix_cache and disk is None:
+        return None
+    model = model_fingerprint(package, engine.device, settings)
+    return PrefixCache(options.prefix_cache, model=model, folder=disk)
 
 
 def devices() -> list[Device]:
@@ -265,10 +264,6 @@ def devices() -> list[Device]:
     A GPU or plug-in whose probe gave wrong numbers is not; one that was never probed is, until load() finds otherwise.
     In a browser the call needs JSPI, which adevices() does not.
     """
-    if in_browser():
-        from embedllm import web
-
-        return web.devices()
     from embedllm.loading.device_list import listing
 
     return [listed.probed_device for listed in listing()]
@@ -276,10 +271,6 @@ def devices() -> list[Device]:
 
 async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
     """As devices(), without blocking the event loop. urls: for a browser; see embedllm.web.aload()."""
-    if in_browser():
-        from embedllm import web
-
-        return await web.adevices(urls=urls)
     import asyncio
 
     return await asyncio.to_thread(devices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedllm.embeddings import Encoding
@@ -12,35 +12,29 @@ from embedllm.model import Model
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
+    from embedllm.loading.options import LoadOptions
     from embedllm.package.package import Package
 
+_ONLY_FOR_TEXT = ("kv", "adapters", "draft", "chat_template")
 
-def open_encoder(
-    package: Package,
-    wish: str | Sequence[str],
-    *,
-    runtime: RuntimeOptions,
-    exact: bool,
-    openvino: OpenVINOOptions | None,
-    only_for_text: Mapping[str, object],
-) -> Model:
-    """See load().
 
-    only_for_text: options that only models that generate text have, by name; ValueError for one that is given.
-    """
-    from embedllm.backends.devices import registry
-    from embedllm.backends.devices import selection as select
+def open_encoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
+    """See load(). Raises ValueError for an option that only models that generate text have."""
+    from embedllm.backends.devices import registry, selection
     from embedllm.backends.reference.encoder_engine import EncoderEngine
 
-    if given := [name for name, value in only_for_text.items() if value is not None]:
+    if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) is not None]:
         raise ValueError(f"'{package.name}' embeds or scores texts and generates none; leave out {given[0]}.")
-    search = select.DeviceSearch(registry.DeviceCatalog(package, exact=exact).lookup, wish)
+    search = selection.DeviceSearch(registry.DeviceCatalog(package, exact=options.exact).lookup, requested)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
-    engine, memory, _ = open_first(
-        package, search, runtime=lambda device: runtime, exact=exact, kv=None, openvino=openvino, adapters=None
-    )
+    engine, memory, _ = open_first(package, search, options, runtime=lambda device: options.runtime, adapters=None)
     assert isinstance(engine, EncoderEngine)  # all that open such a package
-    return Model(package, engine, tokenizer=tokenizer, defaults=defaults, memory=memory,
-                 encoding=Encoding(package, tokenizer, engine),
-                 tuned="a model that embeds or scores texts is not tuned")  # fmt: skip
+    return Model(
+        package,
+        engine,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        memory=memory,
+        encoding=Encoding(package, tokenizer, engine),
+        tuned="a model that embeds or scores texts is not tuned",
+    )

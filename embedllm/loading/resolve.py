@@ -13,7 +13,7 @@ from embedllm.loading.gguf import gguf_package, is_gguf
 
 if TYPE_CHECKING:
     from embedllm.files.progress import Progress
-    from embedllm.web import Progress as WebProgress
+    from embedllm.loading.options import OnProgress
 
 
 def find_package(
@@ -22,7 +22,7 @@ def find_package(
     revision: str | None = None,
     token: str | bool | None = None,
     local_files_only: bool = False,
-    on_progress: Callable[[Progress], None] | Callable[[WebProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Path:
     """The folder that load() opens; a path that is there goes before a name of the hub. Options: as load() has them.
 

@@ -39,11 +39,9 @@ def tune(
     on_trial: is told what is tried next, in words.
     Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
     """
-    from embedllm.loading.load import check_kv, in_browser
+    from embedllm.loading.options import check_kv
     from embedllm.loading.resolve import find_package
 
-    if in_browser():
-        raise ValueError("tune() cannot be called in a browser; leave it out there.")
     if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise ValueError(f"seconds is {seconds!r}; expected a positive number.")
     check_kv(kv, exact=exact, openvino=None)

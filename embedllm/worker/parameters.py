@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from embedllm.backends.options import MOST_THREADS
 from embedllm.generation.options import PromptOptions, Speculate
+from embedllm.loading.options import LoadOptions
 from embedllm.sampling.option_table import SAMPLING_OPTIONS
 from embedllm.worker.protocol import INVALID_PARAMS, RpcError, kind_of
 
@@ -20,14 +21,8 @@ if TYPE_CHECKING:
 class LoadParams:
     """What `load` was given."""
 
-    model: str = "demo"
-    device: str | Sequence[str] | None = None  # None: EMBEDLLM_DEVICE, or "auto"
-    threads: int = 0
-    exact: bool = False
-    kv: str | None = None
-    draft: str | None = None
-    adapters: Mapping[str, str] | None = None
-    cache_dir: str | None = None
+    model: str
+    options: LoadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +166,11 @@ def _check_contents(messages: Sequence[JSON]) -> None:
 
 def load_params(params: Mapping[str, JSON]) -> LoadParams:
     """As checked() for `load`."""
-    found = LoadParams(**checked("load", params))  # type: ignore[arg-type]  # the table has the fields' own types
-    if found.kv is not None and found.exact:  # what load() says only after the held model was freed
-        raise RpcError(INVALID_PARAMS, f"'kv' is '{found.kv}' and 'exact' is true; leave out one of them.")
-    return found
+    given = dict(checked("load", params))
+    if (kv := given.get("kv")) is not None and given.get("exact"):
+        raise RpcError(INVALID_PARAMS, f"'kv' is '{kv}' and 'exact' is true; leave out one of them.")
+    model = given.pop("model", "demo")
+    return LoadParams(model=str(model), options=LoadOptions(**given))  # type: ignore[arg-type]  # the table's types
 
 
 def reply_params(method: str, params: Mapping[str, JSON]) -> ReplyParams:

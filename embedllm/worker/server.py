@@ -186,9 +186,7 @@ class Worker:
         with self._telling_progress(call.id, f"loading '{params.model}'"):
             _check_files(params, cancel)
             self._close_model()  # two might not fit
-            self._model = opening.load(params.model, device=params.device, threads=params.threads, exact=params.exact,
-                                       kv=params.kv, draft=params.draft, adapters=params.adapters,
-                                       cache_dir=params.cache_dir)  # fmt: skip
+            self._model = opening.open_model(params.model, params.options)
         if cancel.cancelled:
             self._close_model()
             _check_not_cancelled(cancel)
@@ -278,13 +276,14 @@ def _check_files(params: LoadParams, cancel: Cancel) -> None:
         return open_package(found, whole=False)
 
     package = opened(params.model)
-    if params.draft is not None:
-        opened(params.draft)
-    if params.adapters:
+    draft, adapters = params.options.draft, params.options.adapters
+    if isinstance(draft, str):
+        opened(draft)
+    if adapters:
         from embedllm.adapters.peft import check_adaptable, read_adapters  # numpy
 
         check_adaptable(package)
-        read_adapters(params.adapters, package.decoder, is_rotated=package.is_rotated)
+        read_adapters(adapters, package.decoder, is_rotated=package.is_rotated)
 
 
 def _check_not_cancelled(cancel: Cancel) -> None:

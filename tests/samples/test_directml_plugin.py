@@ -54,11 +54,11 @@ Model.stream = gated
 ENDLESS = """
 import time
 from pathlib import Path
-from embedllm import opening
-def load(*arguments, **options):
+from embedllm.loading import load as opening
+def open_model(*arguments, **options):
     Path({started!r}).touch()
     time.sleep(3600)
-opening.load = load
+opening.open_model = open_model
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 from embedllm.backends.devices import selection as select
 from embedllm.backends.options import MOST_THREADS, RuntimeOptions
 from embedllm.generation.options import PromptOptions
-from embedllm.loading import load as opening
+from embedllm.loading.options import check_kv
 from embedllm.sampling.option_table import SAMPLING_OPTIONS
 from embedllm.worker.parameters import PARAMETERS, checked, load_params, reply_params
 from embedllm.worker.protocol import RpcError
@@ -39,7 +39,7 @@ def test_the_table_takes_the_devices_that_load_takes(device: str | list[str]) ->
 def test_what_load_takes_for_kv_is_taken(kv: str | int, exact: bool) -> None:
     expected = True
     try:
-        opening.check_kv(kv, exact=exact, openvino=None)  # type: ignore[arg-type]  # wrong ones, too
+        check_kv(kv, exact=exact, openvino=None)  # type: ignore[arg-type]  # wrong ones, too
     except ValueError:
         expected = False
     try:

@@ -449,8 +449,8 @@ def test_it_ends_when_nobody_reads_stdout() -> None:
 
 def test_it_does_not_wait_for_a_model_that_loads_for_ever() -> None:
     command = patched(
-        "import time\nfrom embedllm import opening, worker\n"
-        "opening.load = lambda *_, **__: time.sleep(3600)\nworker._GRACE_S = 0.2"
+        "import time\nfrom embedllm.loading import load as opening\nfrom embedllm.worker import server as worker\n"
+        "opening.open_model = lambda *_, **__: time.sleep(3600)\nworker._GRACE_S = 0.2"
     )
     with Host(command) as host:
         host.send("load", "l", model="demo")
@@ -464,15 +464,15 @@ def test_it_does_not_wait_for_a_model_that_loads_for_ever() -> None:
 def test_nothing_but_messages_comes_on_stdout() -> None:
     command = patched("""
 import os
-from embedllm import opening
-load = opening.load
+from embedllm.loading import load as opening
+load = opening.open_model
 def noisy(*arguments, **options):
     print("noise from Python")
     os.write(1, b"noise from C")
     os.system("echo noise from a child")
     assert os.read(0, 1) == b""  # nor does it get at the host's messages
     return load(*arguments, **options)
-opening.load = noisy
+opening.open_model = noisy
 """)
     with Host(command) as host:
         host.ask("load", "l", model="demo", device="cpu")
@@ -485,7 +485,7 @@ opening.load = noisy
 
 
 def test_what_nobody_thought_of_is_answered_and_ends_it() -> None:
-    command = patched("from embedllm import opening\nopening.devices = lambda: 1 / 0")
+    command = patched("from embedllm.loading import load as opening\nopening.devices = lambda: 1 / 0")
     with Host(command) as host:
         host.send("devices", "d")
         assert host.answer("d")["error"]["code"] == -32603

@@ -202,7 +202,7 @@ class Talk:
             self.conversation.close()  # the KV of what was said before
         else:
             try:
-                opened = self.conversation.model.open_conversation(path, when_full=self._when_full)
+                opened = Conversation.open(self.conversation.model, path, when_full=self._when_full)
             except OSError as error:
                 raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
             self.conversation.close()

@@ -8,6 +8,7 @@ import pytest
 
 import embedllm
 from embedllm.backends.options import OpenVINOOptions
+from embedllm.loading.options import LoadOptions
 from tests.cli.test_commands import embed
 
 
@@ -43,11 +44,11 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[OpenVINOOptions | None]:
     """What load() was given; it ends the command."""
     found: list[OpenVINOOptions | None] = []
 
-    def load(*_: object, openvino: OpenVINOOptions | None, **__: object) -> None:
-        found.append(openvino)
+    def open_model(_: str, options: LoadOptions) -> None:
+        found.append(options.openvino)
         raise embedllm.DeviceError("loaded")
 
-    monkeypatch.setattr(embedllm, "load", load)
+    monkeypatch.setattr("embedllm.cli.options.open_model", open_model)
     return found
 
 

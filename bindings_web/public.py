@@ -1,0 +1,72 @@
+"""What embedllm.load() and its siblings are in a browser: with the desktop's parameters, of which some are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+from embedllm.backends.base import Device
+from embedllm.loading import load as desktop
+from embedllm.loading.options import LoadOptions, same_parameters
+from embedllm.model import Model
+from embedllm.tuning import tune as desktop_tuning
+from embedllm.web import loading
+
+if TYPE_CHECKING:
+    from embedllm.files.progress import FileProgress
+    from embedllm.loading.tuning_results import Tuning
+
+
+@same_parameters(desktop.load)
+def load(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
+    """As embedllm.load(), where a synchronous call can wait; raises ValueError for what a browser does not have."""
+    found = _checked(options)
+    return loading.load(
+        os.fspath(path),
+        device=found.device,
+        threads=found.threads,
+        on_progress=_on_progress(found),
+        urls=found.urls,
+        chat_template=found.chat_template,
+    )
+
+
+@same_parameters(desktop.aload)
+async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
+    """As load(), without blocking the event loop."""
+    found = _checked(options)
+    return await loading.aload(
+        os.fspath(path),
+        device=found.device,
+        threads=found.threads,
+        on_progress=_on_progress(found),
+        urls=found.urls,
+        chat_template=found.chat_template,
+    )
+
+
+def devices() -> list[Device]:
+    """What this browser offers, and why the rest is not available; raises ValueError where a call cannot wait."""
+    return loading.devices()
+
+
+async def adevices(*, urls: Mapping[str, str] | None = None) -> list[Device]:
+    """As devices(), without blocking the event loop. urls: see embedllm.web.aload()."""
+    return await loading.adevices(urls=urls)
+
+
+@same_parameters(desktop_tuning.tune)
+def tune(path: str | os.PathLike[str] = "demo", **options: object) -> Tuning:
+    """Raises ValueError: nothing is tuned in a browser."""
+    raise ValueError("tune() cannot be called in a browser; leave it out there.")
+
+
+def _checked(options: Mapping[str, object]) -> LoadOptions:
+    found = LoadOptions(**options)  # type: ignore[arg-type]  # as they were given
+    found.check_for_browser()
+    return found
+
+
+def _on_progress(options: LoadOptions) -> Callable[[FileProgress], None] | None:
+    return cast("Callable[[FileProgress], None] | None", options.on_progress)  # which of the two it is the caller knows
