@@ -48,7 +48,7 @@ def dump(sources: Path, out: Path) -> None:
     with out.open("w", encoding="utf-8") as lines:
         for source in sorted(path for path in sources.iterdir() if path.is_dir() or path.suffix == ".gguf"):
             for bits in (None, 16):
-                package = out.parent / f"{out.stem}-{source.stem}-{bits}"
+                package = out.parent / f"{out.stem}-{source.name}-{bits}"
                 line: dict[str, object] = {"source": source.name, "bits": bits}
                 try:
                     convert(source, package, Recipe(bits=bits))
