@@ -1,4 +1,4 @@
-"""The loop of a model and its tools: calls are checked, allowed, run, and told to the model, until it answers."""
+"""The tool loop (agent): calls are checked, allowed and run, and their results sent to the model, until it answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Step: TypeAlias = "Callable[[], object]"  # what the rule wants done; its resul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """A call, and what the model was told of it."""
+    """A tool call and its result."""
 
     call: ToolCall
     ran: bool  # to its end; otherwise `result` says what was wrong
@@ -72,9 +72,9 @@ def run_tools(
     model: or a Conversation, to which `messages` is then what is said, a text or a message; it has its own tools and
     variables, and its history gets all of it, or nothing when this fails.
     tools: functions, or JSON schemas whose functions `functions` has by name. max_rounds: replies with calls that are
-    run; those of one more are not. on_call: told of each call. on_chunk: told of each step of each reply, as it comes.
+    run; those of one more are not. on_call: called with each call. on_chunk: called with each chunk of each reply.
     confirm: asked before a tool runs; without it all run. A call that cannot be read, of no tool, with wrong arguments
-    or refused, and a tool that raises, are told to the model as the result. cancel: ends the reply that is
+    or refused, and a tool that raises, are sent to the model as the result. cancel: ends the reply that is
     coming, and no tool runs after it. options: as of Model.generate(); tool_choice goes for the first reply.
     Raises ValueError for a tool without a function, and for one that has to be awaited: arun_tools takes those.
     """
@@ -89,7 +89,9 @@ def run_tools(
             chunks = model.stream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
         else:
             chunks = model.stream(asked.new_of(said), sampling, cancel=cancel, **now)
-        with closing(chunks):  # at once when on_chunk raises: a conversation then takes back what it has of the reply
+        with closing(
+            chunks
+        ):  # immediately when on_chunk raises: a conversation then takes back what it has of the reply
             return collect(map(tell, chunks))
 
     steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,
@@ -105,7 +107,7 @@ def _run_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
         while True:
             try:
                 done = step()
-            except Exception as error:  # noqa: BLE001 # the rule says which of them the model is told
+            except Exception as error:  # noqa: BLE001 # the rule decides which of them the model receives
                 step = steps.throw(error)
             else:
                 step = steps.send(done)
@@ -160,7 +162,7 @@ async def _arun_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
                 done = step()
                 if inspect.isawaitable(done):
                     done = await done
-            except Exception as error:  # noqa: BLE001 # the rule says which of them the model is told
+            except Exception as error:  # noqa: BLE001 # the rule decides which of them the model receives
                 step = steps.throw(error)
             else:
                 step = steps.send(done)
@@ -169,7 +171,7 @@ async def _arun_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
 
 
 def _telling(on_chunk: Callable[[Chunk], object] | None) -> Callable[[Chunk], Chunk]:
-    """What gives a chunk on after it was told."""
+    """Passes each chunk on after on_chunk was called."""
 
     def tell(chunk: Chunk) -> Chunk:
         if on_chunk is not None:

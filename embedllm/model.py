@@ -65,15 +65,15 @@ class Model:
         tuned: str = "",
         encoding: Encoding | None = None,  # None: it generates text
     ) -> None:
-        """draft: guesses for this one, with the same vocabulary. owns_draft: this one closes it."""
+        """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it."""
         self.package = package
         self.tokenizer = tokenizer
         self.sampling = defaults.sampling
         self.context = engine.context  # the most tokens that prompt and reply can have together
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
-        guessing = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=guessing, prefix_cache=prefix_cache, slots=slots,
+        draft_runner = None if draft is None else draft.runner
+        self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, slots=slots,
                              adapters=adapters)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters)  # fmt: skip
@@ -160,14 +160,14 @@ class Model:
         cancel: a switch that ends it from another thread.
         The options, by name:
         max_tokens: None takes the model's default, or what is left of the context.
-        min_tokens: before so many no stop token comes; a stop string or a grammar still ends the reply.
+        min_tokens: no stop token is generated before; a stop string or a grammar still ends the reply.
         stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
         A stop string that is one special token, such as "<|im_end|>", stands for that token.
         logprobs: how many of the most probable tokens to report for each step.
         response_format: what the reply shall be: OpenAI's object, or a pydantic class, a compiled regex, a list of
         texts to choose from, a grammar (docs/guide-python.md#structured-output). The text fulfils it when finish_reason
         is "stop" and no stop string ended it.
-        speculate: what guesses the next tokens, so that several are computed at once: "lookup" (the text so far),
+        speculate: speculative decoding, which verifies several tokens per step: "lookup" (prompt lookup),
         "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
         that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
         steps of several tokens round otherwise (docs/numerics.md).
@@ -191,7 +191,7 @@ class Model:
         cancel: Cancel | None = None,
         **options: Unpack[PromptOptions],
     ) -> list[Completion]:
-        """As generate() for each of several prompts, in their order, several at once where the device gains by it.
+        """As generate() for each of several prompts, in their order, batched where the device gains by it.
 
         On `cpu` and `openvino` the steps of up to 16 replies are one run, which reads the weights once
         (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the others are
@@ -217,7 +217,7 @@ class Model:
         cancel: Cancel | None = None,
         **options: Unpack[PromptOptions],
     ) -> list[Completion]:
-        """So many continuations of one prompt, which is computed once; see generate().
+        """`n` continuations of one prompt, which is prefilled once; see generate().
 
         Those after the first have the seeds that follow on the given one.
         """
@@ -238,10 +238,10 @@ class Model:
         cancel: Cancel | None = None,
         **options: Unpack[PromptOptions],
     ) -> list[Completion]:
-        """The most probable continuations of a prompt that following so many at once finds, best first.
+        """Beam search: the most probable continuations of a prompt, best first.
 
         length_penalty: a reply's score is its log probability over its length to this power.
-        early_stopping: True ends it when so many replies are found, False when none that runs scores higher as it is,
+        early_stopping: True ends it when `beams` replies are found, False when none that runs scores higher as it is,
         "never" when none can at any length. options: as of generate(), but for those that choose or cut single tokens.
         """
         if idle := [name for name in options if name in BEAMLESS]:
@@ -249,15 +249,16 @@ class Model:
         request = self.request(prompt, Sampling(), **options)
         return [
             Completion(
-                text=self.tokenizer.decode(told.text_tokens, special=request.special),
-                tokens=told.tokens,
-                logprobs=told.logprobs,
+                text=self.tokenizer.decode(reply.text_tokens, special=request.special),
+                tokens=reply.tokens,
+                logprobs=reply.logprobs,
                 top_logprobs=(),
-                finish_reason=told.finish_reason,
-                stopped_by=told.stopped_by,
-                statistics=told.statistics,
+                finish_reason=reply.finish_reason,
+                stopped_by=reply.stopped_by,
+                statistics=reply.statistics,
             )
-            for told in self.runner.beam_search(request, cancel or Cancel(), beams=beams, length_penalty=length_penalty,
+            for reply in self.runner.beam_search(request, cancel or Cancel(), beams=beams,
+                                                 length_penalty=length_penalty,
                                                 early_stopping=early_stopping)
         ]  # fmt: skip
 
@@ -308,7 +309,7 @@ class Model:
         cancel: Cancel | None = None,
         **options: Unpack[PromptOptions],
     ) -> AsyncStream:
-        """As stream(), for `async for`: the model computes beside the event loop. Cancelling the task interrupts it."""
+        """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
         request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, cancel or Cancel())
 
@@ -366,7 +367,7 @@ class Model:
 
         kind: "query" or "document" for what is looked for and what is looked through, or another of the prompts that
         the model was published with, which comes in front of each text; None: its usual one, mostly none.
-        dimensions: only so many values of each vector, for models that were trained for it (Matryoshka).
+        dimensions: truncate the vectors to this number of values, for Matryoshka models.
         normalize: give vectors of the length 1, or as they are; None: as the model was published.
         truncate: leave out the end of a text of too many tokens; False: raise ContextFull, which names it.
         Raises ValueError for a model that is no embedding model.
@@ -395,7 +396,7 @@ class Model:
     ) -> list[Ranked]:
         """How well documents fit a query by a reranker: their places and scores, the best first.
 
-        top: only so many of them. truncate: as embed() has it, for a query and a document together.
+        top: only the best `top`. truncate: as embed() has it, for a query and a document together.
         Raises ValueError for a model that is no reranker.
         """
         return encoding_of(self._encoding, self.name, "a reranker").rerank(query, documents, top=top, truncate=truncate)
@@ -418,7 +419,7 @@ class Model:
         when_full: WhenFull = "error",
         adapter: str | None = None,
     ) -> Conversation:
-        """A chat that remembers: its history, and the KV cache of it, so that each turn computes only what is new.
+        """A multi-turn chat: its history and KV cache, so that each turn computes only the new tokens.
 
         when_full: what is done when a turn does not fit any more (docs/guide-python.md#endless-chats). "error" raises
         ContextFull. "drop-oldest" leaves whole turns out of what the model sees. "shift" drops tokens, in the middle of
@@ -445,12 +446,14 @@ class Model:
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
-        request = self.unchecked(prompt, sampling, **options)
+        request = self.build_request(prompt, sampling, **options)
         self.runner.check(request)
         return request
 
-    def unchecked(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
-        """As request(), when it is not known yet whether all of the prompt is to be run."""
+    def build_request(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+    ) -> Request:
+        """As request(), without the checks: the prompt may still be shortened."""
         if self._encoding is not None:
             raise ValueError(f"'{self.name}' {self._encoding.can_do}; it generates no text.")
         return self._builder.request(prompt, sampling or self.sampling, **options)

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, with as many threads as an engine is told to use."""
+"""Memory bandwidth of this machine, with the number of threads of the engines."""
 
 from __future__ import annotations
 

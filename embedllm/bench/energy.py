@@ -14,7 +14,7 @@ class Meter:
     """The counters of all processor packages: their cores and caches, not the memory."""
 
     domains: tuple[Path, ...]
-    ranges: tuple[int, ...]  # microjoules, after which a counter begins anew
+    ranges: tuple[int, ...]  # microjoules, after which a counter wraps around
 
     def read(self) -> tuple[int, ...]:
         """Microjoules, of each package."""

@@ -19,7 +19,7 @@ class Facts:
     vocabulary: int
     context: int  # most tokens that prompt and reply may have together
     step_bytes: int  # of weights, as they are stored, that a step reads
-    kv_bytes_per_token: float | None = None  # that a step reads; None: not told
+    kv_bytes_per_token: float | None = None  # that a step reads; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class About(Facts):
     device: str
     hardware: str = ""  # in words; empty where the engine does not tell
     on_host: bool  # whether it reads the machine's own memory
-    threads: int  # told to it; 0: its own choice
-    keeps: bool  # what it computed last, so that a prompt which begins alike is not computed anew
+    threads: int  # requested; 0: its own choice
+    keeps: bool  # what it computed last, so that a prompt with the same prefix is not computed again
     can: tuple[str, ...] = ()  # kinds of cases besides replies and shared prefixes
 
 
@@ -50,5 +50,5 @@ class Engine(Protocol):
         ...
 
     def batch(self, prompts: Sequence[Sequence[int]], count: int) -> float:
-        """Seconds until each of several prompts has its `count` tokens, all begun at once; when `about.can`."""
+        """Seconds until each of several prompts has its `count` tokens, started together; when `about.can`."""
         ...

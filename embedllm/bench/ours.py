@@ -29,9 +29,11 @@ class Ours:
 
     def __init__(self, folder: str, *, device: str, threads: int, exact: bool, prefix_cache: bool) -> None:
         names = names_in(device)  # "openvino:HETERO:GPU,CPU" is one
-        wish = names if len(names) > 1 else device or None
+        requested = names if len(names) > 1 else device or None
         size = PREFIX_CACHE_BYTES if prefix_cache else 0
-        self._model = embedllm.load(folder, device=wish, threads=threads, exact=exact, prefix_cache=size, tuned=False)
+        self._model = embedllm.load(
+            folder, device=requested, threads=threads, exact=exact, prefix_cache=size, tuned=False
+        )
         self._threads = threads
         self._exact = exact
 
@@ -79,7 +81,7 @@ def _check(lengths: Sequence[int], count: int) -> None:
 
 
 def wanted_json(count: int) -> dict[str, object]:
-    """A response_format that no reply of fewer tokens fulfils: a list of so many small objects."""
+    """A response_format that no reply of fewer tokens fulfils: a list of that many small objects."""
     entry = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 24}, "size": {"type": "integer"},

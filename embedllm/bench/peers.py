@@ -1,4 +1,4 @@
-"""Other engines, through the public API of each, greedy and told the same number of threads. None has type information.
+"""Other engines, through the public API of each, greedy and with the same num_threads. None has type information.
 
 onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36, transformers 5.23 with torch 2.13.
 """
@@ -23,21 +23,21 @@ class Genai:
     """onnxruntime-genai on the CPU, over a folder that has a genai_config.json."""
 
     def __init__(self, path: str, *, threads: int, capacity: int) -> None:
-        """capacity: it takes memory for the KV of so many tokens at once, with each generator."""
+        """capacity: tokens for which KV memory is allocated up front, with each generator."""
         self._og: Any = importlib.import_module("onnxruntime_genai")
         config = self._og.Config(path)
         if threads:
-            told = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
-            config.overlay(json.dumps(told))
+            options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+            config.overlay(json.dumps(options))
         self._model = self._og.Model(config)
         self._capacity = capacity
         self._generator: Any = None
         self._held: list[int] = []
-        self._told = path, threads
+        self._options = path, threads
 
     @cached_property
     def about(self) -> About:
-        path, threads = self._told
+        path, threads = self._options
         facts = folder_facts(Path(path), kv_bits=32)  # the float32 graph's
         versions = {"onnxruntime-genai": self._og.__version__, "onnxruntime": metadata.version("onnxruntime")}
         return _about(facts, versions, threads, keeps=True)
@@ -55,7 +55,7 @@ class Genai:
         return times
 
     def _begun(self, held: int) -> Any:  # noqa: ANN401
-        """A generator that holds so many of the tokens that the last one held."""
+        """A generator with the first `count` tokens of the last one."""
         if held:
             self._generator.rewind_to(held)
             return self._generator
@@ -77,13 +77,13 @@ class OpenVINOGenai:
             )
         self._ov: Any = importlib.import_module("openvino")
         self._genai: Any = importlib.import_module("openvino_genai")
-        told = {"INFERENCE_NUM_THREADS": threads} if threads else {}
-        self._pipeline = self._genai.LLMPipeline(path, "CPU", **told)
-        self._told = path, threads
+        options = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+        self._pipeline = self._genai.LLMPipeline(path, "CPU", **options)
+        self._options = path, threads
 
     @cached_property
     def about(self) -> About:
-        path, threads = self._told
+        path, threads = self._options
         facts = folder_facts(Path(path), kv_bits=9)  # 8 bits and a share of a scale and a zero point, its default
         versions = {"openvino-genai": self._genai.get_version(), "openvino": self._ov.get_version()}
         return _about(facts, versions, threads, keeps=False)  # its prefix cache holds an uncertain share
@@ -103,15 +103,15 @@ class LlamaCpp:
     """llama.cpp by llama-cpp-python, over a GGUF file."""
 
     def __init__(self, path: str, *, threads: int, capacity: int) -> None:
-        """capacity: it takes memory for the KV of so many tokens at once."""
+        """capacity: tokens for which KV memory is allocated up front."""
         self._module: Any = importlib.import_module("llama_cpp")
-        told = {"n_threads": threads, "n_threads_batch": threads} if threads else {}
-        self._llama = self._module.Llama(path, n_ctx=capacity, verbose=False, **told)
-        self._told = path, threads
+        options = {"n_threads": threads, "n_threads_batch": threads} if threads else {}
+        self._llama = self._module.Llama(path, n_ctx=capacity, verbose=False, **options)
+        self._options = path, threads
 
     @cached_property
     def about(self) -> About:
-        path, threads = self._told
+        path, threads = self._options
         features = " ".join(self._module.llama_print_system_info().decode(errors="replace").split())
         facts = gguf_facts(Path(path), self._llama.metadata, self._llama.n_vocab())
         versions = {"llama-cpp-python": self._module.__version__}
@@ -138,11 +138,11 @@ class Transformers:
         self._model.eval()
         self._cache: Any = None
         self._held: list[int] = []
-        self._told = path, threads
+        self._options = path, threads
 
     @cached_property
     def about(self) -> About:
-        path, threads = self._told
+        path, threads = self._options
         versions = {"transformers": self._transformers.__version__, "torch": self._torch.__version__}
         facts = transformers_facts(Path(path), self._model.config, self._model.dtype.itemsize)
         return _about(facts, versions, threads, keeps=True)

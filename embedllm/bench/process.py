@@ -24,12 +24,18 @@ class Process:
 
     def __init__(self, spec: Spec, *, threads: int, capacity: int, exact: bool, prefix_cache: bool) -> None:
         """Starts it; opened() waits until the engine is there."""
-        told = {**asdict(spec), "threads": threads, "capacity": capacity, "exact": exact, "prefix_cache": prefix_cache}
+        config = {
+            **asdict(spec),
+            "threads": threads,
+            "capacity": capacity,
+            "exact": exact,
+            "prefix_cache": prefix_cache,
+        }
         self.spec = spec
         self._said: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long
         self._started = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "embedllm.bench.worker", json.dumps(told)],
+            [sys.executable, "-m", "embedllm.bench.worker", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -47,7 +53,7 @@ class Process:
         return self._ask({"do": do, "tokens": list(tokens), "count": count})
 
     def batch(self, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
-        """Runs several replies at once."""
+        """Runs several concurrent replies."""
         return self._ask({"do": "batch", "prompts": [list(prompt) for prompt in prompts], "count": count})
 
     def close(self) -> None:

@@ -24,9 +24,9 @@ def report(
     found: Sequence[Findings], plan: Plan, *, machine: dict[str, object], rates: Sequence[float], read_threads: int,
     energy: str
 ) -> dict[str, Any]:  # fmt: skip
-    """machine: of describe_machine(). rates: memory bandwidth by round, of so many threads, bytes a second.
+    """machine: of describe_machine(). rates: memory bandwidth by round, with read_threads threads, bytes per second.
 
-    energy: why it is not told; empty where it is. Times are seconds, all else is in bytes, tokens and joules.
+    energy: why it is not measured; empty where it is. Times are seconds, all else is in bytes, tokens and joules.
     """
     best = max(rates)
     return {

@@ -1,4 +1,4 @@
-"""The measuring itself: every engine opened, then round by round each in its turn, never two at once."""
+"""The measurement: opens every engine, then runs them in turn in each round, never two simultaneously."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Running(Protocol):
 class Sample:
     """What one engine did in one case of one round."""
 
-    times: list[float]  # seconds from the call to each token; of several replies at once: to the end of all
+    times: list[float]  # seconds from the call to each token; of concurrent replies: to the end of all
     joules: float | None
     plain: list[float] | None = None  # the same without what the case is about: a shared prefix, a schema
 
@@ -50,7 +50,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What engines are told, all alike."""
+    """The options of all engines."""
 
     workload: Workload
     threads: int  # 0: each engine's own choice
@@ -79,7 +79,7 @@ def measure(
 ) -> tuple[list[Findings], list[float]]:
     """Findings in the order of the engines, and the memory bandwidth before each round, bytes a second.
 
-    bandwidth: measures it. on_step: is told what is done next. Raises EmbedError when an engine fails, ValueError when
+    bandwidth: measures it. on_step: called with each step's name. Raises EmbedError when an engine fails, ValueError when
     a workload does not fit into a model's context.
     """
     with ExitStack() as processes:

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from embedllm.bench.engine import Engine
 
 
-def open_engine(told: Mapping[str, Any]) -> Engine:
-    """told: a Spec's fields, and threads, capacity, exact and prefix_cache."""
+def open_engine(config: Mapping[str, Any]) -> Engine:
+    """config: a Spec's fields, and threads, capacity, exact and prefix_cache."""
     from embedllm.bench import specs
 
-    if told["engine"] == specs.OURS:
+    if config["engine"] == specs.OURS:
         from embedllm.bench.ours import Ours
 
-        return Ours(told["path"], device=told["device"], threads=told["threads"], exact=told["exact"],
-                    prefix_cache=told["prefix_cache"])  # fmt: skip
+        return Ours(config["path"], device=config["device"], threads=config["threads"], exact=config["exact"],
+                    prefix_cache=config["prefix_cache"])  # fmt: skip
     from embedllm.bench import peers
 
     kinds = {specs.GENAI: peers.Genai, specs.OPENVINO_GENAI: peers.OpenVINOGenai, specs.LLAMA_CPP: peers.LlamaCpp,
              specs.TRANSFORMERS: peers.Transformers}  # fmt: skip
-    return kinds[told["engine"]](told["path"], threads=told["threads"], capacity=told["capacity"])
+    return kinds[config["engine"]](config["path"], threads=config["threads"], capacity=config["capacity"])
 
 
 def answer(engine: Engine, asked: Mapping[str, Any], meter: Meter | None) -> dict[str, object]:
@@ -68,7 +68,7 @@ def main() -> None:
         say(out, {"about": asdict(engine.about), **opened})
         for line in sys.stdin:
             say(out, answer(engine, json.loads(line), energy))
-    except Exception as error:  # noqa: BLE001  # of any engine; told to the parent, and the end of this process
+    except Exception as error:  # noqa: BLE001  # of any engine; reported to the parent, and the end of this process
         traceback.print_exc()
         say(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
         sys.exit(1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SEED = 20261121
-ENDING = 16  # tokens: a new ending of a shared prefix; also the prompts of several replies at once and of JSON
+ENDING = 16  # tokens: a new ending of a shared prefix; also the prompts of concurrent replies and of JSON
 _LEAST_DECODED = 2  # tokens: the first one is the prefill's
 
 REPLY, SHARED, STRUCTURED, CONCURRENT = "reply", "shared-prefix", "structured", "concurrency"
@@ -21,7 +21,7 @@ class Workload:
     depths: tuple[int, ...] = (0,)  # read before, so that the KV holds them when a prompt begins
     tokens: int = 64  # of each reply
     rounds: int = 5
-    concurrency: tuple[int, ...] = ()  # replies made at once
+    concurrency: tuple[int, ...] = ()  # concurrent replies
     shared_prefix: bool = False
     structured: bool = False
     cold: bool = False  # rounds in fresh processes besides
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def capacity(self) -> int:
-        """The longest sequence, prompt and reply: engines that take the KV's memory in advance do so for so many."""
+        """The longest sequence, prompt and reply: engines that allocate KV memory up front do so for this length."""
         return max(case.depth + case.prompt + case.tokens for case in self.cases)
 
 
@@ -72,7 +72,7 @@ class Case:
     prompt: int
     depth: int = 0  # of the sequence, before the prompt; a shared prefix's own length
     tokens: int
-    streams: int = 1  # replies at once, each with a prompt of its own
+    streams: int = 1  # concurrent replies, each with a prompt of its own
 
     @property
     def title(self) -> str:
@@ -93,7 +93,7 @@ class Prompts:
         self._first = self._firsts()
 
     def fresh(self, length: int) -> list[int]:
-        """A prompt of so many tokens; at least one."""
+        """A prompt of `count` tokens; at least one."""
         return [next(self._first), *self.more(length - 1)]
 
     def more(self, length: int) -> list[int]:

@@ -62,10 +62,10 @@ def _conditions(found: dict[str, Any]) -> Iterator[str]:
 
 def _models(engines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for one in engines:
-        bits = "mixed, or not told" if one["bits"] is None else str(one["bits"])
+        bits = "mixed or unknown" if one["bits"] is None else str(one["bits"])
         versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
         group = f", groups of {one['group']}" if one["group"] else ""
-        sha256 = one["weights_sha256"][:16] or "not told"
+        sha256 = one["weights_sha256"][:16] or "unknown"
         yield one["name"], one["model"], sha256, _mb(one["weights_bytes"]), bits + group, one["device"], versions
 
 
@@ -147,4 +147,4 @@ def _spread(value: Spread, digits: int) -> str:
 
 
 def _mb(count: int | None) -> str:
-    return "not told" if count is None else f"{count / 1e6:,.0f}"
+    return "unknown" if count is None else f"{count / 1e6:,.0f}"

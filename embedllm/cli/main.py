@@ -1,7 +1,7 @@
 """The command line: its commands, and how an error becomes a line on stderr and an exit code.
 
 The reply, or what was asked for, goes to stdout; all else to stderr. What takes long to import is imported inside the
-commands, so that `embedllm --help` is there at once.
+commands, so that `embedllm --help` starts fast.
 """
 
 from __future__ import annotations

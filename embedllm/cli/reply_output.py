@@ -50,7 +50,7 @@ def stopped_by_ctrl_c(cancel: Cancel) -> Iterator[None]:
     """Within the block the first Ctrl-C cancels; a second one raises KeyboardInterrupt.
 
     Python runs a signal handler only once the C code that it is in returns, which for a step over a long prompt takes
-    seconds. So a thread is told of the signal at the same time, by the wake-up socket, and cancels.
+    seconds. So a thread receives the signal at the same time, by the wake-up socket, and cancels.
     """
     in_main = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
     if not in_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # ignored: started in the background

@@ -1,4 +1,4 @@
-"""What a model sees of a history that does not fit any more: the policies of Conversation's when_full.
+"""Context policies: what a model sees of a history that exceeds the context (Conversation's when_full).
 
 The history itself stays whole. Standard library only.
 """
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 _SYSTEM = ("system", "developer")
 _REPLY = 4  # the part of the context that is free for a reply of any length: a quarter
-_REST = 4  # and the part that is free beside it after turns were dropped, so that this is not done in each turn
+_REST = 4  # free besides after turns were dropped, so that not every turn drops some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleHistory:
-    """What of a history a model sees."""
+    """The part of a history that the model sees."""
 
     first: Message | None = None  # begins the oldest turn that is seen; None: it is the first one
     dropped_tokens: int = 0
 
 
-ALL = VisibleHistory()
+WHOLE_HISTORY = VisibleHistory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingTurn:
-    """A history with what is said last, and what makes a request of a part of it."""
+    """A history with the new message, and functions that build a request from a part of it."""
 
     messages: Sequence[Message]
     request: Callable[[Sequence[Message]], Request]  # not checked yet
@@ -67,7 +67,7 @@ def drop_oldest(asked: PendingTurn, seen: VisibleHistory) -> tuple[Request, Visi
     """Drops whole turns, the oldest ones, when prompt and reply would not fit; the last one is never dropped."""
     turns = asked.turns
     places = [place for place, at in enumerate(turns) if asked.messages[at] is seen.first]
-    begin, seen = (places[0], seen) if places else (0, ALL)
+    begin, seen = (places[0], seen) if places else (0, WHOLE_HISTORY)
     request = asked.request(asked.shown(turns[begin]) if turns else asked.messages)
     wanted = asked.context // _REPLY if request.max_tokens is None else request.max_tokens
     limit = asked.context - min(wanted, asked.context // 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
 from embedllm.cancel import Cancel
-from embedllm.conversation.context_policy import ALL, PendingTurn, VisibleHistory, drop_oldest, shift_context
+from embedllm.conversation.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
@@ -55,7 +55,7 @@ class ChatModel(Protocol):
         variables: Mapping[str, JSON] | None = None,
     ) -> str: ...
 
-    def unchecked(
+    def build_request(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
     ) -> Request: ...
 
@@ -66,7 +66,7 @@ class Conversation:
     messages: the history, a list that may be changed between turns: what a changed history no longer shares with the
     cache is computed again. One turn at a time. tools: what the model may call; run_tools runs them.
     when_full: see Model.conversation().
-    adapter: of the turns that name no other; another one computes the whole history anew.
+    adapter: of the turns that name no other; another one computes the whole history again.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Conversation:
         self.adapter = adapter
         self._variables = variables
         self._when_full: WhenFull = when_full
-        self._seen = ALL
+        self._seen = WHOLE_HISTORY
         self._sequence: CachedSequence | None = None
         if when_full == "shift":
             self._sequence = model.runner.sequences.new()
@@ -99,7 +99,7 @@ class Conversation:
 
     @property
     def when_full(self) -> WhenFull:
-        """What becomes of a turn that does not fit into the context."""
+        """The context policy: what happens to a turn that does not fit into the context."""
         return self._when_full
 
     def say(
@@ -161,20 +161,22 @@ class Conversation:
         """The turn in which it is said, and what the model shall run."""
         said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
         options = {"adapter": self.adapter, **options}
-        request, seen = self._fitted([*self.messages, said], sampling, options)
+        request, seen = self._apply_context_policy([*self.messages, said], sampling, options)
         self.model.runner.check(request)
         return self._turn(said, seen), request
 
-    def _fitted(
+    def _apply_context_policy(
         self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
     ) -> tuple[Request, VisibleHistory]:
-        """What the model is asked, and what it sees then of the history."""
+        """The request, and the part of the history that the model sees."""
         check_messages(messages)  # a list of numbers would be taken for token ids
         model, variables = self.model, self._variables
         tools = None if options.get("tool_choice") == "none" else self.tools
         asked = PendingTurn(
             messages=messages,
-            request=lambda shown: model.unchecked(shown, sampling, tools=self.tools, variables=variables, **options),
+            request=lambda shown: model.build_request(
+                shown, sampling, tools=self.tools, variables=variables, **options
+            ),
             tokens=lambda shown: model.tokenizer.encode(
                 model.prompt(shown, tools=tools, variables=variables), special=False
             ),
@@ -185,7 +187,7 @@ class Conversation:
         if self.when_full == "shift":
             held = self._sequence.tokens if self._sequence is not None else ()
             return shift_context(asked, self._seen, held, model.package.decoder)
-        return asked.request(messages), ALL
+        return asked.request(messages), WHOLE_HISTORY
 
     def _held(self, request: Request) -> CachedSequence:
         if self._sequence is None:
@@ -200,7 +202,7 @@ class Conversation:
 
     @contextmanager
     def _turn(self, said: Message, seen: VisibleHistory) -> Iterator[Callable[[Chunk], None]]:
-        """Within the block, chunks are told; at its end what was said goes into the history, unless it failed."""
+        """Within the block, chunks are collected; at its end the messages go into the history, unless it failed."""
         chunks: list[Chunk] = []
         is_said = False
 
@@ -230,7 +232,7 @@ class Conversation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history and KV cache into one file, which Model.open_conversation() reads; replaces it as a whole.
 
-        The file holds what was said, and its KV, as it is: docs/format.md#kv-files. The KV goes as far as the last
+        The file holds the messages and their KV unencrypted: docs/format.md#kv-files. The KV goes as far as the last
         turn did: of messages that were taken out or changed since then, tokens are still in it, until the next turn;
         of a history that was cleared, nothing. Raises OSError, and ValueError while a reply is under way.
         """

@@ -1,4 +1,4 @@
-"""A conversation in a file: what was said, readable without the KV, and the KV for whoever can use it."""
+"""A saved conversation: the messages, readable without the KV, and the KV cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("embedllm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedConversation:
-    """What was said, and what goes to the template with it; tools as JSON schemas."""
+    """The messages and the template variables; tools as JSON schemas."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] | None

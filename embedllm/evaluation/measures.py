@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from embedllm.types import F32
 
-_BLOCK = 1 << 19  # logits that are worked on at once: a few MB beside them, whatever the vocabulary
+_BLOCK = 1 << 19  # logits per block: a few MB of scratch memory for any vocabulary
 
 
 class Record:

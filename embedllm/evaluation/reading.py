@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from embedllm.text.windows import Windows
     from embedllm.types import F32
 
-PIECE = 64  # tokens fed at once, so that most of what is attended to comes out of the KV cache
+PIECE = 64  # tokens per feed, so that most of what is attended to comes out of the KV cache
 
 
 def read_text(engines: Sequence[Engine], windows: Windows, *, has_base: bool, done: Callable[[], None]) -> list[Record]:

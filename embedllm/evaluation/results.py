@@ -64,7 +64,7 @@ class TextRead:
 
     file: str
     tokens: int  # in whole windows
-    window: int  # tokens that are read at once; each window begins anew
+    window: int  # tokens per window; each window starts with an empty context
     left_out: int  # tokens at the ends of documents, which fill no window
 
 

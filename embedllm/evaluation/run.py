@@ -50,7 +50,7 @@ def evaluate(
 ) -> Evaluation:
     """What models make of a text and of tasks, and how far they are from a base.
 
-    models: package folders, "demo", or loaded Models, which stay yours to close. All are in memory at once, with the
+    models: package folders, "demo", or loaded Models, which the caller closes. All are loaded simultaneously, with the
     base, and mean the same by a token.
     text: a .jsonl file with {"text": "..."} a line, or one of plain text. It is read in whole windows of `window`
     tokens, each document's shorter rest left out, until `tokens` of them are read; 0: all.
@@ -163,7 +163,7 @@ def _bits(package: Package) -> float | None:
 
 
 class _Count:
-    """How much of a stage is done, told as it grows."""
+    """Reports the progress of a stage."""
 
     def __init__(self, asked: _Asked, stage: str, total: int) -> None:
         self._tell = asked.on_progress

@@ -38,16 +38,16 @@ class AsyncStream:
         cancel: Cancel,
         feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]],
         *,
-        unserved: Callable[[Slot], Chunk],
+        cancelled_in_queue: Callable[[Slot], Chunk],
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> None:
-        """entered: gives a slot to ask for. running: begins once it is had. unserved: when that is never.
+        """entered: gives a slot. running: entered once it is granted. cancelled_in_queue: the chunk otherwise.
 
         feed: is given what to call when it is done, from any thread.
         """
         self._entered = entered
         self._running = running
-        self._unserved = unserved
+        self._cancelled_in_queue = cancelled_in_queue
         self._cancel = cancel
         self._feed = feed
         self._noting = noting or nullcontext(lambda chunk: None)
@@ -62,7 +62,7 @@ class AsyncStream:
     async def __anext__(self) -> Chunk:
         try:
             if self._chunks is None:
-                self._chunks = await self._begun()
+                self._chunks = await self._start()
             elif self._slot is not None:
                 await self._slot.areacquire(self._cancel)
             chunk = await anext(self._chunks)
@@ -79,14 +79,14 @@ class AsyncStream:
         self._note(chunk)
         return chunk
 
-    async def _begun(self) -> AsyncGenerator[Chunk, None]:
+    async def _start(self) -> AsyncGenerator[Chunk, None]:
         """The chunks, once there is a slot."""
         slot = self._held.enter_context(self._entered)
         self._note = self._held.enter_context(self._noting)
         try:
             await slot.aacquire(self._cancel)
         except Interrupted:
-            return _only(self._unserved(slot))
+            return _only(self._cancelled_in_queue(slot))
         used, pieces, generation, proposer = self._held.enter_context(self._running(slot))
         self._slot = slot
         return arun(generation, used, pieces, self._cancel, proposer, feed=partial(_feed, self._feed, slot))
@@ -101,7 +101,7 @@ class AsyncStream:
 async def _feed(
     feed: Callable[[Feed, Callable[[], None]], Awaitable[Sequence[Logits]]], slot: Slot, asked: Feed
 ) -> Sequence[Logits]:
-    """Does what the loop asks for; from its end until the event loop comes to it the slot may be lent."""
+    """Does what the loop asks for; from its end until the event loop resumes the request may be preempted."""
     # no closure over the stream, which would have to be collected then
     try:
         return await feed(asked, slot.mark_idle)
@@ -117,7 +117,7 @@ class Feeder:
     """Feeds a sequence without blocking the event loop: by itself where it can, else in a worker thread."""
 
     def __init__(self, threads: int) -> None:
-        """threads: feeds at once; where the device does one at a time more would only compete for the same cores."""
+        """threads: concurrent feeds; on a device that runs one at a time more would compete for the same cores."""
         self._is_closed = False
         self._threads = threads
         self._worker: Executor | None = None

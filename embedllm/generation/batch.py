@@ -1,4 +1,4 @@
-"""Several requests at once, each in a thread: a device that can makes the steps of all of them one run."""
+"""A batch of requests, each in a thread; devices with continuous batching run their steps together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Reply = TypeVar("_Reply")
 
 
 def reject_first_only(requests: Sequence[Request]) -> list[Request]:
-    """Requests of one call, of which a full queue can refuse the first only: what was begun is not lost."""
+    """The requests of one call: a full queue may reject only the first, so that a started batch is not lost."""
     return [*requests[:1], *(replace(request, is_rejectable=False) for request in requests[1:])]
 
 
@@ -24,7 +24,7 @@ def run_batch(
 ) -> list[_Reply]:
     """What `run` gives for each request, in their order; when one fails the others are cancelled, and it raises that.
 
-    parallel: most that run at once; the others wait.
+    parallel: maximum number of concurrent requests; the others wait.
     """
     if parallel == 1 or len(requests) < 2:
         return [run(request, cancel) for request in requests]

@@ -143,7 +143,7 @@ class BeamRunner:
         if copy.adapter is not self._adapter:  # a new one
             copy.adapt(self._adapter)
         tokens = [*self._prompt, *beam.tokens]
-        held = copy.keep(tokens)
+        held = copy.truncate_to_prefix(tokens)
         missing = tokens[held:-1]
         if missing and isinstance(parent.session, MovesState) and isinstance(copy.session, MovesState):
             copy.session.import_state(exported(parent.session, held, len(tokens) - 1))

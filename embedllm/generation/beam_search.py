@@ -1,4 +1,4 @@
-"""Beam search: the most probable replies, of several that are followed at once; as a rule that does no I/O.
+"""Beam search: the most probable replies, with several beams followed in parallel; the algorithm without I/O.
 
 Standard library only.
 Source: transformers 5.23, generation/utils.py, _beam_search without sampling; the same candidates, scores and end.
@@ -40,7 +40,9 @@ class BeamSearch:
 
     beams: int  # how many are followed, and found at most
     length_penalty: float = 1.0  # above 0 longer replies score higher, below 0 shorter ones
-    early_stopping: bool | Literal["never"] = False  # True: as soon as so many are found; "never": only when sure
+    early_stopping: bool | Literal["never"] = (
+        False  # True: as soon as `beams` replies are found; "never": only when sure
+    )
     stop_tokens: Collection[int]
     limit: int  # tokens of a reply
     running: list[Beam] = field(default_factory=lambda: [Beam()])
@@ -57,7 +59,7 @@ class BeamSearch:
 
     def accept(self, rows: Sequence[Logits]) -> None:
         """One token more: the best beams run on, those that ended are found."""
-        # so many that enough go on when all the others end
+        # enough candidates that `beams` remain when all others end
         count = max(2, 1 + len(self.stop_tokens)) * self.beams
         nexts = [beam for place, row in enumerate(rows) for beam in _prolonged(self.running[place], place, row, count)]
         nexts.sort(key=lambda beam: -beam.total)

@@ -1,6 +1,6 @@
 """The loop of a generation: what to feed next and when, as one generator without I/O; and the two that feed for it.
 
-`decoding` asks for feeds and gives chunks. `run` and `arun` do what it asks, from a thread or awaited, so that both are
+`decode_steps` asks for feeds and gives chunks. `run` and `arun` feed for it, from a thread or awaited, so that both are
 the same loop. Standard library only.
 """
 
@@ -50,31 +50,31 @@ FeedGenerator: TypeAlias = "Generator[Feed, Sequence[Logits], Sequence[int]]"  #
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """What one step of the decoding was: a feed, and what was chosen from its logits."""
+    """One decode step: a feed, and the tokens chosen from its logits."""
 
     fed: int  # tokens: the chosen one and the proposed ones behind it
-    chosen: int  # tokens, 1 to `fed`; from 2 on what was proposed was right
+    chosen: int  # tokens, 1 to `fed`; from 2 on draft tokens were accepted
     feed_s: float  # seconds of the feed and the first choice
     total_s: float  # and of proposing before and choosing the others
 
 
 class Proposer(Protocol):
-    """Guesses what comes next, so that several tokens are fed in one step."""
+    """Proposes draft tokens, so that several tokens are verified in one step."""
 
     def note(self, token: int) -> None:
-        """Takes the token that was chosen, after each choice."""
+        """Receives each chosen token."""
         ...
 
     def propose(self, most: int) -> FeedGenerator:
-        """Some tokens, at most so many, that may follow the last chosen one; none when guessing would not pay."""
+        """At most `most` draft tokens after the last chosen one; none when speculation would not pay."""
         ...
 
     def measure(self, step: DecodeStep) -> None:
-        """Takes what the step cost that came of the last proposal, an empty one too."""
+        """Receives the cost of the step with the last draft, an empty one too."""
         ...
 
 
-def decoding(
+def decode_steps(
     generation: Generation,
     sequence: Feedable,
     pieces: Sequence[Sequence[int]],
@@ -83,8 +83,8 @@ def decoding(
 ) -> Generator[Feed | Chunk, Sequence[Logits], None]:
     """Asks for feeds and takes their logits; gives chunks, and then takes nothing.
 
-    What is proposed is fed behind the token before it, and the rule chooses from each row in turn, as long as it
-    chooses what was proposed: so the reply is the one without proposals, whatever is proposed. Raises Interrupted.
+    Draft tokens are fed after the chosen token and verified: the sampler chooses from each row of logits as long as it
+    chooses the draft token, so the reply is the same as without speculation. Raises Interrupted.
     """
     rows: Sequence[Logits] | None = None
     for piece in pieces:
@@ -95,7 +95,7 @@ def decoding(
     began_s = fed_s = generation.spent_s
     while True:
         assert rows, "a prompt has at least one token, and each feed gives a row"
-        chunks = _choosing(generation, sequence, rows, proposed, cancel)
+        chunks = _verify(generation, sequence, rows, proposed, cancel)
         token, chosen, feed_s = 0, 0, 0.0
         for chunk in chunks:
             assert chunk.token is not None
@@ -122,17 +122,17 @@ def decoding(
             rows = yield Feed(sequence, [token, *proposed], is_all=bool(proposed))
 
 
-def _choosing(
+def _verify(
     generation: Generation, sequence: Feedable, rows: Sequence[Logits], proposed: Sequence[int], cancel: Cancel
 ) -> Iterator[Chunk]:
-    """Chooses from each row while the choice is what was fed behind it; rewinds what was fed in vain."""
+    """Chooses from each row of logits while draft tokens are accepted; rewinds the rejected ones."""
     for place, logits in enumerate(rows):
         if place and cancel.cancelled:
             sequence.rewind_by(len(rows) - place)  # of the tokens from here on nobody has heard
             raise Interrupted
-        guess = proposed[place] if place < len(proposed) else None
-        chunk = generation.accept(logits, guess)
-        is_over = chunk.finish_reason is not None or chunk.token != guess
+        draft_token = proposed[place] if place < len(proposed) else None
+        chunk = generation.accept(logits, draft_token)
+        is_over = chunk.finish_reason is not None or chunk.token != draft_token
         if is_over and place + 1 < len(rows):
             sequence.rewind_by(len(rows) - place - 1)
         yield chunk
@@ -149,9 +149,9 @@ def run(
 ) -> Iterator[Chunk]:
     """Drives a generation over a sequence.
 
-    pieces: the prompt, cut into what is fed at once.
+    pieces: the prompt in chunks (chunked prefill).
     """
-    steps = decoding(generation, sequence, pieces, cancel, proposer)
+    steps = decode_steps(generation, sequence, pieces, cancel, proposer)
     try:
         asked = next(steps, None)
         while asked is not None:
@@ -179,7 +179,7 @@ async def arun(
     feed: Callable[[Feed], Awaitable[Sequence[Logits]]],
 ) -> AsyncGenerator[Chunk, None]:
     """As `run`, over a `feed` that is awaited."""
-    steps = decoding(generation, sequence, pieces, cancel, proposer)
+    steps = decode_steps(generation, sequence, pieces, cancel, proposer)
     try:
         asked = next(steps, None)
         while asked is not None:

@@ -1,4 +1,4 @@
-"""The options of a reply, by name: said once, taken by every call that makes one."""
+"""The options of a reply, by name, as every call that generates takes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WhenFull: TypeAlias = Literal["error", "drop-oldest", "shift"]
 
 
 class ReplyOptions(TypedDict, total=False):
-    """How long a reply may be, what ends it and what is told of it; Model.generate() says what each means."""
+    """Options of a reply; documented at Model.generate()."""
 
     max_tokens: int | None
     min_tokens: int

@@ -1,4 +1,4 @@
-"""Work that blocks, in a thread beside the event loop."""
+"""Runs blocking work in a thread, outside the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = None) -> T:
-    """What the work gives. When the task is cancelled, so is the work, and its end is awaited.
+    """The result of the work. When the task is cancelled, so is the work, and its end is awaited.
 
     work: is given a switch of its own to look at, which `cancel` switches too.
     """
@@ -26,7 +26,7 @@ async def run_in_thread(work: Callable[[Cancel], T], cancel: Cancel | None = Non
 
 
 async def await_cancellable(working: Future[T], stop: Callable[[], object]) -> T:
-    """What an executor's work gives; when the task is cancelled, the work is told to stop, and its end awaited.
+    """What an executor's work gives; when the task is cancelled, the work is stopped, and its end awaited.
 
     working: no task, which a closing event loop would cancel too, so that the work would go on unseen.
     """

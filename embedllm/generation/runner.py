@@ -1,4 +1,4 @@
-"""What stands behind a Model's calls: complete requests, and the two loops that run them on sequences."""
+"""Runs complete requests on sequences, synchronously and with asyncio; used by Model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Runner:
         slots: Slots | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary. slots: None takes the usual number.
+        """draft: of a smaller model with the same vocabulary. slots: None: DEFAULT_SEQUENCES.
 
         adapters: None: the engine takes none.
         """
@@ -82,7 +82,7 @@ class Runner:
         self.draft = draft
         self.adapters = adapters
         self._experience = SpeculationStatistics()
-        self.parallel = best_parallel(engine)  # requests that best run at once
+        self.parallel = best_parallel(engine)  # best number of concurrent requests
         self.slots = slots or Slots()
         # a device for several has them take turns by itself: a thread for each, so that no prompt keeps a step from it
         self._feeder = Feeder(max(self.parallel, self.slots.max_running) if self.parallel > 1 else 1)
@@ -128,7 +128,7 @@ class Runner:
             try:
                 slot.acquire(cancel)
             except Interrupted:
-                yield _unserved(request, slot)
+                yield _cancelled_in_queue(request, slot)
                 return
             with self._decoding(request, cancel, sequence, slot) as (used, pieces, generation, proposer):
                 for chunk in run(generation, used, pieces, cancel, proposer):
@@ -148,14 +148,14 @@ class Runner:
     ) -> AsyncStream:
         """As stream(), with every feed awaited: by the session itself where it can, else in a worker thread.
 
-        noting: entered at the start, gives what is told of each chunk, and learns how it ended.
+        noting: a context manager around the stream; gives a function that is called with each chunk.
         """
         return AsyncStream(
             self._entered(request, sequence),
             partial(self._decoding, request, cancel, sequence),
             cancel,
             self._feeder.feed,
-            unserved=partial(_unserved, request),
+            cancelled_in_queue=partial(_cancelled_in_queue, request),
             noting=noting,
         )
 
@@ -168,7 +168,7 @@ class Runner:
         length_penalty: float,
         early_stopping: bool | Literal["never"],
     ) -> list[Reply]:
-        """The best replies that following so many at once finds; see BeamSearch. They have one slot together."""
+        """The best replies of a search with `beams` beams; see BeamSearch. The search has one slot."""
         room = self._context - len(request.prompt)
         limit = min(room, request.max_tokens or room)
         search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
@@ -192,7 +192,7 @@ class Runner:
 
     @contextmanager
     def draft_sequence(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
-        """Within the block, a sequence of this model guesses what another one says."""
+        """Within the block, a sequence of this draft model proposes tokens for another model."""
         with self.sequences.borrow(prompt) as used, used.interruptible(cancel):
             yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
@@ -210,7 +210,7 @@ class Runner:
     def _decoding(
         self, request: Request, cancel: Cancel, sequence: CachedSequence | None, slot: Slot
     ) -> Iterator[Running]:
-        """Within the block, a sequence is the request's: it, the pieces to feed, the rule, and what guesses."""
+        """Within the block the request has a sequence: it, the prompt chunks to feed, the generation, the proposer."""
         with ExitStack() as held:
             pooled = self.sequences.borrow(request.prompt, reply=request.max_tokens or 0)
             used = sequence or held.enter_context(pooled)
@@ -223,13 +223,13 @@ class Runner:
                 draft = None
                 if self.draft is not None and request.speculate != "lookup":
                     draft = held.enter_context(self.draft.draft_sequence(request.prompt, cancel))
-                looks_up = request.speculate != "draft"
-                proposer = Speculator(request.prompt, self._experience, draft=draft, looks_up=looks_up,
+                uses_lookup = request.speculate != "draft"
+                proposer = Speculator(request.prompt, self._experience, draft=draft, uses_lookup=uses_lookup,
                                        room=used.room)  # fmt: skip
             yield used, pieces, generation, proposer
 
     def _speculates(self, request: Request) -> bool:
-        """Whether guesses are wanted.
+        """Whether to use speculative decoding.
 
         How many tokens a step has depends on the clock, and rounds otherwise: so what can be repeated, by a seed or
         without chance, is only speculated on when that was asked for.
@@ -292,7 +292,7 @@ class Runner:
         return min(room, wanted), "context" if wanted > room else "length"
 
 
-def _unserved(request: Request, slot: Slot) -> Chunk:
+def _cancelled_in_queue(request: Request, slot: Slot) -> Chunk:
     """All of a reply that was cancelled while it waited for its slot."""
     statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=slot.queued_s)
     return Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)

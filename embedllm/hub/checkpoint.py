@@ -1,4 +1,4 @@
-"""What an export of a model of the hub is made from: its small files at once, its weights when they are asked for."""
+"""Checkpoints of the hub for an export: small files are fetched immediately, weights on demand."""
 
 from __future__ import annotations
 

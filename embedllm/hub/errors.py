@@ -1,4 +1,4 @@
-"""What the hub's client raises, as a HubError that says what can be done; nothing of a token is in it."""
+"""Translates errors of huggingface_hub to HubError with a remedy; tokens are redacted."""
 
 from __future__ import annotations
 

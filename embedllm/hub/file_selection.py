@@ -1,4 +1,4 @@
-"""Which files of a repository are the model that is meant: never all variants that lie in it. Standard library only."""
+"""Selects the files of one model in a repository, never all of its variants. Standard library only."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Choice:
 
 
 def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
-    """The model that is meant.
+    """The selected model.
 
-    files: those of the repository, with their bytes where they are told.
+    files: those of the repository, with their sizes where known.
     A package goes before a checkpoint, that before a GGUF, and that before folders of others; a checkpoint is one at
     the top of a repository. Raises HubError when there is none or several of a kind, with what there is.
     """
@@ -152,7 +152,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _size(choice: Choice, files: Mapping[str, int | None]) -> str:
-    """Of what takes the space, where it is told; of a graph with the files that have its name in theirs."""
+    """The download size where it is known; for a graph including files named after it."""
     names = (
         choice.files
         if choice.kind == "gguf"

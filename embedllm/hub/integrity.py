@@ -1,4 +1,4 @@
-"""Which downloads were not compared with the hub's hashes yet: noted, so that a process that ends leaves none so."""
+"""Records downloads whose hashes are not verified yet, so that they are verified after a crash, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class Unchecked:
+class PendingChecks:
     """Of one commit of a repository: a note on disk for each download that is going on, or was when a process ended."""
 
     def __init__(self, repository: str, commit: str) -> None:

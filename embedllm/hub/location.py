@@ -1,4 +1,4 @@
-"""Where a source lies: a folder, or a repository of the Hugging Face hub, fetched into the hub client's own cache.
+"""The location of a source: a directory, or a Hugging Face repository in the cache of huggingface_hub.
 
 The small files come first, so that whatever is wrong with them is known before gigabytes are downloaded.
 """

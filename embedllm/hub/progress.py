@@ -1,4 +1,4 @@
-"""How far the hub's client has come with a download, told to a function in place of its own bars."""
+"""Reports the download progress of huggingface_hub to a function, in place of its progress bars."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import HubError
 from embedllm.hub.errors import refusing
-from embedllm.hub.integrity import Unchecked
+from embedllm.hub.integrity import PendingChecks
 from embedllm.package.package import sha256
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Repository:
         ]
 
     def missing_bytes(self, names: Iterable[str]) -> int:
-        """What fetch() would download, as far as sizes are told."""
+        """What fetch() would download, as far as sizes are known."""
         return sum(self.files[name].bytes or 0 for name in self.missing(names) if name in self.files)
 
     def fetch(self, names: Sequence[str], on_progress: Callable[[Progress], None] | None = None) -> Path:
@@ -76,7 +76,7 @@ class Repository:
         from embedllm.hub.progress import reporting
 
         wanted, size = self.missing(names), self.missing_bytes(names)
-        unchecked = Unchecked(self.name, self.commit)
+        unchecked = PendingChecks(self.name, self.commit)
         doubtful = unchecked.names & {*names}
         if not wanted and not doubtful and (folder := _cached_folder(self.name, self.commit)) is not None:
             return folder
@@ -176,18 +176,18 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
         return None
 
 
-def _check_file(path: Path, told: HubFile, repository: str) -> None:
+def _check_file(path: Path, expected_file: HubFile, repository: str) -> None:
     """Raises HubError, and removes the file from the cache, unless its hash is what the hub says."""
-    expected, found = told.sha256, ""
+    expected, found = expected_file.sha256, ""
     if expected:
         found = sha256(path)
-    elif told.blob:
-        expected, data = told.blob, path.read_bytes()
+    elif expected_file.blob:
+        expected, data = expected_file.blob, path.read_bytes()
         found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     if found != expected:
         for one in (path.resolve(), path):  # the bytes, and the link to them
             one.unlink(missing_ok=True)
         raise HubError(
             f"'{path.name}' of '{repository}' came damaged: its hash is {found}, the hub says {expected}. "
-            "It was removed; load again to download it anew."
+            "It was removed; load again to download it again."
         )

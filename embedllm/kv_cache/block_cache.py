@@ -1,9 +1,8 @@
-"""The rule of the prefix cache: blocks of KV under the tokens that come before them, the least recently used go first.
+"""Hash-chained blocks of KV in memory with LRU eviction, as in vLLM's automatic prefix caching.
 
-A token sequence is cut into blocks of BLOCK tokens. A block's key is a hash of its tokens and of the key before it, so
-it stands for all tokens up to its end. No block needs those before it to be here: a prompt is put together from what a
-sequence holds, from memory and from disk. A radix tree would have to split its nodes, and could not do that. Standard
-library only.
+A token sequence is split into blocks of BLOCK tokens. The key of a block is a hash of its tokens and of the previous
+key, so it identifies all tokens up to its end. A block can be cached without the ones before it: a prompt's KV is
+combined from a sequence, memory and disk, which a radix tree does not allow. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 def block_keys(tokens: Sequence[int], root: bytes) -> list[bytes]:
     """Of every block: the key before it, then the key of the last whole one.
 
-    root: what the KV is of; nothing under one root is found under another.
+    root: the key of the KV fingerprint; blocks of different roots never match.
     """
     keys = [root]
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
@@ -60,7 +59,7 @@ def block_keys(tokens: Sequence[int], root: bytes) -> list[bytes]:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their start."""
+    """The length of the common prefix of two token sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -105,7 +104,7 @@ class BlockCache:
         return True
 
     def make_room(self, size: int) -> None:
-        """Drops blocks used least recently until so many bytes more are within the budget, or none is left."""
+        """Drops blocks used least recently until `size` more bytes are within the budget, or none is left."""
         while self._blocks and self.bytes + size > self.budget_bytes:
             self._drop(next(iter(self._blocks.values())))
 

@@ -1,8 +1,8 @@
-"""The rule of a shift: of a sequence that is full the first tokens stay, the oldest behind them go, the rest moves up.
+"""Context shift: in a full sequence the first tokens (attention sink) stay, the oldest after them are dropped.
 
-The keys of the tokens that move are turned to their new positions, which is exact up to rounding. That all of them were
-computed when the dropped ones could still be seen is what makes it approximate (docs/numerics.md#shift). Source: Xiao
-et al. 2023, "Efficient Streaming Language Models with Attention Sinks". Standard library only.
+The keys of the remaining tokens are rotated (RoPE) to their new positions, which is exact up to rounding. It is
+approximate because they were computed with attention to the dropped tokens (docs/numerics.md#shift). Source: Xiao et
+al. 2023, "Efficient Streaming Language Models with Attention Sinks". Standard library only.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
     from embedllm.package.architecture import Decoder, Rope
 
-SINK = 4  # tokens at least that stay: without the first ones, which all others look at, a model falls apart
+SINK = 4  # attention sink: first tokens that always stay, since all others attend to them
 _STEPS = 4  # each moves all that stays, so that few of them are better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShift:
-    """What is dropped of a sequence when it is full."""
+    """What is dropped from a sequence when its context is full."""
 
     keep: int  # tokens at its beginning that stay
     context: int  # tokens that it can hold
-    ropes: tuple[Rope | None, ...]  # what turned the keys of each layer
+    ropes: tuple[Rope | None, ...]  # RoPE of each layer's keys
 
     @property
     def step(self) -> int:
-        """How many tokens go at once."""
+        """How many tokens are dropped per shift."""
         return max(1, (self.context - self.keep) // _STEPS)
 
     def tokens_to_drop(self, held: int, count: int) -> int:
-        """How many tokens have to go before so many more come; 0 as long as they fit."""
+        """How many tokens to drop before `count` more are appended; 0 as long as they fit."""
         over = held + count - self.context
         return 0 if over <= 0 else min(-(-over // self.step) * self.step, held - self.keep)
 
@@ -51,7 +51,7 @@ class ContextShift:
 def check_movable(session: Session, device: str, decoder: Decoder) -> None:
     """Raises ValueError when a session's KV cannot be moved to other positions."""
     other = "Take when_full='drop-oldest', which computes again what stays."
-    if decoder.positions is not None or any(attention.norm_after_rope for attention in decoder.attentions):
+    if decoder.position_embeddings is not None or any(attention.norm_after_rope for attention in decoder.attentions):
         raise ValueError(
             f"when_full='shift' moves KV to other positions, and a '{decoder.model_type}' model mixes these into its "
             f"keys for good (learned positions, or norms behind the rotation). {other}"
@@ -61,6 +61,6 @@ def check_movable(session: Session, device: str, decoder: Decoder) -> None:
     kinds = {keys.dtype for keys, _ in session.export_state(0, 0)}
     if any(kind.kind != "f" for kind in kinds):
         raise ValueError(
-            f"when_full='shift' turns keys to other positions; found {kinds.pop()} keys, which are rounded where they "
-            f"stand. Load without kv=. {other}"
+            f"when_full='shift' rotates keys to other positions; found quantized {kinds.pop()} keys. Load without kv=. "
+            f"{other}"
         )

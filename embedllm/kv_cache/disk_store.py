@@ -1,4 +1,4 @@
-"""Blocks of KV on disk: a file each, named by what it is of, within a budget; for several processes at once."""
+"""Blocks of KV on disk, one file per block named by its key, within a budget; safe for concurrent processes."""
 
 from __future__ import annotations
 

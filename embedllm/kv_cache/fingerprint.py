@@ -1,4 +1,4 @@
-"""What KV is of: what another model, runtime or device has computed is never mixed with it. Standard library only."""
+"""Fingerprints of KV: KV of another model, runtime or device is never reused. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(package: Package, device: Device, settings: str = "") -> dict[str, str]:
-    """Of everything that a loaded model computes.
+    """The fingerprint of a loaded model.
 
-    settings: what else the numbers depend on, such as the choices for a runtime.
+    settings: runtime options that change the numbers.
     """
     graphs = [{**asdict(graph), "sha256": package.files[graph.file].sha256} for graph in package.listed]
     return {
@@ -37,11 +37,11 @@ def kv_type(session: MovesState) -> str:
 
 
 def kv_fingerprint(model: Mapping[str, str], session: MovesState, adapter: Adapter | None = None) -> dict[str, str]:
-    """Of the KV of one session, for comparison and as JSON. adapter: that it was computed with."""
+    """The fingerprint of a session's KV, for comparison and as JSON. adapter: the LoRA adapter it was computed with."""
     kind = {**model, "kv": kv_type(session)}
     return kind if adapter is None else {**kind, "adapter": adapter.sha256}
 
 
 def root_key(kind: Mapping[str, str]) -> bytes:
-    """The key before every token: what is of another kind has no key in common."""
+    """The key before the first token: KV with another fingerprint has no key in common."""
     return sha256(json.dumps(kind, sort_keys=True).encode()).digest()

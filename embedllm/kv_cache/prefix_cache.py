@@ -1,8 +1,9 @@
-"""Where the KV of a prompt's beginning can be had, and what of a sequence is worth keeping.
+"""The prefix cache: reuses the KV of common prompt prefixes, from memory, other live sequences and disk.
 
-A request's own sequence comes first; from where it differs on, blocks in memory, then another live sequence that began
-alike, then blocks on disk, one after another. KV is copied out of a sequence when it would be lost with it, or when
-another request wants it; a sequence that only grows costs nothing. Standard library only.
+As vLLM's automatic prefix caching, with hash-chained blocks (block_cache.py). A request's own sequence comes first;
+from the first token that differs, blocks in memory, then another live sequence with the same prefix, then blocks on
+disk. KV is copied out of a sequence when it would be evicted with it, or when another request needs it; a sequence that
+only grows costs nothing. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 TRANSFER_TOKENS = (
     8 * BLOCK
-)  # tokens moved at once: some sessions copy all that they hold for it, and the host holds a copy
+)  # tokens per transfer: some sessions copy all that they hold for it, and the host holds a copy
 MIN_TOKENS = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
 
 
 class PeerSequence(Protocol):
-    """A sequence that may run meanwhile."""
+    """A live sequence of the same engine, which may be running."""
 
     session: Session
     adapter: Adapter | None  # that its tokens were computed with
@@ -40,7 +41,7 @@ class PeerSequence(Protocol):
 
     @property
     def reusable_tokens(self) -> list[int]:
-        """The tokens that it holds, as far as their KV is what they alone give."""
+        """Its tokens, as far as their KV depends on these tokens only (not after a context shift)."""
         ...
 
 
@@ -66,7 +67,7 @@ class BlockStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSpan:
-    """Where the KV of some tokens of a prompt can be had."""
+    """A span of a prompt whose KV is cached, and how to read it."""
 
     start: int
     stop: int
@@ -79,30 +80,30 @@ class PrefixCache:
     def __init__(
         self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: BlockStore | None = None
     ) -> None:
-        """model: what the KV is of, see state_kind.py; needed with a folder."""
+        """model: the model's fingerprint (fingerprint.py); needed with a folder."""
         self.folder = folder
         self._model = dict(model or {})
         self._root = b""
         self._about: dict[str, str] = {}
         self._memory = BlockCache(budget_bytes)
-        self._held_bytes = 0  # of a token; 0: not known yet
+        self._bytes_per_token = 0  # of a token; 0: not known yet
         self._lock = threading.Lock()  # of the memory; nothing else is locked within
 
     def bind_session(self, session: Session) -> None:
-        """To be told of the first session: what is on disk is of its kind of KV."""
+        """Takes the KV fingerprint of the first session, which the blocks on disk must have."""
         if self.folder is not None and not self._root and isinstance(session, MovesState):
             kind = kv_fingerprint(self._model, session)
             self._about, self._root = {"kind": json.dumps(kind)}, root_key(kind)
 
     @property
     def bytes(self) -> int:
-        """Held in memory now."""
+        """Bytes of KV in memory."""
         return self._memory.bytes
 
-    def sources(
+    def find(
         self, prompt: Sequence[int], start: int, peers: Iterable[PeerSequence], adapter: Adapter | None = None
     ) -> list[CachedSpan]:
-        """What can be had of a prompt from a token on, without a gap; nothing when it is too little to move.
+        """The cached spans of a prompt from a token on, without a gap; none when they are too short to be worth a copy.
 
         adapter: that it was computed with.
         """
@@ -127,8 +128,8 @@ class PrefixCache:
             self._memory.touch(used)
         return sources if at - start >= MIN_TOKENS else []
 
-    def keep(self, holder: PeerSequence, start: int) -> None:
-        """Copies into memory what a sequence holds from a token on; called with its lock, before that is lost."""
+    def insert(self, holder: PeerSequence, start: int) -> None:
+        """Copies the KV of a sequence from a token on into memory; called with its lock, before that KV is dropped."""
         tokens = holder.reusable_tokens
         if (
             len(tokens) - start < MIN_TOKENS
@@ -159,7 +160,7 @@ class PrefixCache:
         with self._lock:
             self._memory.touch(kept)
 
-    def store(self, holder: PeerSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
+    def write_to_disk(self, holder: PeerSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
         """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory.
 
         adapter: that they were computed with; by now the sequence may have another.
@@ -191,15 +192,15 @@ class PrefixCache:
             self._memory.clear()
 
     def _missing(self, tokens: Sequence[int], start: int, keys: Sequence[bytes]) -> list[int]:
-        """The places of the blocks from a token's on that memory lacks."""
+        """The indices of the blocks from a token on that are not in memory."""
         return [at for at in range(start // BLOCK, -(-len(tokens) // BLOCK)) if not self._has(tokens, at * BLOCK, keys)]
 
     def _token_bytes(self, session: MovesState) -> int:
         """What the KV of a token takes; asked once, since some sessions copy all that they hold for it."""
-        if not self._held_bytes:
+        if not self._bytes_per_token:
             state = exported(session, 0, 0)
-            self._held_bytes = sum(a.shape[0] * a.shape[2] * a.itemsize for pair in state for a in pair)
-        return self._held_bytes
+            self._bytes_per_token = sum(a.shape[0] * a.shape[2] * a.itemsize for pair in state for a in pair)
+        return self._bytes_per_token
 
     def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
         with self._lock:
@@ -241,7 +242,7 @@ class PrefixCache:
 
 
 def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
-    """The KV of sources in a row, in pieces of a size that is good to move; ends at the first that is gone."""
+    """The KV of consecutive spans, in pieces of about TRANSFER_TOKENS; ends at the first span that is gone."""
     from embedllm.backends.sessions.kv_concat import joined
 
     states: list[KeyValues] = []
@@ -260,7 +261,7 @@ def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
 
 
 def _longest(prompt: Sequence[int], peers: Iterable[PeerSequence]) -> tuple[PeerSequence | None, int]:
-    """The sequence that can give most of a prompt, and how many tokens that is."""
+    """The sequence with the longest common prefix, and its length in tokens."""
     movable = (peer for peer in peers if isinstance(peer.session, MovesState))
     return max(
         ((peer, common_prefix(peer.reusable_tokens, prompt)) for peer in movable),
@@ -279,7 +280,7 @@ def _in_sequence(
 def _exported(
     holder: PeerSequence, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
 ) -> KeyValues | None:
-    """A copy of what a sequence holds of a prompt, after the step that it runs; None when it holds that no more."""
+    """A copy of a sequence's KV of a prompt, after its current step; None when it was dropped meanwhile."""
     with holder.lock:
         session = holder.session
         if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
@@ -293,7 +294,7 @@ def _exported(
 
 
 def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Whole numbers in order, as runs without a gap of at most so many."""
+    """Whole numbers in order, as runs without a gap of at most `most`."""
     run: list[int] = []
     for place in places:
         if run and (place != run[-1] + 1 or len(run) == most):
@@ -311,7 +312,7 @@ CACHE_DIR_BYTES = 4 << 30  # bytes
 def open_disk_store(
     cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int, budget_bytes: int
 ) -> BlockStore | None:
-    """The folder on disk, if there shall be one.
+    """The disk store, or None without a cache_dir.
 
     Raises ValueError for sizes that make no sense, EmbedError when the folder cannot be made.
     """

@@ -1,4 +1,4 @@
-"""A session and the tokens that it holds, as one request at a time uses it and others may copy from it."""
+"""A sequence: a session and its tokens, used by one request at a time; other requests may copy its KV."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from embedllm.kv_cache.context_shift import ContextShift
 
 
-_AGAIN = 512  # tokens fed at once that were held before
+_RECOMPUTE_TOKENS = 512  # per feed, when dropped KV is computed again
 
 
 def ignore(count: int) -> None:
-    """Takes a number that nobody wants to know."""
+    """Ignores a count."""
 
 
 class CachedSequence:
-    """A session and the tokens that it holds."""
+    """A session and the tokens in its KV cache."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -50,12 +50,12 @@ class CachedSequence:
         self.is_ended = False  # by the end of the model
         self.before_feed: Callable[[], None] | None = None  # of a request's first feed; may take its time
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
-        self.note_dropped: Callable[[int], None] = ignore  # told how many tokens that were
+        self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
         self._shifted_from: int | None = None  # tokens from here on have seen others that are gone
 
     @property
     def reusable_tokens(self) -> list[int]:
-        """The tokens whose KV is what they alone give, which others may use."""
+        """The tokens whose KV other requests may reuse: not those computed before a context shift."""
         plain = self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
         return plain[: self.session.whole()] if isinstance(self.session, Forgets) else plain
 
@@ -64,7 +64,7 @@ class CachedSequence:
         return self._feed(tokens)
 
     def room(self) -> int | None:
-        """How many tokens may be fed before others are dropped; None: none ever are."""
+        """How many tokens may be fed before a context shift; None: there is no context shift."""
         return None if self.shift is None else self.shift.context - len(self.tokens)
 
     def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
@@ -80,8 +80,8 @@ class CachedSequence:
             self.tokens += tokens
         return [NumpyLogits(row) for row in rows]  # views
 
-    def keep(self, prompt: Sequence[int]) -> int:
-        """Forgets all that a prompt does not begin with; how many of its tokens are held then.
+    def truncate_to_prefix(self, prompt: Sequence[int]) -> int:
+        """Truncates to the common prefix with a prompt; the number of cached tokens of the prompt.
 
         The last one is always fed again, for its logits.
         """
@@ -110,8 +110,8 @@ class CachedSequence:
         """Forgets the tokens from a position on; with the lock."""
         back = self.back(position)
         self.session.rewind(back)
-        for start in range(back, position, _AGAIN):
-            self.session.feed(self.tokens[start : min(start + _AGAIN, position)])
+        for start in range(back, position, _RECOMPUTE_TOKENS):
+            self.session.feed(self.tokens[start : min(start + _RECOMPUTE_TOKENS, position)])
         del self.tokens[position:]
         if self._shifted_from is not None and position <= self._shifted_from:
             self._shifted_from = None
@@ -157,7 +157,7 @@ class CachedSequence:
             self.tokens.clear()
 
     def restore(self, sources: Sequence[CachedSpan], step: int) -> int:
-        """Takes the KV of more of the prompt; what cannot be had after all is computed, `step` tokens at once.
+        """Takes the KV of more of the prompt; spans that are gone meanwhile are computed, `step` tokens per feed.
 
         Gives how many tokens of the prompt are held without having been computed.
         """
@@ -194,7 +194,7 @@ class CachedSequence:
         return logits
 
     def _make_room(self, count: int) -> None:
-        """Drops what the shift says when that many more tokens do not fit; with the lock."""
+        """Applies the context shift when that many more tokens do not fit; with the lock."""
         shift, held = self.shift, len(self.tokens)
         if shift is None or not (dropped := shift.tokens_to_drop(held, count)):
             return

@@ -1,4 +1,4 @@
-"""Sequences and the tokens that they hold: which one a request runs on, and what becomes of it afterwards."""
+"""The pool of sequences: which one a request runs on, and reuse of its KV afterwards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request
 
 
 class SequencePool:
-    """The sequences of an engine. One that a request is done with waits for the next, which often begins the same.
+    """The sequences of an engine. An idle one is kept for the next request, which often has the same prefix.
 
     May be used from several threads.
     """
 
     def __init__(self, engine: Engine, prefix_cache: PrefixCache | None = None) -> None:
-        self.prefix_cache = prefix_cache  # None: no sequence has anything of another
+        self.prefix_cache = prefix_cache  # None: no KV is shared between sequences
         self._engine: Engine | None = engine
         self._idle: list[CachedSequence] = []
         self._all: WeakSet[CachedSequence] = WeakSet()
@@ -99,7 +99,7 @@ class SequencePool:
     ) -> int:
         """How many tokens of a prompt need not be fed. They are made ready in the first feed, in its thread.
 
-        step: tokens computed at once if something is gone by then. note_held: told how many were had in that case.
+        step: tokens per feed when cached KV is gone meanwhile. note_held: called with the number of cached tokens then.
         The last token is always fed, for its logits. adapter: that they are computed with.
         """
         own = common_prefix(sequence.tokens, prompt) if is_same(sequence.adapter, adapter) else 0
@@ -107,14 +107,14 @@ class SequencePool:
         sources: list[CachedSpan] = []
         fits = len(prompt) <= self.engine.context  # of one that does not, part is dropped on the way
         if self.prefix_cache is not None and fits and isinstance(sequence.session, MovesState):
-            sources = self.prefix_cache.sources(prompt, shared, self._others(sequence), adapter)
+            sources = self.prefix_cache.find(prompt, shared, self._others(sequence), adapter)
         planned = sources[-1].stop if sources else shared
         sequence.prompt = prompt
         if planned == len(sequence.tokens) and not sources and is_same(sequence.adapter, adapter):
             return planned
 
         def make_ready() -> None:
-            self._cut(sequence, shared)
+            self._truncate(sequence, shared)
             if not is_same(sequence.adapter, adapter):
                 sequence.adapt(adapter)
             held = sequence.restore(sources, step) if sources else shared
@@ -140,7 +140,7 @@ class SequencePool:
                 and prefix_cache.folder is not None
                 and self._engine is not None
             ):
-                self._writing.add(lambda: prefix_cache.store(sequence, prompt, adapter))
+                self._writing.add(lambda: prefix_cache.write_to_disk(sequence, prompt, adapter))
         if (
             not is_kept and is_garbage_collecting()
         ):  # this thread may have what drop() waits for, or lead a run of others
@@ -149,9 +149,9 @@ class SequencePool:
             self.drop(sequence)
 
     def drop(self, sequence: CachedSequence) -> None:
-        """Frees a sequence; what only it holds goes into the prefix cache."""
+        """Frees a sequence; KV that no other sequence has goes into the prefix cache."""
         if self._engine is not None:
-            self._cut(sequence, 0)
+            self._truncate(sequence, 0)
         sequence.close()
 
     def release(self) -> None:
@@ -194,13 +194,13 @@ class SequencePool:
         with self._lock:
             return [other for other in self._all if other is not sequence and not other.is_ended]
 
-    def _cut(self, sequence: CachedSequence, position: int) -> None:
-        """Rewinds; what no other sequence holds goes into the prefix cache."""
+    def _truncate(self, sequence: CachedSequence, position: int) -> None:
+        """Rewinds; KV that no other sequence has goes into the prefix cache."""
         others = self._others(sequence)
         with sequence.lock:
             if self.prefix_cache is not None:
                 held = max((other.shares(sequence.tokens, sequence.adapter) for other in others), default=0)
-                self.prefix_cache.keep(sequence, max(position, held))
+                self.prefix_cache.insert(sequence, max(position, held))
             sequence.forget_from(position)
 
 

@@ -1,4 +1,4 @@
-"""The KV of a session as sessions of its engine pass it on, in memory, on disk and among each other.
+"""Exports the KV of a session for other sessions of its engine, for memory and for disk.
 
 Standard library only.
 """
@@ -24,7 +24,7 @@ def export_spans(session: MovesState, spans: Sequence[Span]) -> list[KeyValues]:
     if isinstance(session, MovesStored):
         return session.export_stored(spans)
     first = spans[0][0]
-    state = session.export_state(first, spans[-1][1])  # at once: some sessions copy all that they hold for it
+    state = session.export_state(first, spans[-1][1])  # in one call: some sessions copy all that they hold for it
     if len(spans) == 1:
         return [state]
     return [

@@ -1,4 +1,4 @@
-"""What a grammar is to the rule: which tokens may come next, told step by step. Standard library only.
+"""The interface of constrained decoding: which tokens a grammar allows next, step by step. Standard library only.
 
 The rule asks `allowed` before each choice and tells `note` what was chosen. Whatever holds the grammar makes one bit a
 token and hands the bits to the row, which masks itself where it lies: nothing of the vocabulary's size passes through
@@ -44,6 +44,6 @@ class Constraint(Protocol):
     def forced(self) -> Sequence[int]:
         """The tokens that have to come next, the first one first; none where there is a choice, or it is not known.
 
-        They may be fed together, each told to `note`, without asking `allowed`.
+        They may be fed together, each passed to `note`, without asking `allowed`.
         """
         ...

@@ -23,7 +23,7 @@ class Processor(Protocol):
 
 
 class Processors:
-    """The functions of one sequence, in turn, and the tokens that they are told."""
+    """The processors of one sequence, in order, and the tokens that they receive."""
 
     __slots__ = ("_processors", "_tokens")
 

@@ -19,7 +19,7 @@ from embedllm.types import Logits
 if TYPE_CHECKING:
     from embedllm.sampling.options import Sampling
 
-_ESTIMATED = 100  # version 1: of so many best tokens, how fast probability falls with rank
+_ESTIMATED = 100  # version 1: number of best tokens from which the Zipf exponent is estimated
 
 
 class Mirostat:

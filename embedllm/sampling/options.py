@@ -49,39 +49,39 @@ _WHOLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to choose tokens. By default every option is off: tokens are drawn as the model distributes them.
+    """Sampling options. By default every option is off: tokens are drawn from the model's own distribution.
 
     Raises ValueError for a value out of its range.
     """
 
     temperature: float = 1.0  # divides the logits; 0 (or below 1e-5) = greedy: always the best token
-    dynamic_temperature: float = 0.0  # how far the temperature goes up and down with the entropy; 0 = off
-    dynamic_exponent: float = 1.0  # of the entropy's share of its maximum: above 1 it stays low for longer
-    top_k: int = 0  # only the k best tokens; 0 = off, 1 = greedy
-    top_p: float = 1.0  # only the fewest best tokens that hold this probability; 1 = off
-    min_p: float = 0.0  # only tokens at least this share as probable as the best; 0 = off
-    typical_p: float = 1.0  # only the fewest tokens of most ordinary surprise that hold this probability; 1 = off
-    top_n_sigma: float = 0.0  # only logits within so many standard deviations of the best; 0 = off
-    xtc_probability: float = 0.0  # how often all but the last of the tokens above the threshold are left out; 0 = off
-    xtc_threshold: float = 0.1  # the probability from which on a token is a top choice
-    mirostat: int = 0  # 1 or 2: that version holds the surprise of the text, in place of every truncation; 0 = off
-    mirostat_tau: float = 5.0  # the surprise to hold, bits a token
-    mirostat_eta: float = 0.1  # how much of a step's error goes into the next
+    dynamic_temperature: float = 0.0  # dynamic temperature range (dynatemp): +- around temperature by entropy; 0 = off
+    dynamic_exponent: float = 1.0  # dynamic temperature exponent (dynatemp), of the normalized entropy
+    top_k: int = 0  # top-k: only the k best tokens; 0 = off, 1 = greedy
+    top_p: float = 1.0  # top-p (nucleus): only the fewest tokens with this probability mass; 1 = off
+    min_p: float = 0.0  # min-p: minimum probability relative to the best token; 0 = off
+    typical_p: float = 1.0  # locally typical sampling: probability mass; 1 = off
+    top_n_sigma: float = 0.0  # only logits within N standard deviations of the best; 0 = off
+    xtc_probability: float = 0.0  # XTC: probability of removing all but the last top choice; 0 = off
+    xtc_threshold: float = 0.1  # XTC: minimum probability of a top choice
+    mirostat: int = 0  # 1 or 2: target perplexity control, in place of every truncation; 0 = off
+    mirostat_tau: float = 5.0  # target surprise tau, bits per token
+    mirostat_eta: float = 0.1  # learning rate eta
     repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of prompt and reply; 1 = off
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that are in the reply; 0 = off
-    frequency_penalty: float = 0.0  # subtracted once for every time that the token is in the reply; 0 = off
+    frequency_penalty: float = 0.0  # subtracted per occurrence of the token in the reply; 0 = off
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # added; kept as pairs in the order of ids
-    dry_multiplier: float = 0.0  # subtracted from what would prolong a repetition, times the next; 0 = off
-    dry_base: float = 1.75  # to the power of how much longer it is than allowed
-    dry_allowed_length: int = 2  # tokens that may repeat without a penalty
-    dry_range: int = 0  # how many of the last tokens are searched for it; 0 = all of prompt and reply
-    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")  # no repetition reaches across a token that has one of these
-    no_repeat_ngram: int = 0  # no run of so many tokens comes twice in prompt and reply; 0 = off
-    bad_words: Sequence[str | Sequence[int]] = ()  # texts, or token ids in a row, that must not come
+    dry_multiplier: float = 0.0  # DRY penalty on repeated sequences: multiplier; 0 = off
+    dry_base: float = 1.75  # DRY: base of the exponential growth beyond the allowed length
+    dry_allowed_length: int = 2  # DRY: longest sequence that may repeat without a penalty
+    dry_range: int = 0  # DRY: number of last tokens to search; 0 = all of prompt and reply
+    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")  # DRY sequence breakers: texts that end a repetition
+    no_repeat_ngram: int = 0  # no n-gram of N tokens occurs twice in prompt and reply; 0 = off
+    bad_words: Sequence[str | Sequence[int]] = ()  # banned strings, or sequences of token ids
     processors: Sequence[Processor] = ()  # functions that change the logits, in turn
     order: Sequence[str] = ORDER  # of the steps; those that are off may be left out
     seed: int | None = None  # same seed, same logits: same tokens; None = different ones each time
-    # what is on of "temperature" and the truncations, in order; kept, since every step asks
+    # the active steps among "temperature" and the truncations, in order; cached for every step
     draw_steps: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -100,12 +100,12 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are left out of the draw."""
+        """Whether a truncation is on."""
         return any(step != "temperature" for step in self.draw_steps)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no chance is involved."""
+        """Whether the best token is always taken."""
         return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Penalties:
     """The bias and penalties of one sequence: an entry for every token that is biased or was seen.
 
-    Kept as parallel arrays and brought up to date token by token: a step counts none anew, and the logits, which apply
+    Kept as parallel arrays and brought up to date token by token: a step counts none again, and the logits, which apply
     them, read the arrays as they lie.
     """
 

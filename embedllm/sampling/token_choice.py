@@ -1,4 +1,4 @@
-"""The draw of one step: temperature and truncations in their order, over as short a list of tokens as will do.
+"""One sampling step: temperature and truncations in order, over as short a list of tokens as is exact.
 
 Standard library only.
 """
@@ -32,8 +32,8 @@ _TESTABLE = {("typical_p",), ("top_p",), ("min_p",), ("top_p", "min_p")}
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """What is drawn from: a row at a temperature, and the list of its best tokens as far as they were looked at."""
+class CandidatePool:
+    """The distribution to draw from: logits at a temperature, and the shortlist of the best tokens."""
 
     row: Logits
     temperature: float
@@ -67,16 +67,16 @@ def choose(logits: Logits, sampling: Sampling, *, uniform: Callable[[], float]) 
     return pool.draw(uniform())
 
 
-def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> Pool | None:
-    """What these steps leave, exactly; None when the `look` best do not show which.
+def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> CandidatePool | None:
+    """The tokens that these steps keep, exactly; None when the `look` best tokens do not determine them.
 
     look: not asked for when top_k comes first and says how many are enough.
     """
-    row, temperature, best = _begun(logits, sampling, steps, look=look)
+    row, temperature, best = _first_shortlist(logits, sampling, steps, look=look)
     size = row.size  # how many tokens the steps so far left; not len(best.tokens), which lacks those without weight
     for step in steps[1:] if steps[:1] == ("temperature",) else steps:
         if step == "temperature":
-            temperature, best = _warmed(row, best, sampling, size=size)
+            temperature, best = _apply_temperature(row, best, sampling, size=size)
         elif step == "xtc":
             count = top_choices(best, sampling.xtc_threshold)
             if count is None:
@@ -84,18 +84,18 @@ def truncated(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, loo
             row = row if best.is_whole or not count else _without(row, best.tokens[:count])
             best, size = best.without_first(count), size - count
         else:
-            left = _cut(step, best, sampling, row=row, temperature=temperature, logits=logits)
+            left = _apply_truncation(step, best, sampling, row=row, temperature=temperature, logits=logits)
             if left is None:
                 return None
             best, size = left, len(left.tokens)
-    return Pool(row, temperature, best)
+    return CandidatePool(row, temperature, best)
 
 
 def temperature_of(row: Logits, sampling: Sampling, best: Shortlist | None = None, *, size: int = 0) -> float:
     """The temperature of this step; 0: the best token.
 
     best: what other steps left. size: how many tokens that is in all, 0: the row's. When the temperature is dynamic, it
-    goes from the least to the greatest with the entropy of that, as a share of the most that so many tokens can have,
+    goes from the least to the greatest with the entropy, as a share of the maximum entropy of that number of tokens,
     to the power of the exponent.
     Source: llama.cpp b10470, src/llama-sampling.cpp, temp_ext.
     """
@@ -103,25 +103,31 @@ def temperature_of(row: Logits, sampling: Sampling, best: Shortlist | None = Non
     if reach:
         least, most = max(0.0, temperature - reach), temperature + reach
         size = size or row.size
-        share = _disorder_of_all(row, size) if best is None or not best.is_whole else _disorder(best, size)
+        share = (
+            _normalized_entropy_of_all(row, size)
+            if best is None or not best.is_whole
+            else _normalized_entropy(best, size)
+        )
         temperature = least + (most - least) * share**sampling.dynamic_exponent
     return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
-def _disorder(best: Shortlist, size: int) -> float:
-    """The entropy of a whole list, as a share of that of a uniform distribution over so many tokens."""
+def _normalized_entropy(best: Shortlist, size: int) -> float:
+    """The entropy of a whole list, as a share of that of a uniform distribution over `size` tokens."""
     shares = [weight / best.total for weight in best.weights]
     return -sum(share * math.log(share) for share in shares) / math.log(size) if len(shares) > 1 else 0.0
 
 
-def _disorder_of_all(row: Logits, size: int) -> float:
-    """As _disorder, at temperature 1, over the whole vocabulary."""
+def _normalized_entropy_of_all(row: Logits, size: int) -> float:
+    """As _normalized_entropy, at temperature 1, over the whole vocabulary."""
     # rounding, of numbers far from 0, must not take it out of its range
     return min(max((row.logsumexp() - row.mean(1.0)) / math.log(size), 0.0), 1.0) if size > 1 else 0.0
 
 
-def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int) -> tuple[Logits, float, Shortlist]:
-    """The list that the steps begin with: at its temperature, when that comes first."""
+def _first_shortlist(
+    logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: int
+) -> tuple[Logits, float, Shortlist]:
+    """The first shortlist: at the step's temperature, when that comes first."""
     temperature = 1.0
     if steps[:1] == ("temperature",):
         temperature, steps = temperature_of(logits, sampling), steps[1:]
@@ -133,8 +139,8 @@ def _begun(logits: Logits, sampling: Sampling, steps: tuple[str, ...], *, look: 
     return logits, temperature, listed(best, temperature, logsumexp=None if is_all else logits.logsumexp(temperature))
 
 
-def _warmed(row: Logits, best: Shortlist, sampling: Sampling, *, size: int) -> tuple[float, Shortlist]:
-    """The temperature, which follows other steps, and the same tokens at it."""
+def _apply_temperature(row: Logits, best: Shortlist, sampling: Sampling, *, size: int) -> tuple[float, Shortlist]:
+    """A temperature that follows other steps, and the same tokens at it."""
     temperature = temperature_of(row, sampling, best, size=size)
     if not temperature:
         return 1.0, best.first(1)
@@ -153,10 +159,10 @@ def _without(row: Logits, tokens: Sequence[int]) -> Logits:
     )
 
 
-def _cut(
+def _apply_truncation(
     step: str, best: Shortlist, sampling: Sampling, *, row: Logits, temperature: float, logits: Logits
 ) -> Shortlist | None:
-    """What one truncation leaves; None when the list does not show it.
+    """The tokens that one truncation keeps; None when the shortlist does not determine them.
 
     row, temperature: what the list is of. logits: what the steps began with.
     """

@@ -75,7 +75,7 @@ class _Refusal(jinja2.TemplateError):
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, but reaching for Python's insides fails at once instead of giving an undefined value."""
+    """Jinja's sandbox, but reaching for Python's insides fails immediately instead of giving an undefined value."""
 
     def unsafe_undefined(self, obj: object, attribute: str) -> Undefined:
         if attribute.startswith("_"):

@@ -12,7 +12,7 @@ from embedllm.files.jsonl import fault, read_objects
 if TYPE_CHECKING:
     from embedllm.text.protocols import TextCodec
 
-_BLOCK = 1 << 20  # bytes of a plain text that are made into tokens at once, and the rest of the line
+_BLOCK = 1 << 20  # bytes of a plain text that are tokenized in one call, plus the rest of the line
 _DOCUMENT = '{"text": "..."}'
 
 
@@ -65,7 +65,7 @@ def begins_with(tokenizer: TextCodec) -> tuple[int, ...]:
 
 
 def _cut(document: Iterable[list[int]], size: int) -> Iterator[list[int]]:
-    """The tokens of a document by so many, the last time fewer, if any."""
+    """The tokens of a document in pieces of a given size; the last one may be shorter."""
     held: list[int] = []
     for tokens in document:
         held += tokens

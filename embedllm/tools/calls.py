@@ -99,7 +99,7 @@ def for_template(
 
     arguments_as_text: as JSON text, otherwise as objects; whichever they were before.
     one_call: a message of several calls becomes one for each, with its result after it; such templates also show
-    either what was said or what was thought beside a call, and get both as what was thought.
+    either the content or the reasoning beside a call, and get both as reasoning.
     """
     shown: list[Mapping[str, JSON]] = []
     results = [message for message in messages if isinstance(message, Mapping) and message.get("role") == "tool"]

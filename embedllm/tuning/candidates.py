@@ -73,10 +73,10 @@ class Devices:
 
 
 def measured(trials: Trials, choice: Choice) -> tuple[Measured, ...]:
-    """What is told of the trials. Raises DeviceUnavailable when none went well."""
+    """The tuning results of the trials. Raises DeviceUnavailable when all failed."""
     if not choice.runtime:
-        told = "; ".join(f"'{one.device}': {why}" for one, why in trials.failures.items())
-        raise DeviceUnavailable(f"no device could run this model. Tried {told}.",
+        failures = "; ".join(f"'{one.device}': {why}" for one, why in trials.failures.items())
+        raise DeviceUnavailable(f"no device could run this model. Tried {failures}.",
                                 [(one.device, why, "") for one, why in trials.failures.items()])  # fmt: skip
     return tuple(_all_measured(trials, choice))
 

@@ -10,7 +10,7 @@ from statistics import median
 from embedllm.backends.options import DEFAULT, RuntimeOptions
 from embedllm.errors import DeviceError
 
-PROMPT, TOKENS = 256, 64  # what a time is of: a prompt of so many tokens and a reply of so many
+PROMPT, TOKENS = 256, 64  # tokens of the prompt and of the reply that are timed
 LEAST_ROUNDS = 3  # below which nothing is chosen against the default
 MOST_ROUNDS = 7
 _GAIN = 0.05  # of the time that a choice against the default has to save

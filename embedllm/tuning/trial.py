@@ -45,7 +45,7 @@ def ways(package: Package, device: Device, *, exact: bool) -> list[RuntimeOption
 
 
 def _can_be_nearer(package: Package) -> bool:
-    """Whether there are products whose activations are rounded unless ONNX Runtime is told otherwise."""
+    """Whether there are products whose activations are rounded by default in ONNX Runtime."""
     from embedllm.backends.ort.engine import age_lack
 
     recipe, packings = (package.manifest.get(key) for key in ("recipe", "quantization"))

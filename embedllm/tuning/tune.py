@@ -36,7 +36,7 @@ def tune(
     path: as in load(). devices: a name or names as in load(), to measure these only; by default what "auto" chooses
     from, and `openvino`. exact, kv: as in load(); what is measured counts for loads with the same.
     seconds: about how long it may take; a trial that has begun is not ended.
-    on_trial: is told what is tried next, in words.
+    on_trial: called with a description of the next trial.
     Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
     """
     from embedllm.loading.options import check_kv
@@ -59,13 +59,13 @@ def tune(
     trial = Trial(package=package, devices={one.name: one for one in ready}, variants=found.variants, exact=exact,
                   kv=kv, seconds=seconds)  # fmt: skip
 
-    def told(candidate: Candidate) -> Timing:
+    def time_candidate(candidate: Candidate) -> Timing:
         if on_trial is not None:
             on_trial(f"{candidate.device}: {candidate.runtime}")
         return trial(candidate)
 
     candidates = tuning_devices.candidates(package, ready, exact=exact)
-    trials = tuning_choice.measure(candidates, told, seconds=seconds - (time.monotonic() - began))
+    trials = tuning_choice.measure(candidates, time_candidate, seconds=seconds - (time.monotonic() - began))
     choice = tuning_choice.choose(trials, automatic=found.automatic())
     tuning = Tuning(
         model=package.name,

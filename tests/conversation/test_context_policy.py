@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import pytest
 
 from embedllm import Completion, ContextFull, Conversation, Model, Sampling, load
-from embedllm.conversation.context_policy import ALL, PendingTurn, VisibleHistory, drop_oldest
+from embedllm.conversation.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest
 from embedllm.conversation.conversation import ChatModel
 from embedllm.generation.options import ReplyOptions
 from embedllm.generation.runner import Request
@@ -66,14 +66,14 @@ def asked(messages: Sequence[Any], context: int, max_tokens: int | None = None) 
 
 def test_what_fits_is_left_alone() -> None:
     history = [message("system", 10), message("user", 30), message("assistant", 30), message("user", 5)]
-    request, seen = drop_oldest(asked(history, 100), ALL)
-    assert (len(request.prompt), seen, request.dropped_tokens) == (75, ALL, 0)
+    request, seen = drop_oldest(asked(history, 100), WHOLE_HISTORY)
+    assert (len(request.prompt), seen, request.dropped_tokens) == (75, WHOLE_HISTORY, 0)
 
 
 def test_the_oldest_turns_go_until_a_quarter_is_free_beside_the_reply() -> None:
     turns = [part for _ in range(7) for part in (message("user", 5), message("assistant", 5))]
     history = [message("system", 10), *turns, message("user", 5)]
-    request, seen = drop_oldest(asked(history, 100), ALL)  # 85 tokens, and 25 for a reply
+    request, seen = drop_oldest(asked(history, 100), WHOLE_HISTORY)  # 85 tokens, and 25 for a reply
     assert len(request.prompt) == 45
     assert seen.first is history[9]
     assert request.dropped_tokens == seen.dropped_tokens == 40
@@ -86,25 +86,25 @@ def test_the_oldest_turns_go_until_a_quarter_is_free_beside_the_reply() -> None:
 
 def test_the_room_for_a_reply_is_what_it_may_have_but_half_of_the_context_at_most() -> None:
     history = [message("user", 20), message("assistant", 20), message("user", 5)]
-    assert len(drop_oldest(asked(history, 100, 50), ALL)[0].prompt) == 45
-    assert len(drop_oldest(asked(history, 100, 99), ALL)[0].prompt) == 45
+    assert len(drop_oldest(asked(history, 100, 50), WHOLE_HISTORY)[0].prompt) == 45
+    assert len(drop_oldest(asked(history, 100, 99), WHOLE_HISTORY)[0].prompt) == 45
     longer = [message("user", 26), message("assistant", 20), message("user", 5)]
-    assert len(drop_oldest(asked(longer, 100, 49), ALL)[0].prompt) == 51
-    assert len(drop_oldest(asked(longer, 100, 50), ALL)[0].prompt) == 5
+    assert len(drop_oldest(asked(longer, 100, 49), WHOLE_HISTORY)[0].prompt) == 51
+    assert len(drop_oldest(asked(longer, 100, 50), WHOLE_HISTORY)[0].prompt) == 5
 
 
 def test_calls_and_their_results_go_with_the_turn_that_asked_for_them() -> None:
     calls = [message("user", 20), {"role": "assistant", "content": None, "tool_calls": [{}]}, message("tool", 40),
              message("assistant", 5)]  # fmt: skip
     history = [*calls, message("user", 10), message("assistant", 5), message("tool", 5)]
-    request, seen = drop_oldest(asked(history, 100), ALL)
+    request, seen = drop_oldest(asked(history, 100), WHOLE_HISTORY)
     assert seen.first is history[4]
     assert len(request.prompt) == 20
 
 
 def test_the_last_turn_is_never_dropped_and_a_first_reply_without_a_question_is_a_turn() -> None:
     history = [message("system", 10), message("assistant", 60), message("user", 95), message("tool", 20)]
-    request, seen = drop_oldest(asked(history, 100), ALL)
+    request, seen = drop_oldest(asked(history, 100), WHOLE_HISTORY)
     assert seen.first is history[2]
     assert len(request.prompt) == 125  # for the check to refuse
 
@@ -113,7 +113,7 @@ def test_a_history_that_lost_its_first_seen_message_is_seen_from_its_beginning()
     gone = VisibleHistory(first=message("user", 1), dropped_tokens=9)
     history = [message("user", 5), message("assistant", 5), message("user", 5)]
     request, seen = drop_oldest(asked(history, 100), gone)
-    assert (len(request.prompt), seen, request.dropped_tokens) == (15, ALL, 0)
+    assert (len(request.prompt), seen, request.dropped_tokens) == (15, WHOLE_HISTORY, 0)
 
 
 # --- drop-oldest, on a model

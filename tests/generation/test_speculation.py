@@ -171,7 +171,9 @@ def drafted(speculation: Speculator, most: int = 100) -> Sequence[int]:
 def test_a_draft_model_reads_the_prompt_once_and_is_kept_up() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     model = DraftModel(text, 0.9)
-    speculation = Speculator(text[:5], known(0.05), draft=Draft(model, text[:5], context=100, chunk=2), looks_up=False)
+    speculation = Speculator(
+        text[:5], known(0.05), draft=Draft(model, text[:5], context=100, chunk=2), uses_lookup=False
+    )
     speculation._balance = 50.0  # pyright: ignore[reportPrivateUsage]  # as after a good beginning
     speculation.note(text[5])
     assert drafted(speculation, 2) == text[6:8]
@@ -187,7 +189,7 @@ def test_a_draft_model_reads_the_prompt_once_and_is_kept_up() -> None:
 def test_a_draft_model_with_a_smaller_context_guesses_up_to_its_end() -> None:
     text = [1] * 40
     model = DraftModel(text, 0.9)
-    speculation = Speculator([1] * 5, known(0.0), draft=Draft(model, [1] * 5, context=8, chunk=9), looks_up=False)
+    speculation = Speculator([1] * 5, known(0.0), draft=Draft(model, [1] * 5, context=8, chunk=9), uses_lookup=False)
     speculation._balance = 50.0  # pyright: ignore[reportPrivateUsage]
     speculation.note(1)
     assert drafted(speculation) == [1, 1]

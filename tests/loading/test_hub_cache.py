@@ -97,7 +97,7 @@ def test_the_command_lists_and_removes(hub: Hub) -> None:
     listed = CliRunner().invoke(cli, ["models"])
     lines = [line.split() for line in listed.stdout.splitlines()]
     assert [line[:2] for line in lines if line[0].startswith("org/")] == [list(one) for one in names()]
-    assert "GB in all" in listed.stderr
+    assert "GB in total" in listed.stderr
     as_json = json.loads(CliRunner().invoke(cli, ["models", "--json"]).stdout)
     assert [(one["name"], one["kind"]) for one in as_json] == names()
     removed = CliRunner().invoke(cli, ["models", "--remove", "org/tiny", "--remove", "org/same"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import ORDER, Sampling
 from embedllm.sampling.sampler import Sampler
-from embedllm.sampling.token_choice import Pool, temperature_of, truncated
+from embedllm.sampling.token_choice import CandidatePool, temperature_of, truncated
 
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
 TEMPERATURE_LAST = (*(step for step in ORDER if step != "temperature"), "temperature")
@@ -27,7 +27,7 @@ def shares(sampling: Sampling, logits: np.ndarray, *, look: int | None = None) -
     return None if pool is None else chances(pool)
 
 
-def chances(pool: Pool) -> dict[int, float]:
+def chances(pool: CandidatePool) -> dict[int, float]:
     best = pool.best
     if best.is_whole:
         return {token: weight / best.total for token, weight in zip(best.tokens, best.weights, strict=True)}

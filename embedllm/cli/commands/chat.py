@@ -199,7 +199,7 @@ class Talk:
         path = expanded(Path(name))
         if _is_json(path):
             self.conversation.messages[:] = read_messages(path)
-            self.conversation.close()  # the KV of what was said before
+            self.conversation.close()  # the KV of the previous history
         else:
             try:
                 opened = Conversation.open(self.conversation.model, path, when_full=self._when_full)

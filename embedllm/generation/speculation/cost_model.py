@@ -1,4 +1,4 @@
-"""What speculation has learned of an engine: the cost of a step of several tokens, and how often guesses are right.
+"""The cost model of speculative decoding: the cost of steps of several tokens, and the acceptance rate.
 
 Standard library only.
 """
@@ -45,14 +45,14 @@ class StepCosts:
         return max(0.0, self._rewound)  # the mean of a noise around nothing is below it as often as above
 
     def of(self, fed: int) -> float:
-        """The cost of a step that feeds so many tokens, 1 to 32."""
+        """The cost of a step that feeds `fed` tokens, 1 to 32."""
         if fed == 1:
             return 1.0
         above, share = _between(fed)
         return max(1.0, self._kept[above] * share + self._kept[above - 1] * (1 - share))
 
     def clipped(self, seconds: float, expected: float) -> float:
-        """The cost that so many seconds are, without the machine's hiccups."""
+        """The cost of a step of that duration, without outliers."""
         return min(max(seconds / self.step_s, expected / _ODD), expected * _ODD)
 
     def note(self, fed: int, seconds: float, *, is_rewound: bool) -> None:
@@ -84,7 +84,7 @@ class StepCosts:
 
 
 class Acceptance:
-    """How often guesses of a kind are right; the latest ones count most."""
+    """The acceptance rate per kind of draft token; the latest ones count most."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """expected: for each kind, before any was seen."""
@@ -100,15 +100,15 @@ class Acceptance:
 
 
 class SpeculationStatistics:
-    """What the replies of an engine have taught. May be used from several threads: what is lost of it is no matter."""
+    """Statistics over all replies of an engine. Used from several threads without locks: lost updates do no harm."""
 
     def __init__(self) -> None:
         self.costs = StepCosts()
         # by the length of a match: 0, 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32
         self.matches = Acceptance((0.0, 0.0, 0.4, 0.5, 0.7, 0.8, 0.9))
         self.confidences = Acceptance((0.1, 0.3, 0.5, 0.7, 0.9))  # by the draft model's own probability, in fifths
-        self.drafts = Acceptance((0.6,))  # all guesses of the draft model
-        self.balance = 0.5  # steps that wrong guesses may lose
+        self.drafts = Acceptance((0.6,))  # all tokens of the draft model
+        self.balance = 0.5  # steps that rejected draft tokens may cost
 
 
 def _between(fed: int) -> tuple[int, float]:

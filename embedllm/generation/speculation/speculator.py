@@ -1,7 +1,7 @@
-"""Speculative decoding: whether to guess the next tokens, which and how many, so that it pays.
+"""Speculative decoding: whether to propose draft tokens, which and how many, so that it pays.
 
-Guesses come from a lookup in the text so far and from a draft model. The loop has the rule choose from what they lead
-to (loop.py), so they have no part in what the reply says, only in how fast it comes. Source of the expected number of
+Draft tokens come from prompt lookup and from a draft model. The loop verifies them (loop.py): they change the speed of
+a reply, not the distribution of its tokens. Source of the expected number of
 tokens: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding". Standard library only.
 """
 
@@ -17,7 +17,7 @@ from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.prompt_lookup import LONGEST, PromptLookup
 from embedllm.types import Logits
 
-MOST = 31  # tokens guessed at once
+MAX_DRAFT_TOKENS = 31  # per step
 # Wrong guesses may lose half a step at first, this part of one with each token, and what right guesses have won; but of
 # what earlier replies have won no more than _BROUGHT steps. So all replies of a model together lose less than 3 %.
 _STAKE, _BROUGHT = 0.01, 2.0
@@ -32,10 +32,10 @@ class DraftSequence(Feedable, Protocol):
 
 
 class Draft:
-    """A draft model's sequence, kept up with the one that it guesses for."""
+    """A draft model's sequence, synchronized with the target model's."""
 
     def __init__(self, sequence: DraftSequence, prompt: Iterable[int], *, context: int, chunk: int) -> None:
-        """context: the most tokens that it holds. chunk: how many are fed at once."""
+        """context: the most tokens that it holds. chunk: tokens per feed."""
         self.sequence = sequence
         self.tokens = list(prompt)
         self.context = context
@@ -43,7 +43,7 @@ class Draft:
         self._agreed = 0  # tokens that are surely held
 
     def pieces(self) -> list[list[int]]:
-        """Forgets wrong guesses; what is to be fed to stand behind the last token."""
+        """Rewinds rejected draft tokens; the tokens to feed to catch up with the last token."""
         held, place = self.sequence.tokens, self._agreed
         most = min(len(held), len(self.tokens) - 1)
         while place < most and held[place] == self.tokens[place]:
@@ -55,7 +55,7 @@ class Draft:
 
 
 class Speculator:
-    """Guesses for one reply. It learns how often they are right, and stakes only what wrong ones may lose."""
+    """Proposes draft tokens for one reply. Learns the acceptance rate, and limits what rejected tokens may cost."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Speculator:
         experience: SpeculationStatistics,
         *,
         draft: Draft | None = None,
-        looks_up: bool = True,
+        uses_lookup: bool = True,
         room: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """experience: of the engine. looks_up: guesses by lookup, and by the draft only where there is no match.
+        """experience: of the engine. uses_lookup: prompt lookup first, the draft model only where there is no match.
 
         room: the most tokens that may be fed now; None: any number.
         """
@@ -75,9 +75,9 @@ class Speculator:
         self._costs = experience.costs
         self._draft = draft
         self._room = room
-        self._looks_up = looks_up
+        self._uses_lookup = uses_lookup
         self._lookup: PromptLookup | None = None
-        self._guesses: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
+        self._pending: list[tuple[int, int]] = []  # of the draft: token and kind, until they are right or wrong
         self._balance = min(experience.balance, _BROUGHT)
         self._drafted = 0  # steps of the draft model since the last step
         self._free_s = 0.0  # of the time since then, what counts as no loss: reading the prompt
@@ -92,26 +92,26 @@ class Speculator:
             self._tokens.append(token)
         if self._draft is not None:
             self._draft.tokens.append(token)
-        if self._guesses:
-            guess, kind = self._guesses.pop(0)
+        if self._pending:
+            draft_token, kind = self._pending.pop(0)
             for seen, place in ((self._experience.confidences, kind), (self._experience.drafts, 0)):
-                seen.note(place, is_right=guess == token)
-            if guess != token:
-                self._guesses.clear()
+                seen.note(place, is_right=draft_token == token)
+            if draft_token != token:
+                self._pending.clear()
 
     def propose(self, most: int) -> FeedGenerator:
         self._drafted, self._free_s = 0, 0.0
-        self._guesses.clear()
+        self._pending.clear()
         if not self._costs.is_known:
             return ()
         if (room := self._room()) is not None:
             most = min(most, room - 1)
-        most = max(0, min(most, MOST))
-        if self._looks_up and (found := self._looked_up(most)):
+        most = max(0, min(most, MAX_DRAFT_TOKENS))
+        if self._uses_lookup and (found := self._lookup_tokens(most)):
             return found
         if self._draft is None:
             return ()
-        return (yield from self._draft_guesses(self._draft, most))
+        return (yield from self._draft_tokens(self._draft, most))
 
     def measure(self, step: DecodeStep) -> None:
         costs = self._costs
@@ -124,7 +124,7 @@ class Speculator:
             self._experience.balance = self._balance
         self._is_rewound = step.chosen < step.fed
 
-    def _looked_up(self, most: int) -> list[int]:
+    def _lookup_tokens(self, most: int) -> list[int]:
         if self._lookup is None:
             self._lookup, self._tokens = PromptLookup(self._tokens or ()), None
         length = self._lookup.length
@@ -151,7 +151,7 @@ class Speculator:
                 best, value = count, gain
         return best, value
 
-    def _draft_guesses(self, draft: Draft, most: int) -> FeedGenerator:
+    def _draft_tokens(self, draft: Draft, most: int) -> FeedGenerator:
         most = min(most, draft.context - len(draft.tokens))
         costs, average = self._costs, self._experience.drafts.of(0)
         wanted, _ = self._worth((average for _ in range(most)), each=costs.draft)
@@ -171,18 +171,18 @@ class Speculator:
             assert logits is not None  # there is a piece
             best = logits.top(1)
             share = math.exp(best.logits[0] - logits.logsumexp())
-            guess, kind = best.tokens[0], min(int(share * _FIFTHS), _FIFTHS - 1)
-            self._guesses.append((guess, kind))
+            draft_token, kind = best.tokens[0], min(int(share * _FIFTHS), _FIFTHS - 1)
+            self._pending.append((draft_token, kind))
             reach *= self._experience.confidences.of(kind)
             if found and reach < costs.of(len(found) + 2) - costs.of(len(found) + 1):
                 break  # it costs more to feed than it will give
-            found.append(guess)
-            pieces = [[guess]]
+            found.append(draft_token)
+            pieces = [[draft_token]]
         return found
 
     def _clock(self, fed: int, seconds: float) -> None:
         """Takes a feed of the draft model; those that read a prompt are no step, the first ones are to learn from."""
-        if fed > MOST + 1 or not self._costs.is_draft_known:
+        if fed > MAX_DRAFT_TOKENS + 1 or not self._costs.is_draft_known:
             self._free_s += seconds
         else:
             self._drafted += 1

@@ -146,7 +146,7 @@ def test_a_sequence_that_goes_far_back_computes_again_what_is_gone(folder: Path)
     forgets, keeps = (CachedSequence(session) for session in pair(folder, exact=True))
     for sequence in (forgets, keeps):
         feed_prompt(sequence, 1000)
-    assert (forgets.keep(TOKENS[:700]), keeps.keep(TOKENS[:700])) == (64, 699)
+    assert (forgets.truncate_to_prefix(TOKENS[:700]), keeps.truncate_to_prefix(TOKENS[:700])) == (64, 699)
     for sequence in (forgets, keeps):
         feed_prompt(sequence, 1000)
         sequence.rewind_by(len(sequence.tokens) - 500)
