@@ -79,8 +79,8 @@ def measure(
 ) -> tuple[list[Findings], list[float]]:
     """Findings in the order of the engines, and the memory bandwidth before each round, bytes a second.
 
-    bandwidth: measures it. on_step: called with each step's name. Raises EmbedError when an engine fails, ValueError when
-    a workload does not fit into a model's context.
+    bandwidth: measures it. on_step: called with each step's name. Raises EmbedError when an engine fails, and
+    ValueError when a workload does not fit into a model's context.
     """
     with ExitStack() as processes:
         running: list[tuple[Running, Findings]] = []

@@ -225,7 +225,7 @@ def test_integer_keys_and_sessions_that_keep_their_state_are_refused(tiny_packag
         def import_state(self, state: object) -> None: ...
 
     described = describe(Config(tiny_config("llama")))
-    with pytest.raises(ValueError, match=r"found int8 keys.*Load without kv="):
+    with pytest.raises(ValueError, match=r"found quantized int8 keys.*Load without kv="):
         check_movable(Held(), "cpu", described)  # type: ignore[arg-type]  # a part of one
     with pytest.raises(ValueError, match="that of 'npu' cannot be taken out"):
         check_movable(object(), "npu", described)  # type: ignore[arg-type]  # none

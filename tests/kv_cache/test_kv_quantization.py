@@ -50,7 +50,7 @@ def test_it_is_moved_and_stored_as_any_other(kv: str, folder: Path, tmp_path: Pa
 @pytest.mark.parametrize("kv", ["int8", "int4"])
 def test_its_keys_cannot_be_turned_so_a_shift_is_refused_and_turns_are_dropped(kv: str, folder: Path) -> None:
     with embedllm.load(folder, device="cpu", kv=kv) as model:
-        with pytest.raises(ValueError, match=r"when_full='shift' .*found u?int8 keys.*Load without kv="):
+        with pytest.raises(ValueError, match=r"when_full='shift' .*found quantized u?int8 keys.*Load without kv="):
             model.conversation(when_full="shift")
         with model.conversation(when_full="drop-oldest") as talk:
             replies = [talk.say("list all files", GREEDY, max_tokens=20) for _ in range(5)]
