@@ -316,6 +316,7 @@ def terminal(tiny_package: MakePackage) -> Iterator[Terminal]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of Unix")
 class TestTyped:
     def test_ctrl_c_stops_the_reply_and_the_chat_goes_on(self, terminal: Terminal) -> None:

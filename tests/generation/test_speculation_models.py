@@ -22,6 +22,7 @@ from embedllm.kv_cache.sequence_pool import CachedSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule
 from tests.support.fakes import FakeLogits
 
+pytestmark = pytest.mark.slow  # the rules are those of test_speculation.py, without a model
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 GREEDY = Sampling(temperature=0)
 

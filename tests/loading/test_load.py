@@ -240,6 +240,7 @@ for _ in range(5):  # glibc treats the first one differently
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_close_returns_the_memory_of_weights_and_caches(package: Path, tiny_package: Callable[..., Path]) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "head_dim": 64}

@@ -58,6 +58,7 @@ def run(*arguments: str | Path, said: str = "") -> Result:
     return CliRunner().invoke(main, ["--device", "cpu", *map(str, arguments)], input=said, env={"COLUMNS": "200"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "npu-on-cpu"])
 def test_the_demo_calls_the_calculator_and_says_its_result(device: str, tmp_path: Path) -> None:
     skip_without(device)
@@ -71,12 +72,14 @@ def test_the_demo_calls_the_calculator_and_says_its_result(device: str, tmp_path
     assert done.statistics.decode_tokens_s > 0
 
 
+@pytest.mark.slow
 def test_the_right_passage_is_read_first_and_named_below_the_reply(folder: Path) -> None:
     result = run("--docs", folder, "--ask", "When do the backups of the Oslo office run?")
     assert "read: offices.md:1, sub/backup.txt:1" in result.stderr
     assert [passage.source for passage in Documents.open(folder).search("When do backups run?")] == ["sub/backup.txt"]
 
 
+@pytest.mark.slow
 def test_a_long_talk_with_the_demo_never_overflows(demo: embedllm.Model) -> None:
     turns: list[list[embedllm.Message]] = [
         [{"role": "user", "content": f"{n} " + "show the disk usage " * 20}, {"role": "assistant", "content": "du -h"}]
@@ -86,6 +89,7 @@ def test_a_long_talk_with_the_demo_never_overflows(demo: embedllm.Model) -> None
     assert [notice.split(":")[0] for notice in notices(events)] == ["the context is full"]
 
 
+@pytest.mark.slow
 def test_the_demo_summarises_a_text_that_is_longer_than_its_context(demo: embedllm.Model, tmp_path: Path) -> None:
     file = tmp_path / "long.txt"
     file.write_text("The Oslo office opens at nine. It has a kitchen.\n\n" * 180, encoding="utf-8")
@@ -95,6 +99,7 @@ def test_the_demo_summarises_a_text_that_is_longer_than_its_context(demo: embedl
     assert text_of(events).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "where"), [(["samples/npu_assistant"], ROOT), (["-m", "npu_assistant"], ROOT / "samples")]
 )
@@ -120,6 +125,7 @@ def test_without_a_terminal_nothing_runs_that_was_not_allowed() -> None:
     assert "declined, as nobody can be asked: calculator(expression='342 * 61')" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_conversation_goes_on_after_a_restart_until_new(tmp_path: Path) -> None:
     file = tmp_path / "data" / "conversation.json"
     first = run("--history", file, said="hello\n/quit\nnot reached\n")

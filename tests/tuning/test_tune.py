@@ -44,6 +44,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> float:
 # --- a real measurement
 
 
+@pytest.mark.slow
 def test_the_demo_is_measured_and_remembered() -> None:
     tried: list[str] = []
     tuning = embedllm.tune("demo", seconds=1.5, on_trial=tried.append)
@@ -110,6 +111,7 @@ def test_when_nothing_is_there_it_says_what_was_looked_for(folder: Path) -> None
         embedllm.tune(folder, devices=["nonsense"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wish", ["cpu", ("cpu",), ["CPU "]])
 def test_devices_may_be_one_name_as_in_load(wish: str | list[str], folder: Path, once: float) -> None:
     assert {one.device for one in embedllm.tune(folder, devices=wish, seconds=once).measured} == {"cpu"}

@@ -120,6 +120,7 @@ def test_logits_follow_the_reference(
     assert {start for start, count in runs if count > 1} == {0}
 
 
+@pytest.mark.slow
 def test_replies_of_the_demo_are_those_of_the_cpu() -> None:
     """20 greedy replies. Where the two part, their best two tokens are nearly equal: the CPU's margin says so."""
     package = open_package(package_folder("demo"))

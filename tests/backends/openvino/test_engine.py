@@ -223,7 +223,10 @@ def feed_until_stopped(session: OvSession | PagedSession, tokens: list[int], aft
 
 @pytest.mark.allcores
 @pytest.mark.parametrize("held", [0, 40])
-@pytest.mark.parametrize("moment", [0.0, 0.05, 0.2, 0.4, 0.7])  # as a share of what the whole feed takes
+@pytest.mark.parametrize(  # as a share of what the whole feed takes
+    "moment",
+    [0.0, 0.2, 0.7, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (0.05, 0.4))],
+)
 def test_a_feed_that_was_stopped_leaves_no_trace(held: int, moment: float, demo: AnyEngine) -> None:
     import time
 
@@ -500,6 +503,7 @@ def test_targets_in_openvinos_words_run(name: str, folder: Path) -> None:
         assert other.device.name == "openvino"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["AUTO", "HETERO:CPU"])
 def test_the_demo_is_exact_on_targets_of_several_devices(target: str) -> None:
     """In a process of its own: EXECUTION_MODE_HINT alone ended it while compiling (OpenVINO 2026.4, CPU with AMX)."""
@@ -563,6 +567,7 @@ PROMPTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_demo_gives_the_same_replies_on_both_runtimes(demo: AnyEngine, tmp_path: Path) -> None:
     """The demo's own ONNX graph rounds the activations of its 8-bit head; a graph that does not is made here."""
     package = open_package(package_folder("demo"))
@@ -598,6 +603,7 @@ def test_float16_on_a_cpu_is_refused(folder: Path) -> None:
             embedllm.load(folder, device=name, openvino=OpenVINOOptions(precision="f16"))
 
 
+@pytest.mark.slow
 @pytest.mark.allcores
 def test_a_session_is_stopped_beside_another_that_goes_on(opens: Opens) -> None:
     """In one process; without the engine's lock this ended it within seconds (memory was corrupted)."""

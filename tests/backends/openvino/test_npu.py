@@ -70,6 +70,7 @@ def test_greedy_replies_are_those_of_openvino(
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_the_demo_replies_as_on_openvino(tmp_path: Path) -> None:
     with (
         embedllm.load(device="openvino", exact=True) as one,

@@ -105,6 +105,7 @@ def test_logits_are_those_of_a_session_that_keeps_all(folder: Path, *, exact: bo
             same(both, [token])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_sequence(folder: Path) -> None:
     forgets, keeps = pair(folder)
     for session in (forgets, keeps):
@@ -168,6 +169,7 @@ def stepped(engine: OrtEngine, sessions: Sequence[OrtSession]) -> list[np.ndarra
     return [session.logits[0, 0].copy() for session in sessions]
 
 
+@pytest.mark.slow
 def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: Path) -> None:
     """They join, grow, go when one ends, and one joins in a place that was another's; each stays what it is alone."""
     engine = ort_engine(folder, exact=False)
@@ -227,6 +229,7 @@ def replies(folder: Path, cache: Path) -> list[tuple[int, ...] | tuple[tuple[int
     return found
 
 
+@pytest.mark.slow
 def test_replies_are_those_of_a_model_that_keeps_all(
     tiny_package: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +274,7 @@ def test_a_pair_of_engines_keeps_all_as_each_gets_it_from_the_other(folder: Path
     np.testing.assert_array_equal(rows[0], rows[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [INT8_KV, INT4_KV])
 def test_quantized_kv_is_freed_alike(tiny_package: Callable[..., Path], tmp_path: Path, variant: GraphVariant) -> None:
     plain = tiny_package("mistral", None, sliding_window=WINDOW, max_position_embeddings=1500)
