@@ -1,4 +1,4 @@
-"""What a checkpoint is: a decoder, or a model that embeds or scores texts, and what cannot be asked of the latter."""
+"""What a checkpoint is: a decoder, or an embedding or reranker model, and the options that the latter cannot have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import read_sentence_folder
 from embedllm.export.gguf.source import GgufSource
 from embedllm.export.open_source import Checkpoint
-from embedllm.export.recipe import Recipe, asked_of
+from embedllm.export.recipe import Recipe, incompatible_option
 from embedllm.package.architecture import Decoder
 
 
@@ -58,16 +58,16 @@ def _described(config: Mapping[str, object], context: int | None) -> Decoder:
 
 
 def check_encoder(decoder: Decoder, recipe: Recipe, options: Mapping[str, object]) -> None:
-    """Raises ExportError for what is asked of a model that reads whole texts and only others can have.
+    """Raises ExportError for options that an embedding or reranker model cannot have.
 
-    options: of convert(), by their names; those that are None or False are not asked for.
+    options: of convert(), by their names; None and False: not given.
     """
     if decoder.encoder is None:
         return
-    if asked := asked_of(recipe, options):
+    if asked := incompatible_option(recipe, options):
         raise ExportError(
-            f"'{decoder.model_type}' is exported as a model that embeds or scores texts, for which there is no "
-            f"{asked}; leave it out."
+            f"'{decoder.model_type}' is exported as an embedding or reranker model, for which there is no {asked}. "
+            "Leave it out."
         )
 
 

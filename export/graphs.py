@@ -16,8 +16,7 @@ from embedllm.errors import ExportError
 from embedllm.export.layout import CONSTANTS, Entry, Layout, Placed
 from embedllm.export.onnx import decoder as onnx_graph
 from embedllm.export.onnx import encoder as onnx_encoder
-from embedllm.export.openvino import decoder as openvino_graph
-from embedllm.export.openvino import encoder as openvino_encoder
+from embedllm.export.openvino import model as openvino_model
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_OPENVINO = Graph(file=openvino_graph.FILE, variant=OPENVINO, activations="float32")
+_OPENVINO = Graph(file=openvino_model.FILE, variant=OPENVINO, activations="float32")
 _GRAPHS = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
 NAMES = tuple(graph.variant for graph in _GRAPHS)  # of an export
@@ -50,14 +49,13 @@ class Model:
 
 def variants(decoder: Decoder) -> tuple[Graph, ...]:
     """Those that a model can have, in the order of a manifest."""
-    return tuple(graph for graph in _GRAPHS if not _lack(graph.variant, decoder))
+    return tuple(graph for graph in _GRAPHS if not _unsupported(graph.variant, decoder))
 
 
 def build(variant_name: str, model: Model) -> bytes:
     """The file of one variant; the same bytes for the same model."""
     if variant_name == OPENVINO:
-        graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
-        return graphs.build(model.decoder, model.layout, model.packing).encode()
+        return openvino_model.build(model.decoder, model.layout, model.packing)
     return _onnx(next(variant for variant in VARIANTS if variant.name == variant_name), model)
 
 
@@ -90,8 +88,8 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     if variant_name not in ALL_NAMES:
         raise ExportError(f"there is no variant '{variant_name}'; expected one of: {', '.join(ALL_NAMES)}.")
     package = open_package(folder, whole=False)
-    if lack := _lack(variant_name, package.decoder):
-        raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {lack}.")
+    if reason := _unsupported(variant_name, package.decoder):
+        raise ExportError(f"'{package.name}' cannot have the variant '{variant_name}': {reason}.")
     graph = next(graph for graph in (*package.listed, *_GRAPHS, *_CALIBRATED) if graph.variant == variant_name)
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -106,9 +104,11 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     return graph
 
 
-def _lack(variant_name: str, decoder: Decoder) -> str:
+def _unsupported(variant_name: str, decoder: Decoder) -> str:
     """Why a model cannot have a variant; empty when it can."""
-    return next((variant.lack(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), "")
+    return next(
+        (variant.unsupported(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), ""
+    )
 
 
 def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
@@ -134,8 +134,7 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
 
 def _check_constants(package: Package, header: TensorFile, model: Model) -> None:
     """An OpenVINO model has its numbers in the weights file, which is not written anew."""
-    graphs = openvino_graph if model.decoder.encoder is None else openvino_encoder
-    wanted, found = graphs.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
+    wanted, found = openvino_model.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
     stored = b""
     if found is not None:
         with package.weights.open("rb") as file:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from embedllm.errors import ExportError
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
 from embedllm.export.graphs import Model, build, variants
-from embedllm.export.open_source import open_source
-from embedllm.export.openvino.tokenizer import check_installed, link_weights, write_tokenizer
-from embedllm.export.optimum.convert import convert_traced
-from embedllm.export.quantization.apply_method import Fitted, fit
+from embedllm.export.open_source import Checkpoint, open_source
+from embedllm.export.openvino.tokenizer import link_weights, write_tokenizer
+from embedllm.export.optimum.convert import convert_with_optimum
+from embedllm.export.quantization.apply_method import PreparedModel, apply_method
 from embedllm.export.quantization.calibration_text import FEWEST, CalibrationText, draw_text, read_text
 from embedllm.export.quantization.imatrix import read_importance
 from embedllm.export.quantization.importance import ENOUGH
 from embedllm.export.quantization.mixed_precision import budget, mixed
 from embedllm.export.quantization.rotated_source import RotatedSource
 from embedllm.export.recipe import METHODS, Recipe, check_method, check_model
+from embedllm.export.request import ExportRequest
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.genai_config import genai_config
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
-from embedllm.export.writing.passthrough import carried, check_carried
+from embedllm.export.writing.passthrough import check_prequantized, prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.atomic import write_json
@@ -37,7 +38,8 @@ from embedllm.package.features import features_of
 from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 
-EXPORTERS = ("embedllm", "optimum")
+if TYPE_CHECKING:
+    from embedllm.types import F32
 
 
 def convert(
@@ -77,120 +79,175 @@ def convert(
     browsers only (docs/format.md#shards).
     Raises ExportError, UnsupportedModel. Whatever happens, nothing half-written is left under the name of `out`.
     """
-    if exporter not in EXPORTERS:
-        raise ValueError(f"exporter is {exporter!r}; expected {' or '.join(map(repr, EXPORTERS))}.")
-    given = {"lora": lora, "calibration": calibration, "importance": importance, "verify": verify,
-             "openvino_tokenizer": openvino_tokenizer, "shard": shard}  # fmt: skip
+    request = ExportRequest(
+        source=source,
+        out=Path(out) if exporter == "optimum" else named_place(out),
+        recipe=recipe or Recipe(),
+        exporter=exporter,
+        revision=revision,
+        task=task,
+        lora=None if lora is None else Path(lora),
+        calibration=None if calibration is None else Path(calibration),
+        importance=None if importance is None else Path(importance),
+        replace=replace,
+        verify=verify,
+        openvino_tokenizer=openvino_tokenizer,
+        shard=shard,
+        on_progress=on_progress,
+    )
     if exporter == "optimum":
-        if unusable := [name for name, value in {**given, "task": task}.items() if value]:
-            raise ExportError(f"{', '.join(unusable)}: not with the exporter 'optimum'. Leave it out.")
-        return convert_traced(source, out, recipe, revision=revision, replace=replace, on_progress=on_progress)
-    out = named_place(out)
-    recipe = recipe or Recipe()
-    check_place(out, replace)
-    if shard is not None and shard < 1:
-        raise ValueError(f"shard is {shard} bytes; expected 1 or more.")
-    if openvino_tokenizer:
-        check_installed()
+        return convert_with_optimum(source, out, recipe, revision=revision, replace=replace, on_progress=on_progress)
     location, reader = open_source(source, revision)
     try:
-        decoder = describe_checkpoint(reader, context=recipe.context, task=task)
-        check_encoder(decoder, recipe, given)
-        texts = texts_of(location.folder)
-        tokens = special_tokens(reader, decoder.vocabulary)
-        held = carried(reader, decoder) if recipe.bits is None else {}
-        recipe = recipe if held else recipe.of_floats
-        check_carried(held, recipe, {"lora": lora, "calibration": calibration, "importance": importance})
-        decided = plan(decoder, recipe, held=held)
-        most = budget(decided, recipe)
-        check_model(recipe.method, decoder, has_budget=most is not None)
-        reads = check_method(recipe.method, {packing.bits for packing in decided.packing.values()},
-                             has_budget=most is not None, has_text=calibration is not None,
-                             has_importance=importance is not None)  # fmt: skip
-        merged = None if lora is None else MergedSource(reader, lora, decoder)
-        model = RotatedSource(merged or reader, decoder) if recipe.rotate else merged or reader
-        check_source(reader, decided)
-        text = None if calibration is None else read_text(Path(calibration), location.folder, decoder)
-        squares = None if importance is None else read_importance(Path(importance), decoder)
-        draws = reads and text is None
-        draft, size = decided.layout.size, most or decided.layout.size
-        with atomic_folder(out, size + max(min(size, shard or 0), draft if draws else 0)) as partial:
-            facts = facts_of(location, recipe, tokens, out.name) | ({"lora": merged.facts} if merged else {})
-            copy_texts(texts, partial)
-            job = _Job(source=model, recipe=recipe, facts=facts, on_progress=on_progress)
-            if draws:
-                text = _drawn(job, decided, partial)
-            if openvino_tokenizer:
-                write_tokenizer(location.folder, partial)
-                link_weights(partial)  # now, so that a disk without links is known before the weights are written
-            if most is not None:
-                assert text is not None, "it is read or drawn"
-                decided, facts["sensitivity"] = mixed(job.source, decided, recipe, text.sequences, most, on_progress)
-            if text is not None:
-                facts["calibration"] = text.facts
-            if importance is not None:
-                facts["importance"] = {"file": Path(importance).name, "sha256": sha256(Path(importance))}
-            fitted = fit(job.source, decided, METHODS[recipe.method], None if text is None else text.sequences,
-                         importance=squares, on_progress=on_progress)  # fmt: skip
-            _write(job, decided, partial, fitted)
-            if verify:
-                from embedllm.export.verify import verify_folder
-
-                verify_folder(partial, on_progress)
-            if shard is not None:
-                cut_in_place(partial, shard, on_progress)
-            check_place(out, replace)  # again: somebody may have made a folder of that name meanwhile
+        export = _decided(request, location, reader)
+        with atomic_folder(request.out, export.disk_bytes) as partial:
+            _fill(export, partial)
+            check_place(request.out, replace)  # again: somebody may have made a folder of that name meanwhile
     finally:
         reader.close()
-    return out
+    return request.out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What the steps of an export share."""
+class _Export:
+    """An export that can be written: the request, and what was decided from the checkpoint's description."""
 
-    source: Source
+    request: ExportRequest
     recipe: Recipe
-    facts: dict[str, object]  # that begin the manifest
-    on_progress: Callable[[Progress], None]
+    location: Location
+    source: Source  # with the adapter merged, and rotated
+    plan: Plan  # mixed precision: in 4 bits
+    budget: int | None  # bytes of the weights of mixed precision
+    facts: Mapping[str, object]  # that begin the manifest
+    texts: Mapping[str, Path]  # files that are copied
+    text: CalibrationText | None
+    generates_text: bool  # the model generates the calibration text
+    importance: Mapping[str, F32] | None
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that have to be free: weights, and a shard or a draft export beside them."""
+        draft, size = self.plan.layout.size, self.budget or self.plan.layout.size
+        return size + max(min(size, self.request.shard or 0), draft if self.generates_text else 0)
 
 
-def _drawn(job: _Job, decided: Plan, partial: Path) -> CalibrationText:
-    """What the model says by itself, as a plainer export of it that is gone afterwards."""
+def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> _Export:
+    """Decides and checks everything that the small files of a checkpoint say; reads no weights but an adapter's."""
+    recipe, lora = request.recipe, request.lora
+    decoder = describe_checkpoint(reader, context=recipe.context, task=request.task)
+    check_encoder(decoder, recipe, request.options)
+    texts = texts_of(location.folder)
+    tokens = special_tokens(reader, decoder.vocabulary)
+    packed = prequantized(reader, decoder) if recipe.bits is None else {}
+    recipe = recipe if packed else recipe.of_floats
+    check_prequantized(packed, recipe, request.weight_options)
+    planned = plan(decoder, recipe, prequantized=packed)
+    size = budget(planned, recipe)
+    check_model(recipe.method, decoder, has_budget=size is not None)
+    reads = check_method(
+        recipe.method,
+        {packing.bits for packing in planned.packing.values()},
+        has_budget=size is not None,
+        has_text=request.calibration is not None,
+        has_importance=request.importance is not None,
+    )
+    merged = None if lora is None else MergedSource(reader, lora, decoder)
+    source = merged or reader
+    check_source(reader, planned)
+    facts = facts_of(location, recipe, tokens, request.out.name)
+    return _Export(
+        request=request,
+        recipe=recipe,
+        location=location,
+        source=RotatedSource(source, decoder) if recipe.rotate else source,
+        plan=planned,
+        budget=size,
+        facts=facts if merged is None else {**facts, "lora": merged.facts},
+        texts=texts,
+        text=None if request.calibration is None else read_text(request.calibration, location.folder, decoder),
+        generates_text=reads and request.calibration is None,
+        importance=None if request.importance is None else read_importance(request.importance, decoder),
+    )
+
+
+def _fill(export: _Export, partial: Path) -> None:
+    """Writes the package into an empty folder."""
+    request, recipe, facts, planned = export.request, export.recipe, dict(export.facts), export.plan
+    copy_texts(export.texts, partial)
+    text = _generated_text(export, partial) if export.generates_text else export.text
+    if request.openvino_tokenizer:
+        write_tokenizer(export.location.folder, partial)
+        link_weights(partial)  # now, so that a disk without links is known before the weights are written
+    if export.budget is not None:
+        assert text is not None, "it is read or generated"
+        planned, facts["sensitivity"] = mixed(
+            export.source, planned, recipe, text.sequences, export.budget, request.on_progress
+        )
+    if text is not None:
+        facts["calibration"] = text.facts
+    if request.importance is not None:
+        facts["importance"] = {"file": request.importance.name, "sha256": sha256(request.importance)}
+    prepared = apply_method(
+        export.source,
+        planned,
+        METHODS[recipe.method],
+        None if text is None else text.sequences,
+        importance=export.importance,
+        on_progress=request.on_progress,
+    )
+    _write(prepared, planned, partial, facts, exact=recipe.exact, on_progress=request.on_progress)
+    if request.verify:
+        from embedllm.export.verify import verify_folder
+
+        verify_folder(partial, request.on_progress)
+    if request.shard is not None:
+        cut_in_place(partial, request.shard, request.on_progress)
+
+
+def _generated_text(export: _Export, partial: Path) -> CalibrationText:
+    """Text that the model generates, as a plainer export of it that is removed afterwards."""
+    recipe, on_progress = export.recipe, export.request.on_progress
     with tempfile.TemporaryDirectory(prefix="draft-", dir=partial) as folder:
         copy_texts({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
-        plainer = dataclasses.replace(job.recipe, method="nearest")
-        silent = dataclasses.replace(job, on_progress=lambda _: None)
-        _write(silent, plan(decided.decoder, plainer), Path(folder), Fitted(source=job.source))
-        method = METHODS[job.recipe.method]
+        plainer = plan(export.plan.decoder, dataclasses.replace(recipe, method="nearest"))
+        _write(PreparedModel(source=export.source), plainer, Path(folder), export.facts, exact=recipe.exact)
+        method = METHODS[recipe.method]
         count = None if method.compensates else ENOUGH if method.reads else FEWEST
-        return draw_text(Path(folder), lambda done, of: job.on_progress(Progress("draft", done, of)), count=count)
+        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)), count=count)
 
 
-def _write(job: _Job, decided: Plan, partial: Path, fitted: Fitted) -> None:
+def _write(
+    prepared: PreparedModel,
+    planned: Plan,
+    partial: Path,
+    facts: Mapping[str, object],
+    *,
+    exact: bool,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> None:
     """Weights, graphs and what describes them."""
-    tokens, on_progress = job.facts["tokens"], job.on_progress
+    decoder, layout, tokens = planned.decoder, planned.layout, facts["tokens"]
     assert isinstance(tokens, dict)
     # onnxruntime-genai has other inputs for a recurrent model's states, and none for texts without a KV
-    if decided.decoder.encoder is None and not decided.decoder.is_recurrent:
-        write_json(partial / "genai_config.json", genai_config(decided.decoder, tokens, FLOAT32.file))
+    if decoder.encoder is None and not decoder.is_recurrent:
+        write_json(partial / "genai_config.json", genai_config(decoder, tokens, FLOAT32.file))
     done = 0
 
     def on_bytes(count: int) -> None:
         nonlocal done
         done += count
-        on_progress(Progress("weights", done, decided.layout.size))
+        on_progress(Progress("weights", done, layout.size))
 
-    hashes = {WEIGHTS: write_weights(fitted.source, decided, partial / WEIGHTS, on_bytes,
-                                     pieces=fitted.pieces, weights=fitted.weights)}  # fmt: skip
-    on_progress(Progress("weights", decided.layout.size, decided.layout.size))
-    graphs = variants(decided.decoder)
-    model = Model(decoder=decided.decoder, layout=decided.layout, packing=decided.packing, exact=job.recipe.exact)
+    digest = write_weights(
+        prepared.source, planned, partial / WEIGHTS, on_bytes, pieces=prepared.pieces, weights=prepared.weights
+    )
+    on_progress(Progress("weights", layout.size, layout.size))
+    graphs = variants(decoder)
+    model = Model(decoder=decoder, layout=layout, packing=planned.packing, exact=exact)
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
-    features = features_of(decided.packing.values(), is_encoder=decided.decoder.encoder is not None)
-    manifest = manifest_of(
-        partial, job.facts | {"features": features}, decided.decoder, graphs, decided.packing, hashes
-    )
+    features = features_of(planned.packing.values(), is_encoder=decoder.encoder is not None)
+    facts = {**facts, "features": features}
+    manifest = manifest_of(partial, facts, decoder, graphs, planned.packing, {WEIGHTS: digest})
     write_json(partial / MANIFEST, manifest)

@@ -1,4 +1,4 @@
-"""How scales can be found, as a table: what each method needs to know, and does."""
+"""What an export can choose: the quantization methods, as a table, and the recipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class Method:
     """One way from weights to integers and scales."""
 
-    search: bool = True  # scales of 4 bits by least squares; otherwise such as reach the extremes of a group
-    weighs: bool = False  # and errors count by how large the inputs of a column are
-    scales: bool = False  # columns with large inputs are made larger first, and what comes before them smaller
-    compensates: bool = False  # what a rounding loses is made up for by what is rounded later
+    search: bool = True  # MSE-optimal scales of 4 bits; otherwise min-max scales
+    weighs: bool = False  # errors are weighted by the mean square of the inputs of a column (imatrix)
+    scales: bool = False  # columns with large inputs are scaled up first, and what comes before them down (AWQ)
+    compensates: bool = False  # later columns compensate the rounding errors of earlier ones (GPTQ)
     bits: tuple[int, ...] = (4, 8)  # of matrices that it is for
 
     @property
@@ -40,7 +40,7 @@ METHODS = {
 
 
 def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
-    """Raises ExportError for a model that what reads a text is not for. name, has_budget: of check_method()."""
+    """Raises ExportError for a model without calibration support. name, has_budget: of check_method()."""
     reads = METHODS[name].reads
     if reads and decoder.is_mixture:
         raise ExportError(
@@ -50,8 +50,8 @@ def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
     if (reads or has_budget) and _is_apart(decoder):
         what = f"the method '{name}'" if reads else "a size or mean bits"
         raise ExportError(
-            f"{what} is not for '{decoder.model_type}', whose layers cannot be run over a text one by one: they are "
-            "told of tokens by a table of their own, read keys of other layers, or norm their values. Use the method "
+            f"{what} is not for '{decoder.model_type}', whose layers cannot be run over a text one by one: they "
+            "have per-layer embeddings, shared KV or value norms. Use the method "
             "'search', without a size."
         )
 
@@ -88,10 +88,10 @@ def _is_apart(decoder: Decoder) -> bool:
     return decoder.per_layer_embedding is not None or any(a.kv_from is not None or a.v_norm for a in decoder.attentions)
 
 
-def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:
-    """What is asked for beyond rounding to a number of bits, the first of it in words; empty when nothing is.
+def incompatible_option(recipe: Recipe, options: Mapping[str, object]) -> str:
+    """The first option beyond rounding to a number of bits, in words; empty when there is none.
 
-    options: of convert(), by their names; those that are None or False are not asked for.
+    options: of convert(), by their names; None and False: not given.
     """
     asked = [name for name, value in options.items() if value not in (None, False)]
     if METHODS[recipe.method].reads:
@@ -101,7 +101,7 @@ def asked_of(recipe: Recipe, options: Mapping[str, object]) -> str:
 
 
 _BITS = 4  # unless a recipe says otherwise
-_REST = 16  # of what a source holds as floats beside matrices that are carried over
+_REST = 16  # of what a source holds as floats beside pre-quantized matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +112,14 @@ class Recipe:
     bits: int | None = None
     group_size: int = 32  # values that share a scale
     symmetric: bool = True
-    # "nearest": scales from the extremes; "search": those of 4 bits by least squares; and on a text "weighted": so, for
-    # the inputs of each column; "awq": these made alike first; "gptq": what a rounding loses is made up for by what is
-    # rounded later; "awq+gptq": both (methods.py)
+    # "nearest": round-to-nearest, min-max scales; "search": MSE-optimal scales; with calibration text "weighted"
+    # (imatrix), "awq", "gptq", "awq+gptq": METHODS
     method: str = "search"
     head_bits: int | None = None  # None: as `bits`
     embedding_bits: int | None = None  # None: as the head, or as the source; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
     exact: bool = False  # float activations in every product: slower, see docs/numerics.md
-    rotate: bool = False  # each head's values, which o turns back (rotation.py): docs/numerics.md#rotation
+    rotate: bool = False  # Hadamard-rotate the value heads, undone by o: docs/numerics.md#rotation
     # Of these one, or none: 8 bits in place of 4 where they gain most on a text (docs/numerics.md#mixed-bits)
     size: int | None = None  # bytes of the weights file, at most
     mean_bits: float | None = None  # the same, by weight: 8 * bytes over the number of weights

@@ -113,7 +113,7 @@ def _planned(package: Package, size: int) -> dict[str, list[Shard]]:
         raise ValueError(f"size is {size} bytes; expected 1 or more.")
     if package.encoder is not None:
         raise PackageError(
-            f"'{package.name}' embeds or scores texts, which browsers do not: they need no shards of it."
+            f"'{package.name}' is an embedding or reranker model, which browsers do not run: it needs no shards."
         )
     least = (package.folder / MANIFEST).stat().st_size  # now, before a list of a shard for every few bytes is made
     plan: dict[str, list[Shard]] = {}

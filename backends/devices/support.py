@@ -23,7 +23,8 @@ def external_graph_unsupported(
         maker = "optimum" if package.external is None else package.external.maker
         remedy = f"use the device '{'cpu' if package.external is None else package.external.surest}'"
         return Unsupported(
-            f"of '{package.name}' nothing but its graph is known, which {maker} wrote for other devices", remedy
+            f"'{package.name}' is a graph without an architecture description that {maker} wrote for other devices",
+            remedy,
         )
     faults = {} if package.external is None else package.external.faults
     if family.name in faults:

@@ -80,7 +80,7 @@ class DirectMLEngine:
         self.lock = LOCK
         number = number_of(device.name) if provider == PROVIDER else 0
         self._where = ("dml" if provider == PROVIDER else "cpu", number)  # of the KV, in ONNX Runtime's words
-        if lack := DIRECTML.lack(package.decoder):
+        if lack := DIRECTML.unsupported(package.decoder):
             raise cannot_run(device, lack, "use another device")
         path = package.folder / graph.file
         try:

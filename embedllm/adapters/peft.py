@@ -16,7 +16,7 @@ from embedllm.errors import PackageError
 from embedllm.files.float_types import FLOATS, to_float32
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.package.architecture import Decoder, Linear
-from embedllm.package.hadamard import turned_factors
+from embedllm.package.hadamard import rotated_factors
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder, *, i
         digest.update(a.data)
         digest.update(b.data)
     if is_rotated:
-        factors = turned_factors(decoder, factors)
+        factors = rotated_factors(decoder, factors)
     return Adapter(name=name, sha256=digest.hexdigest(), factors=factors)
 
 

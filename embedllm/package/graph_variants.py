@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from embedllm.package.architecture import Decoder, Mlp
@@ -45,41 +46,74 @@ class GraphVariant:
             return False
         return self.accuracy_level > 0 or bits in self.float_kernels
 
-    def lack(self, decoder: Decoder) -> str:
+    def unsupported(self, decoder: Decoder) -> str:
         """Why there is no such graph of a model; empty when there is one."""
         if decoder.encoder is not None and self.name not in _ENCODERS:
-            return "it embeds or scores texts, which is done on cpu, cuda, openvino and reference"
+            return "embedding and reranker models run on cpu, cuda, openvino and reference only"
         if decoder.is_recurrent and not self.recurrent:
-            return (
-                f"'{decoder.model_type}' layers keep a state of fixed size, which sessions of '{self.name}' do not have"
-            )
+            return f"'{decoder.model_type}' layers have a recurrent state, which sessions of '{self.name}' do not keep"
         if self.whole_attention:
             return ""
-        if decoder.is_mixture:
-            return "a mixture of experts gathers as many tokens as there happen to be, and DirectML fixes its shapes"
-        if decoder.uses_mla:
-            return "its keys and values are made of small vectors, which is not written for DirectML"
-        if any(attention.softcap or attention.sinks for attention in decoder.attentions):
-            return "its attention has a soft cap or sinks, which DirectML's does not have"
-        if len(decoder.kv_attentions) < len(decoder.attentions):
-            return "a layer reads the keys and values of another, which DirectML's attention does not"
-        if decoder.altup_streams is not None:
-            return "it has several streams, whose operators are not known to run on DirectML"
-        if any(attention.temperature is not None for attention in decoder.attentions):
-            return "its queries grow with their positions, by operators that are not known to run on DirectML"
-        if any(isinstance(layer.mlp, Mlp) and layer.mlp.swiglu_limit for layer in decoder.layers):
-            return "its mlps have limits, whose operators are not known to run on DirectML"
-        narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
-        if narrow < decoder.context:
-            return f"a layer sees a window of {narrow} tokens, which DirectML's attention does not have"
-        for attention in decoder.attentions:
-            if attention.rope is None:
-                continue
-            rotated = decoder.ropes[attention.rope].rotary_dim
-            if rotated != attention.head_dim:
-                return f"{rotated} of {attention.head_dim} head dimensions turn; DirectML's rotation turns all of them"
-        return ""
+        found = next(((value, rule) for rule in _NOT_ON_DIRECTML if (value := rule.of(decoder)) is not None), None)
+        return "" if found is None else found[1].reason.format(found[0])
 
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Something that DirectML's graph has no operators for."""
+
+    of: Callable[[Decoder], object | None]  # what a model has of it, which the reason may name; None: nothing
+    reason: str
+
+
+def _has(condition: Callable[[Decoder], bool]) -> Callable[[Decoder], object | None]:
+    return lambda decoder: True if condition(decoder) else None
+
+
+def _window(decoder: Decoder) -> int | None:
+    """The narrowest sliding window, in tokens."""
+    narrow = min((attention.window or decoder.context for attention in decoder.attentions), default=decoder.context)
+    return narrow if narrow < decoder.context else None
+
+
+def _partial_rotary(decoder: Decoder) -> str | None:
+    """Rotated dimensions of a head with partial rotary embeddings."""
+    dims = ((decoder.ropes[a.rope].rotary_dim, a.head_dim) for a in decoder.attentions if a.rope is not None)
+    return next((f"{rotated} of {size}" for rotated, size in dims if rotated != size), None)
+
+
+_NOT_ON_DIRECTML = (
+    _Rule(
+        _has(lambda decoder: decoder.is_mixture),
+        "a mixture of experts gathers a variable number of tokens, and DirectML needs fixed shapes",
+    ),
+    _Rule(
+        _has(lambda decoder: decoder.uses_mla),
+        "its multi-head latent attention (MLA) is not implemented for DirectML",
+    ),
+    _Rule(
+        _has(lambda decoder: any(attention.softcap or attention.sinks for attention in decoder.attentions)),
+        "DirectML's attention has no logit soft-capping and no attention sinks",
+    ),
+    _Rule(
+        _has(lambda decoder: len(decoder.kv_attentions) < len(decoder.attentions)),
+        "DirectML's attention cannot read the keys and values of another layer (KV sharing)",
+    ),
+    _Rule(
+        _has(lambda decoder: decoder.altup_streams is not None),
+        "its AltUp operators are not tested on DirectML",
+    ),
+    _Rule(
+        _has(lambda decoder: any(attention.temperature is not None for attention in decoder.attentions)),
+        "the operators of its attention temperature are not tested on DirectML",
+    ),
+    _Rule(
+        _has(lambda decoder: any(isinstance(layer.mlp, Mlp) and layer.mlp.swiglu_limit for layer in decoder.layers)),
+        "the operators of its SwiGLU limit are not tested on DirectML",
+    ),
+    _Rule(_window, "a layer has a sliding window of {} tokens, which DirectML's attention does not support"),
+    _Rule(_partial_rotary, "{} head dimensions are rotated; DirectML's rotary embedding rotates all of them"),
+)
 
 FLOAT32 = GraphVariant(
     name="generic-float32",
@@ -147,5 +181,5 @@ OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
-OPENVINO_TOLD = "layers.{}.told"  # what the layer is told of the tokens, [B, T, size], where it is
+OPENVINO_TOLD = "layers.{}.told"  # the per-layer embeddings of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def block_of(head_dim: int) -> int:
-    """How many of a head's values are turned together: the largest power of two that divides them."""
+    """How many of a head's values are rotated together: the largest power of two that divides them."""
     return head_dim & -head_dim
 
 
-def turned(values: F32, block: int) -> F32:
+def rotated(values: F32, block: int) -> F32:
     """values [..., n * block], every block times the Hadamard matrix; a second turn undoes the first."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found where it is stored
         return (values.reshape(*values.shape[:-1], -1, block) @ _hadamard(block)).reshape(values.shape)
@@ -33,15 +33,15 @@ def _hadamard(size: int) -> F32:
     return signs / np.float32(size**0.5)
 
 
-def turned_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
-    """An adapter's factors for the same model with turned values. factors: as adapters.Adapter has them."""
+def rotated_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) -> dict[str, tuple[F32, F32]]:
+    """An adapter's factors for the same model with rotated values. factors: as adapters.Adapter has them."""
     found = dict(factors)
     for attention in decoder.attentions:
         block = block_of(attention.head_dim)
         if attention.v.name in found:
             a, b = found[attention.v.name]
-            found[attention.v.name] = a, turned(b, block)
+            found[attention.v.name] = a, rotated(b, block)
         if attention.o.name in found:
             a, b = found[attention.o.name]
-            found[attention.o.name] = np.ascontiguousarray(turned(a.T, block).T), b
+            found[attention.o.name] = np.ascontiguousarray(rotated(a.T, block).T), b
     return found

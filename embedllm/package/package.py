@@ -69,14 +69,14 @@ class Package:
             return self.architecture
         if self.external is not None:
             raise PackageError(
-                f"of '{self.name}' nothing but its graph is known, as {self.external.maker} wrote it. It loads and "
-                "generates; for all else export its checkpoint: embedllm export SOURCE OUT "
-                "(docs/guide-external-folders.md)."
+                f"'{self.name}' is a third-party graph without an architecture description, written by "
+                f"{self.external.maker}. It loads and generates; for anything else export its checkpoint: "
+                "embedllm export SOURCE OUT (docs/guide-external-folders.md)."
             )
         raise PackageError(
-            f"of '{self.name}' nothing but its graph is known, since it was exported by optimum "
-            f"(model_type '{self.architecture.model_type}'). It loads, on the device 'cpu'; nothing else can be done "
-            "with it (docs/guide-export.md#optimum)."
+            f"'{self.name}' is a third-party graph without an architecture description, written by optimum "
+            f"(model_type '{self.architecture.model_type}'). It loads on the device 'cpu' only "
+            "(docs/guide-export.md#optimum)."
         )
 
     @property
@@ -90,14 +90,14 @@ class Package:
 
     @property
     def encoder(self) -> Encoder | None:
-        """What makes of the layers a model that embeds or scores texts; None: it generates text."""
+        """What makes it an embedding or reranker model; None: it generates text."""
         from embedllm.package.architecture import Decoder
 
         return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
 
     @property
     def is_rotated(self) -> bool:
-        """Whether the values of its heads are turned (`embedllm export --rotate`): adapters have to be, too."""
+        """Whether the value heads are rotated (`embedllm export --rotate`): adapters have to be, too."""
         recipe = self.manifest.get("recipe")
         return isinstance(recipe, dict) and recipe.get("rotate") is True
 
@@ -112,8 +112,8 @@ class Package:
             return self.files[WEIGHTS]
         from embedllm.package.external.detect import stored
 
-        count, told = stored(self.files)
-        return FileEntry(bytes=count, sha256=told)
+        count, digest = stored(self.files)
+        return FileEntry(bytes=count, sha256=digest)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

@@ -54,7 +54,7 @@ class Packing:
 
     @property
     def entry(self) -> dict[str, object]:
-        """What a manifest says of it: fields that only what is carried over has are left out at their defaults."""
+        """What a manifest says of it: fields that only pre-quantized weights have are left out at their defaults."""
         return {name: value for name, value in asdict(self).items() if _PLAIN.get(name) != value}
 
     @property

@@ -1,4 +1,4 @@
-"""Rotary embeddings: cos and sin tables, by which every backend turns alike, and keys turned to other positions."""
+"""Rotary position embeddings (RoPE): the cos and sin tables that all backends share, and re-rotation of cached keys."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def tables(rope: Rope, stop: int, start: int = 0) -> tuple[F32, F32]:
 
 
 def moved_keys(keys: NDArray[np.floating], rope: Rope, start: int, *, by: int) -> NDArray[np.floating]:
-    """Keys of the positions from `start` on, as they would have been turned at positions smaller by `by`.
+    """Keys of the positions from `start` on, as if rotated for positions smaller by `by`.
 
-    keys: [kv heads, T, D], turned; of the same type they come back, exact up to rounding. by: at most `start`.
+    keys: [kv heads, T, D], after RoPE; returned in the same type, exact up to rounding. by: at most `start`.
     """
     count, half = keys.shape[1], rope.rotary_dim // 2
     cos, sin = (table.astype(np.float64) for table in tables(rope, start + count, start))
     to_cos, to_sin = (table.astype(np.float64) for table in tables(rope, start + count - by, start - by))
     square = cos * cos + sin * sin  # of YaRN's factor, which the keys have once
-    turn_cos = ((cos * to_cos + sin * to_sin) / square).astype(np.float32)  # [T, rotated / 2]
-    turn_sin = ((sin * to_cos - cos * to_sin) / square).astype(np.float32)
+    delta_cos = ((cos * to_cos + sin * to_sin) / square).astype(np.float32)  # [T, rotated / 2]
+    delta_sin = ((sin * to_cos - cos * to_sin) / square).astype(np.float32)
     first, second, rest = np.split(keys, [half, rope.rotary_dim], axis=-1)
-    turned = [first * turn_cos + second * turn_sin, second * turn_cos - first * turn_sin, rest]
-    return np.concatenate(turned, axis=-1).astype(keys.dtype, copy=False)
+    rotated = [first * delta_cos + second * delta_sin, second * delta_cos - first * delta_sin, rest]
+    return np.concatenate(rotated, axis=-1).astype(keys.dtype, copy=False)
 
 
 def _plain(base: float | F32, rotated: int, factors: F32 | float = 1.0) -> F32:

@@ -48,7 +48,7 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     if kind == "bias":
         tensor = tensors.get(f"{base}_bias")
         return None if tensor is None else _Biases(tensor)
-    blocks, scales, turned = (tensors.get(f"{base}{end}") for end in ("_blocks", "_scales", ""))
+    blocks, scales, transposed = (tensors.get(f"{base}{end}") for end in ("_blocks", "_scales", ""))
     if kind != "weight":
         return None
     if blocks is not None and scales is not None:
@@ -56,7 +56,7 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     if blocks is not None or scales is not None:
         lacks = "_scales" if scales is None else "_blocks"
         raise ExportError(f"the checkpoint has no tensor '{base}{lacks}', without which MXFP4 cannot be read.")
-    return None if turned is None else _Turned(turned)
+    return None if transposed is None else _Transposed(transposed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turned:
+class _Transposed:
     """[experts, columns, rows], floats."""
 
     tensor: Tensor

@@ -1,4 +1,4 @@
-"""Reads a model's tensors out of a source's, which may have them fused, turned over, or in another order of rows."""
+"""Reads a model's tensors out of a source's, which may have them fused, transposed, or with rows in another order."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def places(origin: Origin, start: int, stop: int) -> NDArray[np.int64]:
     if origin.interleaved:
         head, at = np.divmod(ours, origin.head_rows)
         half = origin.interleaved // 2
-        turned = np.where(at < half, 2 * at, 2 * (at - half) + 1)
-        ours = head * origin.head_rows + np.where(at < origin.interleaved, turned, at)
+        in_pairs = np.where(at < half, 2 * at, 2 * (at - half) + 1)
+        ours = head * origin.head_rows + np.where(at < origin.interleaved, in_pairs, at)
     if origin.rope_last:
         head, at = np.divmod(ours, origin.head_rows)
         ours = head * origin.head_rows + (at - origin.rope_last) % origin.head_rows
     if origin.partial_halves:
         head, at = np.divmod(ours, origin.head_rows)
-        turned, half = origin.partial_halves // 2, origin.head_rows // 2
-        inside = np.where(at < 2 * turned, at + half - turned, np.where(at < half + turned, at - turned, at))
-        ours = head * origin.head_rows + np.where(at < turned, at, inside)
+        rotated, half = origin.partial_halves // 2, origin.head_rows // 2
+        inside = np.where(at < 2 * rotated, at + half - rotated, np.where(at < half + rotated, at - rotated, at))
+        ours = head * origin.head_rows + np.where(at < rotated, at, inside)
     if origin.block:
         block, at = np.divmod(ours, origin.block)
         ours = block * origin.stride + at

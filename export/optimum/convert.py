@@ -49,11 +49,11 @@ class _Plan:
     packing: Mapping[str, Packing]
     runs: Sequence[Sequence[Linear]]
     search: bool
-    carried: frozenset[str]
+    prequantized: frozenset[str]
     layout: Layout
 
 
-def convert_traced(
+def convert_with_optimum(
     source: str | Path | Location,
     out: str | Path,
     recipe: Recipe | None = None,
@@ -161,7 +161,9 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     small = [Entry(tensor.name, "F32", tuple(tensor.dims)) for tensor in traced.rest]
     entries = [small, *(block for run in runs for block in blocks(run, packing[run[0].name]))]
     layout = lay_out([run for run in entries if run], {"format": "embedllm"})
-    return _Plan(packing=packing, runs=runs, search=METHODS[recipe.method].search, carried=frozenset(), layout=layout)
+    return _Plan(
+        packing=packing, runs=runs, search=METHODS[recipe.method].search, prequantized=frozenset(), layout=layout
+    )
 
 
 def _write_weights(traced: TracedGraph, plan: _Plan, path: Path, on_progress: Callable[[Progress], None]) -> str:

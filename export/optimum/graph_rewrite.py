@@ -203,14 +203,14 @@ def _product(node: onnx.NodeProto, tensors: dict[str, TensorProto]) -> Linear | 
     tensor = tensors.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") and plain else None
     if tensor is None or len(tensor.dims) != 2 or min(tensor.dims) < _LEAST or tensor.data_type != TensorProto.FLOAT:
         return None
-    is_turned = not usual["transB"]
-    rows, columns = reversed(tensor.dims) if is_turned else tensor.dims
-    origin = Origin(rows=rows, transposed=True) if is_turned else None
+    is_transposed = not usual["transB"]
+    rows, columns = reversed(tensor.dims) if is_transposed else tensor.dims
+    origin = Origin(rows=rows, transposed=True) if is_transposed else None
     return Linear(name=tensor.name, source=tensor.name, rows=rows, columns=columns, origin=origin)
 
 
 def _tied(traced: TracedGraph, linear: Linear, tables: Sequence[Linear]) -> Linear:
-    """The table itself, where the matrix is a copy of it: optimum stores a tied head once more, turned over."""
+    """The table itself, where the matrix is a copy of it: optimum stores a tied head once more, transposed."""
     tensors = traced.tensors
     for table in tables:
         if (table.rows, table.columns) != (linear.rows, linear.columns):

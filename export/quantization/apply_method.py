@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Fitted:
+class PreparedModel:
     """What is written."""
 
     source: Source
@@ -32,7 +32,7 @@ class Fitted:
     pieces: Iterable[Piece] | None = None  # all matrices, when they are rounded on the way; None: round the source's
 
 
-def fit(
+def apply_method(
     source: Source,
     decided: Plan,
     method: Method,
@@ -40,8 +40,8 @@ def fit(
     *,
     importance: Mapping[str, F32] | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Fitted:
-    """The model as a method wants it.
+) -> PreparedModel:
+    """The model prepared by a method.
 
     sequences: [S, T], token ids of the text of a method that reads one. importance: mean squares of the inputs, by
     matrix, in its place; only for a method that needs nothing else.
@@ -49,7 +49,7 @@ def fit(
     """
     decoder, squares = decided.decoder, importance or {}
     if sequences is None or not method.reads or importance is not None:
-        return Fitted(source=source, weights=weights(squares, decoder))
+        return PreparedModel(source=source, weights=weights(squares, decoder))
     if method.scales:
         source, squares = scaled(source, decoder, decided.packing, excerpt(sequences),
                                  lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
@@ -59,4 +59,4 @@ def fit(
     if method.compensates:
         pieces = calibrated(source, decoder, decided.packing, sequences,
                             lambda *at: on_progress(Progress("calibration", *at)))  # fmt: skip
-    return Fitted(source=source, weights=weights(squares, decoder), pieces=pieces)
+    return PreparedModel(source=source, weights=weights(squares, decoder), pieces=pieces)

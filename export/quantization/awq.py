@@ -42,8 +42,8 @@ def scaled(
 ) -> tuple[ScaledSource, dict[str, F32]]:
     """The same model with other columns, and the mean squares of their inputs as importance.measured() gives them.
 
-    packing: by the name of the matrix. sequences: [S, T], token ids. on_layer: told how many of how many layers are
-    done. Raises ExportError for inputs that are not finite, and for weights that cannot be stored.
+    packing: by the name of the matrix. sequences: [S, T], token ids. on_layer: called with how many of how many layers
+    are done. Raises ExportError for inputs that are not finite, and for weights that cannot be stored.
     """
     floats = FloatPass(source, decoder, sequences)
     floats.begin()

@@ -1,6 +1,6 @@
 """Quantizes a checkpoint layer by layer, each for the inputs that it gets from the quantized layers before it.
 
-All calibration sequences go through one layer after the other, with the mathematics of backends/reference/engine.py. When a
+All calibration sequences go through one layer after the other, with the mathematics of backends/reference. When a
 matrix is about to be used, it is quantized for just these inputs (gptq.py), so one pass does everything. In memory are
 the sequences' activations, one matrix and its inputs' gram matrix, however many layers there are.
 """
@@ -39,7 +39,7 @@ def calibrated(
     """Every matrix of a model, in rows, in the order of the weights file.
 
     packing: by the name of the matrix. sequences: [S, T], token ids of the text that the model is calibrated on.
-    on_layer: told how many of how many passes through a layer are done.
+    on_layer: called with how many of how many passes through a layer are done.
     Raises ExportError for weights that cannot be stored, and for activations that are not finite.
     """
     layers, head = len(decoder.layers), packing[decoder.head.name]
@@ -143,8 +143,8 @@ class _Quantizing(FloatPass):
             lost += np.matmul(missing.T, x)  # @, whose stub makes float64 of this
         columns = linear.columns
         spread = self._spread[:columns, :columns]
-        turned: F32 = lost @ spread.T
-        return _PROPAGATED * (turned @ spread)
+        rotated: F32 = lost @ spread.T
+        return _PROPAGATED * (rotated @ spread)
 
 
 def _packed(rows: F32, packing: Packing, spread: F32 | None) -> Packed | F32 | NDArray[np.float16]:

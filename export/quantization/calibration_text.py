@@ -78,7 +78,7 @@ def draw_text(
     """Sequences that the model of a package folder draws, each from another first token on.
 
     Several at a time, whose steps are run together as they meet, which rounds a little otherwise each time: what comes
-    is not the same to the last token. on_progress: told how many of how many of them there are.
+    is not the same to the last token. on_progress: called with how many of how many of them there are.
     count: of sequences; None: as many as a model is calibrated on.
     Raises ExportError when the model does not run on this machine.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.export.rounding.quantize import inverse, packed_turned, scales
+from embedllm.export.rounding.quantize import inverse, pack_transposed, scales
 from embedllm.package.packing import Packed, Packing
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ def compensated(rows: F32, spread: F32, packing: Packing) -> Packed:
             errors[at] = (block[at] - (whole - zero) * step) / own[at, at]
             block[at + 1 :] -= own[at, at + 1 :, None] * errors[at]
         left[stop:] -= spread[start:stop, stop:].T @ errors
-    return packed_turned(integers, half, zeros, packing)
+    return pack_transposed(integers, half, zeros, packing)

@@ -38,7 +38,7 @@ def measured(
 ) -> dict[str, F32]:
     """The mean square of each input, [columns], by the name of the matrix; an embedding that is not tied has none.
 
-    sequences: [S, T], token ids. on_layer: told how many of how many layers are done.
+    sequences: [S, T], token ids. on_layer: called with how many of how many layers are done.
     Raises ExportError for inputs that are not finite.
     """
     floats = FloatPass(source, decoder, sequences)

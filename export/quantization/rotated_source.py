@@ -1,4 +1,4 @@
-"""Rotation: each head's values turned by a Hadamard matrix, and turned back by the matrix that reads them.
+"""Hadamard rotation of the value heads (QuaRot-style), undone by the output projection that reads them.
 
 What is large in one channel is spread over all of its head, so that few bits lose less; as floats the model stays the
 same, since attention only adds values up. Nothing but v, with its bias, and o changes, and no device does a step more.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.package.hadamard import block_of, turned
+from embedllm.package.hadamard import block_of, rotated
 
 if TYPE_CHECKING:
     from embedllm.export.checkpoints.tensor_mapping import Source
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class RotatedSource:
-    """A source of the same model with turned values. May be read from several threads."""
+    """A source of the same model with rotated value heads. May be read from several threads."""
 
     def __init__(self, source: Source, decoder: Decoder) -> None:
-        """Raises ExportError for heads of an odd size, of which nothing can be turned."""
+        """Raises ExportError for heads of an odd size, of which nothing can be rotated."""
         self._source = source
         self._by_rows: dict[str, int] = {}  # blocks, by the tensor that gives values
         self._by_columns: dict[str, int] = {}  # and by the one that reads them
@@ -52,10 +52,10 @@ class RotatedSource:
 
     def rows(self, name: str, start: int, stop: int) -> F32:
         if name in self._by_columns:
-            return turned(self._source.rows(name, start, stop), self._by_columns[name])
+            return rotated(self._source.rows(name, start, stop), self._by_columns[name])
         if name not in self._by_rows:
             return self._source.rows(name, start, stop)
         block = self._by_rows[name]
         first, end = start // block * block, -(-stop // block) * block
-        whole = turned(self._source.rows(name, first, end).T, block).T
+        whole = rotated(self._source.rows(name, first, end).T, block).T
         return np.ascontiguousarray(whole[start - first : stop - first])

@@ -53,7 +53,7 @@ def losses(
     """For each run the mean KL, in nats over all tokens, of the model that has it as `packing` says and is float else.
 
     runs: matrices that are rounded together, of one layer each, or a table. packing: of those, by name, quantized.
-    sequences: [S, T], token ids. search: as quantize() has it. on_run: told how many of how many runs are done.
+    sequences: [S, T], token ids. search: as quantize() has it. on_run: called with how many of how many runs are done.
     Raises ExportError for weights that cannot be stored, and for a model that is not finite on the text.
     """
     model = _Rounding(source, decoder, sequences, packing, search=search)

@@ -33,9 +33,11 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
     grouped = _grouped(rows, packing)
-    turned = np.ascontiguousarray(grouped.reshape(-1, packing.group_size).T)  # NumPy reduces a short last axis slowly
+    transposed = np.ascontiguousarray(
+        grouped.reshape(-1, packing.group_size).T
+    )  # NumPy reduces a short last axis slowly
     weighing = None if weights is None else _tiled(weights, packing, len(rows))
-    half, zeros = scales(turned, packing, search=search, weights=weighing)
+    half, zeros = scales(transposed, packing, search=search, weights=weighing)
     half, zeros = half.reshape(grouped.shape[:2]), zeros.reshape(grouped.shape[:2])
     steps = grouped * inverse(half)[:, :, None]
     np.rint(steps, out=steps)
@@ -45,50 +47,52 @@ def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 
     return Packed(pack_bits(steps.astype(np.uint8), packing.bits), half, zero)
 
 
-def packed_turned(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
+def pack_transposed(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
     """Rows whose integers are known. integers: [groups * group, n]. scale, zeros: [groups, n]."""
     values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group_size)
     zero = None if zeros is None else pack_bits(np.ascontiguousarray(zeros.T), packing.bits)
     return Packed(pack_bits(values, packing.bits), np.ascontiguousarray(scale.T), zero)
 
 
-def scales(turned: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:
+def scales(transposed: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:
     """The scale and the zero point of each group, [groups].
 
-    turned: [size, groups], the values. search: as quantize().
+    transposed: [size, groups], the values. search: as quantize().
     weights: [size, groups] or [size, 1], of the squared errors in a search.
 
     Raises ExportError for values that are not finite or too large for a float16 scale.
     """
-    low, high = turned.min(axis=0), turned.max(axis=0)
+    low, high = transposed.min(axis=0), transposed.max(axis=0)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ExportError(NOT_FINITE)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        scale, zeros = _scales(turned, low, high, packing, weights, search=search and packing.bits in _SEARCHED)
+        scale, zeros = _scales(transposed, low, high, packing, weights, search=search and packing.bits in _SEARCHED)
         half = scale.astype(np.float16)
     if not np.isfinite(half).all():
-        raise ExportError(f"a weight of {np.abs(turned).max():.3g} needs a scale beyond float16; use 32 bits.")
+        raise ExportError(f"a weight of {np.abs(transposed).max():.3g} needs a scale beyond float16; use 32 bits.")
     return half, zeros
 
 
 def _scales(
-    turned: F32, low: F32, high: F32, packing: Packing, weights: F32 | None, *, search: bool
+    transposed: F32, low: F32, high: F32, packing: Packing, weights: F32 | None, *, search: bool
 ) -> tuple[F32, F32]:
     levels = 1 << packing.bits
     if packing.symmetric:
         extreme: F32 = np.where(-low >= high, low, high)
-        scale = search_symmetric(turned, extreme, levels, weights) if search else extreme / np.float32(-(levels // 2))
+        scale = (
+            search_symmetric(transposed, extreme, levels, weights) if search else extreme / np.float32(-(levels // 2))
+        )
         if packing.bits == 8:
-            _make_exact(turned, extreme, scale)
+            _make_exact(transposed, extreme, scale)
         return scale, np.full_like(scale, levels // 2)
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if search:
-        return search_asymmetric(turned, low, high, levels, weights)
+        return search_asymmetric(transposed, low, high, levels, weights)
     scale = (high - low) / np.float32(levels - 1)
     return scale, np.clip(np.rint(-low * inverse(scale.astype(np.float16))), 0, levels - 1)
 
 
-def _make_exact(turned: F32, extreme: F32, scale: F32) -> None:
+def _make_exact(transposed: F32, extreme: F32, scale: F32) -> None:
     """Gives groups whose values are at most 127 steps of a power of two that step: MXFP4 loses nothing in 8 bits.
 
     scale: what they have so far. One that is exact already stays, so that what can be is stored as before.
@@ -96,9 +100,9 @@ def _make_exact(turned: F32, extreme: F32, scale: F32) -> None:
     step = np.exp2(np.maximum(np.ceil(np.log2(np.maximum(np.abs(extreme), _LEAST_STEP)) - _LOG_127), _LEAST_EXPONENT))
     step = step.astype(np.float32)
     found = np.flatnonzero(extreme)
-    for rows in (turned[:4], turned):  # hardly any other weights pass the first look
+    for rows in (transposed[:4], transposed):  # hardly any other weights pass the first look
         found = found[_is_exact(rows[:, found], step[found])]
-    found = found[~_is_exact(turned[:, found], scale[found].astype(np.float16).astype(np.float32))]
+    found = found[~_is_exact(transposed[:, found], scale[found].astype(np.float16).astype(np.float32))]
     scale[found] = step[found]
 
 

@@ -23,22 +23,22 @@ _ASYMMETRIC = (1.0, 0.72, 0.8, 0.87, 0.93, 0.97)
 _BETTER = np.float32(1 + 1e-6)  # less than that is rounding: a group that a plain scale holds exactly keeps it
 
 
-def search_symmetric(turned: F32, extreme: F32, levels: int, weights: F32 | None = None) -> F32:
+def search_symmetric(transposed: F32, extreme: F32, levels: int, weights: F32 | None = None) -> F32:
     """The scale of each group, in steps around a zero point of levels / 2.
 
-    turned: [size, groups], the values. extreme: [groups], the value of the largest magnitude.
+    transposed: [size, groups], the values. extreme: [groups], the value of the largest magnitude.
     weights: [size, groups] or [size, 1], of the squared errors; None: all alike.
     """
     half = np.float32(levels // 2)
     steps = ((-half / np.float32(f), half) for f in _SYMMETRIC)
-    ratio, _ = _best(_divided(turned, extreme), steps, levels, weights)
+    ratio, _ = _best(_divided(transposed, extreme), steps, levels, weights)
     return ratio * extreme
 
 
-def search_asymmetric(turned: F32, low: F32, high: F32, levels: int, weights: F32 | None = None) -> tuple[F32, F32]:
+def search_asymmetric(transposed: F32, low: F32, high: F32, levels: int, weights: F32 | None = None) -> tuple[F32, F32]:
     """The scale and the zero point of each group.
 
-    turned: [size, groups], the values. low, high: [groups], the ends of the range that is stored, which has 0 in it.
+    transposed: [size, groups], the values. low, high: [groups], the ends of the stored range, which has 0 in it.
     weights: [size, groups] or [size, 1], of the squared errors; None: all alike.
     """
     width: F32 = high - low
@@ -46,7 +46,7 @@ def search_asymmetric(turned: F32, low: F32, high: F32, levels: int, weights: F3
     most = np.float32(levels - 1)
     steps = (most / np.float32(f) for f in _ASYMMETRIC)
     pairs = ((one, np.clip(np.rint(most / 2 - middle * one), 0, most)) for one in steps)
-    ratio, zero = _best(_divided(turned, width), pairs, levels, weights)
+    ratio, zero = _best(_divided(transposed, width), pairs, levels, weights)
     return ratio * width, zero
 
 

@@ -110,7 +110,7 @@ def texts_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def copy_texts(texts: dict[str, Path], partial: Path) -> None:
+def copy_texts(texts: Mapping[str, Path], partial: Path) -> None:
     """Writes them into a package."""
     for name, path in texts.items():
         with reading(path):

@@ -1,4 +1,4 @@
-"""Matrices that a source holds quantized already, and that are stored as they are, bit for bit."""
+"""Pre-quantized weights: matrices that the source has quantized are stored as they are, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, places, stretches
-from embedllm.export.recipe import asked_of
+from embedllm.export.recipe import incompatible_option
 from embedllm.export.rounding.quantize import NOT_FINITE
 from embedllm.export.writing.plan import matrix_runs
 from embedllm.package.architecture import Decoder, Linear
@@ -48,7 +48,7 @@ class OrderedSource(PackedSource, Protocol):
         ...
 
 
-def carried(source: Source, decoder: Decoder) -> dict[str, Packing]:
+def prequantized(source: Source, decoder: Decoder) -> dict[str, Packing]:
     """How a source holds those matrices that it does not hold as plain numbers, by the matrix's name.
 
     Empty when it holds none quantized: floats alone are rounded as ever.
@@ -79,15 +79,15 @@ def _is_transposed(linear: Linear) -> bool:
     return linear.origin is not None and linear.origin.transposed
 
 
-def check_carried(held: Mapping[str, Packing], recipe: Recipe, options: Mapping[str, object]) -> None:
-    """Raises ExportError for what would change or choose the integers that are carried over.
+def check_prequantized(prequantized: Mapping[str, Packing], recipe: Recipe, options: Mapping[str, object]) -> None:
+    """Raises ExportError for what would change pre-quantized weights.
 
-    held: of carried(), empty where all is rounded.
-    options: of convert(), by their names; those that are None or False are not asked for.
+    prequantized: of prequantized(), empty where all is rounded.
+    options: of convert(), by their names; None and False: not given.
     """
-    if not held:
+    if not prequantized:
         return
-    if asked := asked_of(recipe, options):
+    if asked := incompatible_option(recipe, options):
         raise ExportError(
             f"the model's weights are quantized already and are stored as they are, which {asked} would change. "
             "Leave it out, or give the bits that the weights are to be rounded to once more, such as --bits 4."

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from embedllm.errors import ExportError
 from embedllm.export.layout import CONSTANTS, Entry, Layout, lay_out
-from embedllm.export.openvino import decoder as openvino_graph
-from embedllm.export.openvino import encoder as openvino_encoder
+from embedllm.export.openvino import model as openvino_model
 from embedllm.export.recipe import _REST, METHODS, Recipe
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packing
@@ -31,7 +30,7 @@ class Plan:
     packing: dict[str, Packing]  # by the name of the matrix
     # matrices in file order; those of a run are packed alike and lie next to each other
     runs: tuple[tuple[Linear, ...], ...]
-    carried: frozenset[str]  # names of matrices that are stored as the source holds them
+    prequantized: frozenset[str]  # names of matrices that are stored as the source holds them
     constants: bytes  # of the OpenVINO model
     search: bool  # the scales of 4 bits
     layout: Layout
@@ -42,21 +41,20 @@ def plan(
     recipe: Recipe,
     packing: Mapping[str, Packing] | None = None,
     *,
-    held: Mapping[str, Packing] | None = None,
+    prequantized: Mapping[str, Packing] | None = None,
 ) -> Plan:
     """Packing and layout of a model.
 
     packing: by the name of the matrix; None: as the recipe says, with 4 bits for a budget.
-    held: what the source holds quantized (carried.py), which stays so unless the recipe has bits.
+    prequantized: matrices that the source has quantized, which are stored as is unless the recipe has bits.
     Raises ExportError for a recipe that does not fit the model.
     """
     if recipe.method not in METHODS:
         raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
-    kept = _kept(decoder, recipe, held or {})
-    packing = dict(packing or _packing(decoder, recipe, kept))
+    passthrough = _passthrough(decoder, recipe, prequantized or {})
+    packing = dict(packing or _packing(decoder, recipe, passthrough))
     runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
-    graphs = openvino_graph if decoder.encoder is None else openvino_encoder
-    constants = graphs.constants(decoder, packing)
+    constants = openvino_model.constants(decoder, packing)
     entries = [
         _small(decoder, packing),
         [Entry(CONSTANTS, "U8", (len(constants),))],
@@ -66,7 +64,7 @@ def plan(
         decoder=decoder,
         packing=packing,
         runs=runs,
-        carried=frozenset(name for name, each in kept.items() if each.quantized),
+        prequantized=frozenset(name for name, each in passthrough.items() if each.quantized),
         constants=constants,
         search=METHODS[recipe.method].search,
         layout=lay_out(entries, {"format": "embedllm"}),
@@ -94,18 +92,18 @@ def run_bytes(decided: Plan, run: Sequence[Linear]) -> int:
     return sum(entry.length for block in blocks(run, decided.packing[run[0].name]) for entry in block)
 
 
-def _kept(decoder: Decoder, recipe: Recipe, held: Mapping[str, Packing]) -> dict[str, Packing]:
+def _passthrough(decoder: Decoder, recipe: Recipe, prequantized: Mapping[str, Packing]) -> dict[str, Packing]:
     """What is stored as the source holds it: all that the recipe does not give bits."""
     if recipe.bits is not None:
         return {}
     given = {decoder.head.name: recipe.head_bits}
     if not decoder.tied:
         given[decoder.embedding.name] = recipe.embedding_bits
-    return {name: packing for name, packing in held.items() if given.get(name) is None}
+    return {name: packing for name, packing in prequantized.items() if given.get(name) is None}
 
 
-def _packing(decoder: Decoder, recipe: Recipe, kept: Mapping[str, Packing]) -> dict[str, Packing]:
-    bits = _REST if kept else recipe.body_bits
+def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing]) -> dict[str, Packing]:
+    bits = _REST if passthrough else recipe.body_bits
     head_bits = bits if recipe.head_bits is None else recipe.head_bits
     embedding_bits = head_bits if recipe.embedding_bits is None else recipe.embedding_bits
     if decoder.tied and embedding_bits != head_bits:
@@ -121,7 +119,7 @@ def _packing(decoder: Decoder, recipe: Recipe, kept: Mapping[str, Packing]) -> d
     except ValueError as error:
         raise ExportError(str(error)) from error
     names = {linear.name: body for run in matrix_runs(decoder) for linear in run}
-    return {**names, decoder.head.name: head, decoder.embedding.name: table, **kept}
+    return {**names, decoder.head.name: head, decoder.embedding.name: table, **passthrough}
 
 
 def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""AltUpStreams tensors from the source through the quantizer into weights.safetensors, by pieces, on all cores.
+"""Streams tensors from the source through the quantizer into weights.safetensors, by pieces, on all cores.
 
 At most a few pieces are in memory at once, so the peak does not depend on the model's size.
 """
@@ -48,7 +48,7 @@ class Matrices(Protocol):
     @property
     def search(self) -> bool: ...
     @property
-    def carried(self) -> Collection[str]: ...
+    def prequantized(self) -> Collection[str]: ...
 
 
 def check_source(source: Source, plan: Plan) -> None:
@@ -116,11 +116,11 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
         copy(vector.name, vector.source, read_vector(source, vector))
     for linear in small_matrices(decoder):
         copy(f"{linear.name}.weight", linear.source, read_matrix(source, linear, 0, linear.rows))
-    for number, turning in enumerate(decoder.ropes):
-        step = max(1, _PIECE // turning.rotary_dim)
+    for number, rotary in enumerate(decoder.ropes):
+        step = max(1, _PIECE // rotary.rotary_dim)
         for index, part in enumerate(("cos", "sin")):
             for start in range(0, decoder.context, step):
-                table = rope.tables(turning, min(start + step, decoder.context), start)[index]
+                table = rope.tables(rotary, min(start + step, decoder.context), start)[index]
                 write(rope_name(number, part), table)
     for linear in with_orders(decoder, plan.packing):
         assert isinstance(source, OrderedSource), "the plan has it from there"
@@ -136,7 +136,7 @@ def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: M
     def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
         try:
-            if linear.name in plan.carried:
+            if linear.name in plan.prequantized:
                 assert isinstance(source, PackedSource), "the plan has it from there"
                 return linear, read_packed(source, linear, start, stop)
             rows, weighing = read_matrix(source, linear, start, stop), weights.get(linear.name)

@@ -214,7 +214,9 @@ def test_a_variant_that_a_model_cannot_have_is_refused_with_the_reason(
 ) -> None:
     folder = Path(shutil.copytree(tiny_package("mistral", sliding_window=16), tmp_path / "package"))
     before = contents(folder)
-    with pytest.raises(ExportError, match="cannot have the variant 'directml-float16': a layer sees a window of 16"):
+    with pytest.raises(
+        ExportError, match="cannot have the variant 'directml-float16': a layer has a sliding window of 16"
+    ):
         write_variant(folder, DIRECTML.name)
     assert contents(folder) == before
 

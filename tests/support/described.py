@@ -10,7 +10,7 @@ import numpy as np
 
 from embedllm.export import Recipe
 from embedllm.export.graphs import Model, build, variants
-from embedllm.export.writing.passthrough import carried
+from embedllm.export.writing.passthrough import prequantized
 from embedllm.export.writing.plan import Plan, plan
 from embedllm.export.writing.stream import check_source, write_weights
 from embedllm.files.atomic import write_json
@@ -64,7 +64,7 @@ def described_package(
     """Writes a package with one graph; returns the folder. source: None: of that seed."""
     folder.mkdir(parents=True)
     source = source or RandomSource(decoder, seed)
-    decided = plan(decoder, recipe, held=carried(source, decoder))
+    decided = plan(decoder, recipe, prequantized=prequantized(source, decoder))
     check_source(source, decided)
     hashes = {WEIGHTS: write_weights(source, decided, folder / WEIGHTS, lambda count: None)}
     graph = next(graph for graph in variants(decoder) if graph.variant == variant)

@@ -54,8 +54,8 @@ def manifest_of(reading: Reading) -> dict[str, object]:
 
 def stored(files: Mapping[str, FileEntry]) -> tuple[int, str]:
     """Bytes of a folder's graph and weights, and what tells them from others."""
-    told = json.dumps([(name, entry.bytes, entry.sha256) for name, entry in sorted(files.items())])
-    return sum(entry.bytes for entry in files.values()), hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps([(name, entry.bytes, entry.sha256) for name, entry in sorted(files.items())])
+    return sum(entry.bytes for entry in files.values()), hashlib.sha256(text.encode()).hexdigest()
 
 
 def _root(path: Path) -> Path:
@@ -80,5 +80,5 @@ def _entry(path: Path) -> dict[str, object]:
         raise PackageError(
             f"cannot read '{path}' ({error.strerror or error}), which the graph's weights lie in. Fetch that file too."
         ) from error
-    told = f"{path.name} {found.st_size} {found.st_mtime_ns}"
-    return {"bytes": found.st_size, "sha256": hashlib.sha256(told.encode()).hexdigest()}
+    text = f"{path.name} {found.st_size} {found.st_mtime_ns}"
+    return {"bytes": found.st_size, "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -1,4 +1,4 @@
-"""Folders of onnxruntime-genai that it alone knows how to feed, most of them of several graphs: backends/genai/engine.py."""
+"""Folders of onnxruntime-genai that only it can run, most of them of several graphs: backends/genai/engine.py."""
 
 from __future__ import annotations
 

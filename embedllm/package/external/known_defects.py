@@ -8,8 +8,8 @@ from embedllm.package.onnx_reader import Node, Outline
 
 _SCALES, _ZERO_POINTS = 2, 3  # inputs of both operators that have such
 _NORMS = slice(14, 16)  # inputs of GroupQueryAttention
-# of it: inputs that DirectML does not read, the first one at this place (export/onnx/directml_rules.py), and attributes of
-# which it takes these values only
+# of it: inputs that DirectML does not read, the first one at this place (export/onnx/directml_rules.py), and
+# attributes of which it takes these values only
 _PLAIN, _VALUES = 7, {"do_rotary": 0, "local_window_size": -1, "softcap": 0, "smooth_softmax": 0}
 
 

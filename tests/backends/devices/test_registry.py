@@ -79,7 +79,9 @@ def test_a_graph_that_cannot_be_says_why(tiny_package: Callable[..., Path]) -> N
     """DirectML's attention has no window: no export has that graph, and no command can add it."""
     package = open_package(tiny_package("mistral", sliding_window=16))
     directml = Device(name="directml", backend="onnxruntime", description="", available=True)
-    with pytest.raises(DeviceUnavailable, match="no 'directml-float16' graph of 'package': a layer sees a window"):
+    with pytest.raises(
+        DeviceUnavailable, match="no 'directml-float16' graph of 'package': a layer has a sliding window"
+    ):
         registry.open_engine(package, directml)
 
 

@@ -374,5 +374,7 @@ def test_an_interrupted_feed_appends_nothing(tiny: DirectMLEngine, monkeypatch: 
 def test_a_model_with_windows_has_no_graph_and_is_refused_with_the_reason(tiny_package: Callable[..., Path]) -> None:
     package = open_package(tiny_package("mistral", Recipe(), sliding_window=16))
     assert package.graph("directml-float16") is None
-    with pytest.raises(DeviceUnavailable, match="a layer sees a window of 16 tokens, which DirectML's attention does"):
+    with pytest.raises(
+        DeviceUnavailable, match="a layer has a sliding window of 16 tokens, which DirectML's attention does"
+    ):
         DirectMLEngine(package, graph_of(package, "generic-float16"), DEVICE, provider="CPUExecutionProvider")

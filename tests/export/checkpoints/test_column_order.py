@@ -28,7 +28,7 @@ from embedllm.export.checkpoints.quantized.packed_integers import (
 from embedllm.export.checkpoints.quantized.schemes import scheme_of
 from embedllm.export.graphs import write_variant
 from embedllm.export.onnx.directml_rules import check_directml
-from embedllm.export.writing.passthrough import carried
+from embedllm.export.writing.passthrough import prequantized
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.inspection.package_report import describe_package
 from embedllm.package.features import COLUMN_ORDER
@@ -306,4 +306,4 @@ def test_experts_and_the_head_have_orders_too(name: str, variant: str, tmp_path:
 def test_a_table_in_another_order_is_refused() -> None:
     decoder = plain()
     with pytest.raises(ExportError, match=r"the columns of the table '.*' lie in another order .*--bits 4"):
-        carried(OrderedRandomSource(decoder, MINIMUMS, plain="none of them"), decoder)
+        prequantized(OrderedRandomSource(decoder, MINIMUMS, plain="none of them"), decoder)

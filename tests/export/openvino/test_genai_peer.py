@@ -51,7 +51,7 @@ def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in TOKENIZERS:
             (folder / name).write_bytes(b"x")
 
-    monkeypatch.setattr(pipeline, "check_installed", lambda: None)
+    monkeypatch.setattr("embedllm.export.request.check_installed", lambda: None)
     monkeypatch.setattr(pipeline, "write_tokenizer", write)
 
 

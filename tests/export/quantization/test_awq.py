@@ -86,7 +86,7 @@ def test_the_scaled_model_is_the_same_as_floats(checkpoint: Path, tmp_path: Path
     assert norm is not None
     assert not np.allclose(other.rows(norm.source, 0, norm.size), source.rows(norm.source, 0, norm.size))
     source.close()
-    # attention is so sharp with large inputs that last digits show; with usual ones 1e-5: tests/export/quantization/test_scaled_source.py
+    # attention is so sharp with large inputs that last digits show; with usual ones 1e-5: test_scaled_source.py
     assert np.abs(found[1] - found[0]).max() < 5e-5 * np.abs(found[0]).max()
 
 

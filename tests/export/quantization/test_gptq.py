@@ -47,8 +47,8 @@ def textbook(rows: F32, gram: F32, packing: Packing) -> F32:
         if at % packing.group_size == 0:
             stop = at + packing.group_size
             weights = np.array([1 / np.linalg.inv(damped[i:, i:])[0, 0] for i in range(at, stop)], np.float32)
-            turned = np.ascontiguousarray(left[:, at:stop].T.astype(np.float32))
-            half, zero = scales(turned, packing, search=True, weights=weights[:, None])
+            transposed = np.ascontiguousarray(left[:, at:stop].T.astype(np.float32))
+            half, zero = scales(transposed, packing, search=True, weights=weights[:, None])
         levels = 1 << packing.bits
         whole = np.clip(np.rint(left[:, at] * inverse(half)) + zero, 0, levels - 1)
         found[:, at] = (whole - zero) * half.astype(np.float64)
@@ -114,14 +114,14 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 def test_a_weighted_search_leaves_the_least_weighted_error() -> None:
     """One heavy value among light ones gets a step of its own; without weights the many decide."""
-    turned = np.array([[7.3], *[[0.61 * n - 4] for n in range(15)]], np.float32)
+    transposed = np.array([[7.3], *[[0.61 * n - 4] for n in range(15)]], np.float32)
     packing = Packing(bits=4, group_size=16)
     weights = np.array([1000, *[1] * 15], np.float32)
 
     def off(half: np.ndarray) -> float:
-        whole = np.clip(np.rint(turned * inverse(half)), -8, 7)
-        return float(np.square(whole * half - turned)[0, 0])
+        whole = np.clip(np.rint(transposed * inverse(half)), -8, 7)
+        return float(np.square(whole * half - transposed)[0, 0])
 
-    plain, _ = scales(turned, packing, search=True)
-    weighted, _ = scales(turned, packing, search=True, weights=weights[:, None])
+    plain, _ = scales(transposed, packing, search=True)
+    weighted, _ = scales(transposed, packing, search=True, weights=weights[:, None])
     assert off(weighted) < off(plain)

@@ -170,9 +170,16 @@ def test_either_end_is_no_mix(tiny: Path, tmp_path: Path) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("recipe", [Recipe(group_size=16, size=ends()[0] - 1), Recipe(group_size=16, size=ends()[1] + 1),
-                                    Recipe(group_size=16, mean_bits=4.01), Recipe(group_size=16, mean_bits=float("nan"))],
-                         ids=["size below", "size above", "bits below", "no number"])  # fmt: skip
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(group_size=16, size=ends()[0] - 1),
+        Recipe(group_size=16, size=ends()[1] + 1),
+        Recipe(group_size=16, mean_bits=4.01),
+        Recipe(group_size=16, mean_bits=float("nan")),
+    ],
+    ids=["size below", "size above", "bits below", "no number"],
+)
 def test_a_budget_out_of_reach_is_refused_with_both_ends(recipe: Recipe, tiny: Path, tmp_path: Path) -> None:
     least, most = ends()
     with pytest.raises(ExportError, match=rf"expected {least:,} bytes .* to {most:,} bytes"):

@@ -25,7 +25,7 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.rotated_source import RotatedSource
 from embedllm.export.verify import compare
 from embedllm.hub.location import locate
-from embedllm.package.hadamard import block_of, turned
+from embedllm.package.hadamard import block_of, rotated
 from embedllm.package.package import MANIFEST, Package, open_package
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
@@ -110,8 +110,8 @@ def test_rounded_activations_lose_less_where_one_channel_of_a_head_is_large(tmp_
 @given(heads=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 48, 64, 80, 96, 128]), seed=st.integers(0, 99))
 def test_a_second_turn_undoes_the_first_and_lengths_stay(heads: int, head_dim: int, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal((3, heads * head_dim)).astype(np.float32)
-    once = turned(values, block_of(head_dim))
-    np.testing.assert_allclose(turned(once, block_of(head_dim)), values, atol=1e-5)
+    once = rotated(values, block_of(head_dim))
+    np.testing.assert_allclose(rotated(once, block_of(head_dim)), values, atol=1e-5)
     np.testing.assert_allclose(*((one.reshape(3, heads, -1) ** 2).sum(-1) for one in (once, values)), rtol=1e-4)
 
 

@@ -46,7 +46,11 @@ def source(checkpoint: Path) -> Iterator[HuggingFaceSource]:
 def packed_as(checkpoint: Path, out: Path, packing: Mapping[str, Packing]) -> Path:
     """An export that stores each matrix as told."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "plan", lambda decoder, recipe, held: plan(decoder, recipe, packing, held=held))
+        patch.setattr(
+            pipeline,
+            "plan",
+            lambda decoder, recipe, prequantized: plan(decoder, recipe, packing, prequantized=prequantized),
+        )
         return convert(checkpoint, out, NARROW)
 
 
