@@ -18,7 +18,7 @@ def block_of(head_dim: int) -> int:
     return head_dim & -head_dim
 
 
-def rotated(values: F32, block: int) -> F32:
+def rotate(values: F32, block: int) -> F32:
     """values [..., n * block], every block times the Hadamard matrix; a second turn undoes the first."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found where it is stored
         return (values.reshape(*values.shape[:-1], -1, block) @ _hadamard(block)).reshape(values.shape)
@@ -40,8 +40,8 @@ def rotated_factors(decoder: Decoder, factors: Mapping[str, tuple[F32, F32]]) ->
         block = block_of(attention.head_dim)
         if attention.v.name in found:
             a, b = found[attention.v.name]
-            found[attention.v.name] = a, rotated(b, block)
+            found[attention.v.name] = a, rotate(b, block)
         if attention.o.name in found:
             a, b = found[attention.o.name]
-            found[attention.o.name] = np.ascontiguousarray(rotated(a.T, block).T), b
+            found[attention.o.name] = np.ascontiguousarray(rotate(a.T, block).T), b
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embedllm.errors import ExportError
-from embedllm.package.hadamard import block_of, rotated
+from embedllm.package.hadamard import block_of, rotate
 
 if TYPE_CHECKING:
     from embedllm.export.checkpoints.tensor_mapping import Source
@@ -52,10 +52,10 @@ class RotatedSource:
 
     def rows(self, name: str, start: int, stop: int) -> F32:
         if name in self._by_columns:
-            return rotated(self._source.rows(name, start, stop), self._by_columns[name])
+            return rotate(self._source.rows(name, start, stop), self._by_columns[name])
         if name not in self._by_rows:
             return self._source.rows(name, start, stop)
         block = self._by_rows[name]
         first, end = start // block * block, -(-stop // block) * block
-        whole = rotated(self._source.rows(name, first, end).T, block).T
+        whole = rotate(self._source.rows(name, first, end).T, block).T
         return np.ascontiguousarray(whole[start - first : stop - first])

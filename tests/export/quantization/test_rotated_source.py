@@ -25,7 +25,7 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.rotated_source import RotatedSource
 from embedllm.export.verify import compare
 from embedllm.hub.location import locate
-from embedllm.package.hadamard import block_of, rotated
+from embedllm.package.hadamard import block_of, rotate
 from embedllm.package.package import MANIFEST, Package, open_package
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
@@ -101,8 +101,8 @@ def test_rounded_activations_lose_less_where_one_channel_of_a_head_is_large(tmp_
         tensors[f"{at}.o_proj.bias"] -= 30 * tensors[f"{at}.o_proj.weight"][:, 3::16].sum(axis=1)
     save_file(tensors, checkpoint / "model.safetensors")
     lost: list[float] = []
-    for rotate in (False, True):
-        folder = convert(checkpoint, tmp_path / f"{rotate}", Recipe(rotate=rotate))
+    for is_rotated in (False, True):
+        folder = convert(checkpoint, tmp_path / f"{is_rotated}", Recipe(rotate=rotate))
         lost.append(compare(logits(folder, "cpu"), logits(folder, "cpu", exact=False)).kl_mean)
     assert lost[1] < 0.5 * lost[0]
 
@@ -110,8 +110,8 @@ def test_rounded_activations_lose_less_where_one_channel_of_a_head_is_large(tmp_
 @given(heads=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 48, 64, 80, 96, 128]), seed=st.integers(0, 99))
 def test_a_second_turn_undoes_the_first_and_lengths_stay(heads: int, head_dim: int, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal((3, heads * head_dim)).astype(np.float32)
-    once = rotated(values, block_of(head_dim))
-    np.testing.assert_allclose(rotated(once, block_of(head_dim)), values, atol=1e-5)
+    once = rotate(values, block_of(head_dim))
+    np.testing.assert_allclose(rotate(once, block_of(head_dim)), values, atol=1e-5)
     np.testing.assert_allclose(*((one.reshape(3, heads, -1) ** 2).sum(-1) for one in (once, values)), rtol=1e-4)
 
 
