@@ -102,7 +102,7 @@ def test_rounded_activations_lose_less_where_one_channel_of_a_head_is_large(tmp_
     save_file(tensors, checkpoint / "model.safetensors")
     lost: list[float] = []
     for is_rotated in (False, True):
-        folder = convert(checkpoint, tmp_path / f"{is_rotated}", Recipe(rotate=rotate))
+        folder = convert(checkpoint, tmp_path / f"{is_rotated}", Recipe(rotate=is_rotated))
         lost.append(compare(logits(folder, "cpu"), logits(folder, "cpu", exact=False)).kl_mean)
     assert lost[1] < 0.5 * lost[0]
 
