@@ -54,6 +54,6 @@ def test_names_are_defined_where_their_links_lead(page: Path) -> None:
     for name, target in NAMED.findall(page.read_text(encoding="utf-8")):
         code = (page.parent / target).read_text(encoding="utf-8")
         for part in name.split("."):
-            if not re.search(rf"^\s*((async )?def|class) {part}\b|^{part}\b.*=", code, re.MULTILINE):
+            if not re.search(rf"^\s*((async )?def|class) {part}\b|^{part}\b.*=|^ +{part}: ", code, re.MULTILINE):
                 missing.append(f"{name} in {target}")
     assert not missing
