@@ -403,7 +403,7 @@ def test_an_output_folder_without_permission_is_refused(checkpoint: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "step", ["pipeline.Path.mkdir", "pipeline.write_weights", "pipeline.write_json", "place._take_name"]
+    "step", ["pipeline.Path.mkdir", "pipeline.write_weights", "pipeline.write_json", "writing.atomic_folder._take_name"]
 )
 def test_a_refusal_of_the_system_is_passed_on(
     step: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
