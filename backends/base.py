@@ -178,7 +178,7 @@ class Interruptible(Protocol):
         ...
 
 
-PRIORITY_S = 10.0  # a step of priority is worth so many seconds of waiting: nobody waits for ever
+PRIORITY_S = 10.0  # priority aging: one step of priority is worth this many seconds of waiting
 
 
 @runtime_checkable

@@ -77,7 +77,7 @@ def _calibrated(variant: GraphVariant, model: Model, package: Package, tokens: S
 
 
 def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()) -> Graph:
-    """Adds a graph to a package folder, or writes it anew; gives its entry in the manifest.
+    """Adds a graph to a package folder, or writes it again; gives its entry in the manifest.
 
     The old graph may be missing or damaged, and so may others. At any moment the manifest tells the truth: it forgets
     the old graph before that is replaced by another, and lists the new one when it is there.
@@ -133,7 +133,7 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
 
 
 def _check_constants(package: Package, header: TensorFile, model: Model) -> None:
-    """An OpenVINO model has its numbers in the weights file, which is not written anew."""
+    """An OpenVINO model has its numbers in the weights file, which is not written again."""
     wanted, found = openvino_model.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
     stored = b""
     if found is not None:

@@ -59,7 +59,7 @@ def compare(reference: F32, other: F32) -> Difference:
 
 
 def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> dict[str, object]:
-    """Runs every graph of a folder that this machine's CPU can run, compares, and writes the manifest anew.
+    """Runs every graph of a folder that this machine's CPU can run, compares, and writes the manifest again.
 
     Returns what went into it. Raises ExportError when a graph does not run or computes something else.
     """

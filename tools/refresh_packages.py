@@ -1,4 +1,4 @@
-"""Writes the graphs and the manifests of the packages in this repository anew, by the present emitters.
+"""Writes the graphs and the manifests of the packages in this repository again, by the present emitters.
 
     python tools/refresh_packages.py
 
@@ -24,7 +24,7 @@ DEMO = Path(embedllm.__file__).parent / "demo"
 
 
 def refresh(folder: Path) -> None:
-    """Writes every listed graph of a folder anew, then the rest of its manifest."""
+    """Writes every listed graph of a folder again, then the rest of its manifest."""
     before = open_package(folder, whole=False)
     for graph in before.listed:
         write_variant(folder, graph.variant)

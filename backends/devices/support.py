@@ -54,7 +54,7 @@ def package_unsupported(package: Package, family: DeviceFamily, *, kv: str | Non
         return Unsupported(
             f"the matrix '{name}' of '{package.name}' has rows of {count} zero points of 4 bits, an odd number, which "
             "the operators there misread",
-            "use the device 'cpu' or 'openvino', or export it anew with --bits 4, without zero points",
+            "use the device 'cpu' or 'openvino', or export it again with --bits 4, without zero points",
         )
     if not can.recurrent and package.decoder.is_recurrent:
         return Unsupported(

@@ -89,7 +89,7 @@ class GenaiEngine:
         return_freed_memory()
 
     def generator(self, room: int) -> Generator:
-        """A new one, whose sequence can have so many tokens."""
+        """A new one, whose sequence has room for `room` tokens."""
         params = _OG.GeneratorParams(self._model)
         params.set_search_options(max_length=room, batch_size=1, num_beams=1, num_return_sequences=1, do_sample=False,
                                   min_length=0, repetition_penalty=1.0)  # fmt: skip

@@ -116,7 +116,7 @@ class GenaiSession:
         self._tokens, self.position = [], 0
 
     def _begin(self, count: int, *, each: bool) -> None:
-        """Takes a new generator where there is none, or it cannot go on with so many tokens."""
+        """Takes a new generator where there is none, or its capacity is too small for that many tokens."""
         engine, end = self._opened(), self.position + count
         is_whole = self._generator is not None and len(self._given) == self.position and end <= self._room
         if is_whole and (engine.appends or each or count == 1):  # else it takes many tokens at its beginning only

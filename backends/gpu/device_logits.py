@@ -64,7 +64,7 @@ def sizes(vocabulary: int) -> dict[str, int]:
 
 
 def device_row(size: int, ask: Callable[[str], F32]) -> ListedRow:
-    """The row of so many logits on a device.
+    """A row of logits on a device.
 
     ask: runs a head by its name; raises ValueError when the logits are no longer there.
     """

@@ -117,7 +117,7 @@ class DirectMLEngine:
             return np.array(value.numpy())  # which is a view where memory is the host's
 
     def take(self, capacity: int) -> Buffers:
-        """Buffers for so many tokens."""
+        """Buffers for `capacity` tokens."""
         with self.lock:
             return Buffers(self, min(-(-max(capacity, 1) // _STEP) * _STEP, self.context))
 
@@ -187,7 +187,7 @@ def _is_discrete(metadata: Mapping[str, str]) -> bool:
 
 
 _NUMBER = "DxgiAdapterNumber"
-# where ONNX Runtime lists no adapters, so many are tried
+# number of adapters to try where ONNX Runtime lists none
 _UNLISTED = [Adapter(number=number, description=f"DirectML adapter {number}") for number in range(4)]
 # an ONNX model of one Neg of float32 [1], opset 21
 _NOTHING = bytes.fromhex(

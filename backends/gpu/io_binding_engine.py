@@ -129,7 +129,7 @@ class ResidentEngine:
         return options
 
     def take(self, capacity: int) -> Buffers:
-        """Buffers for so many tokens: those of a closed session when they are large enough, whose graph still holds."""
+        """Buffers for `capacity` tokens: large enough ones of a closed session first, whose graph still holds."""
         with self.lock:
             for spare in self._spare:
                 if spare.capacity >= capacity:

@@ -116,7 +116,7 @@ class WebGpuEngine:
             return get(value)
 
     def take(self, capacity: int) -> Buffers:
-        """Buffers for so many tokens: those of a closed session when they are large enough."""
+        """Buffers for `capacity` tokens: those of a closed session when they are large enough."""
         with LOCK:
             for spare in self._spare:
                 if spare.capacity >= capacity:

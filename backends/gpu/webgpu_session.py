@@ -1,6 +1,6 @@
 """One sequence on WebGPU: its KV stays on the GPU, past and present at once.
 
-Not backends/gpu/io_binding_engine.py's: prompts are fed in pieces where attention takes only so many tokens at once,
+Not backends/gpu/io_binding_engine.py's: prompts are fed in pieces where attention takes a limited number of tokens,
 and no step is captured, for which attention would have to be told the capacity as the length (docs/webgpu.md#capture).
 """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK = 32  # tokens; what the plugin of the CPU takes (2026.4)
 _GROWTH = 1.5  # each growth copies what is held
 _LEAST = 8  # blocks
-_KEPT = 64 << 20  # bytes of all buffers that stay when nothing is held: the next prompt would take them anew
+_KEPT = 64 << 20  # bytes of all buffers that stay when nothing is held: the next prompt would take them again
 _SCALES = 8  # bytes before the values of a token and head that are kept in 8 bits: scale and zero point, float32
 _STORED = {"u8": np.uint8, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}  # NumPy has no bf16
 

@@ -157,7 +157,7 @@ def _unsupported_on_npu(package: Package, kv: str | None) -> Unsupported | None:
     if any(isinstance(one, dict) and one.get("scale_bits", 16) != 16 for one in packings):
         return Unsupported(
             f"the weights of '{package.name}' have scales in float32, which the NPU's compiler is not known to take",
-            "export it anew with --bits 4 --target npu",
+            "export it again with --bits 4 --target npu",
         )
     if isinstance(package.architecture, Decoder) and package.architecture.is_mixture:
         return Unsupported(

@@ -63,7 +63,9 @@ class PagedEngine:
         Raises DeviceError.
         """
         if any(attention.softcap for attention in package.decoder.attentions):
-            raise DeviceError(f"attention of '{package.name}' caps its scores, which paged attention does not do.")
+            raise DeviceError(
+                f"attention of '{package.name}' has logit soft-capping, which paged attention does not do."
+            )
         if package.decoder.is_recurrent:
             raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
         self.joins = joins

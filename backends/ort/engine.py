@@ -195,7 +195,7 @@ def session_options(runtime: RuntimeOptions, exact: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = runtime.threads or compute_threads()
     options.log_severity_level = _QUIET
-    # planned anew for every length of a sequence, for buffers that the arena has anyway; 40 MB (docs/performance.md)
+    # planned again for every length of a sequence, for buffers that the arena has anyway; 40 MB (docs/performance.md)
     options.enable_mem_pattern = False
     # with all threads: half a second instead of three quarters for 0.6B parameters (docs/performance.md#load)
     options.add_session_config_entry("session.prepack.enable_parallel", "1")

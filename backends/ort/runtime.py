@@ -14,7 +14,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which 
 import onnxruntime as ort
 
 if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it was removed beside another
-    raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it anew")
+    raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it again")
 
 _PLACE = re.compile(r"^/\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z\[])")  # "/sources/file.cc:71 int f(const T&) What is wrong"
 

@@ -36,21 +36,21 @@ _PYTHON = re.compile(r"(python|pypy)w?(\d+(\.\d+)?)?(t|w|_d)?(\.exe)?", re.IGNOR
 _log = logging.getLogger("embedllm")
 
 
-def outcome_for(device: Device, *, anew: bool = False, limit_s: float | None = None) -> Outcome | None:
+def outcome_for(device: Device, *, again: bool = False, limit_s: float | None = None) -> Outcome | None:
     """How the probe of a device went, now or earlier; None for a device that needs none, or that cannot be probed.
 
-    anew: what is remembered does not count. limit_s: seconds that a probe may take; None: EMBEDLLM_PROBE_TIMEOUT.
+    again: what is remembered does not count. limit_s: seconds that a probe may take; None: EMBEDLLM_PROBE_TIMEOUT.
     """
     if not _can_probe(device):
         return None
     limit_s = limit() if limit_s is None else limit_s
-    if not anew and (known := probe_memory.recall(device, limit_s=limit_s)) is not None:
+    if not again and (known := probe_memory.recall(device, limit_s=limit_s)) is not None:
         return known
     if limit_s <= 0:
         return failed("was not begun: those of other devices took all the time of one load", remedy=_LONGER)
     # an application that seems to hang is no matter of detail
     _log.log(
-        logging.INFO if anew else logging.WARNING,
+        logging.INFO if again else logging.WARNING,
         "trying '%s' for the first time, with a tiny model; this may take up to %.3g s", device.name, limit_s,
     )  # fmt: skip
     outcome = _run(device, limit_s)

@@ -148,7 +148,7 @@ class Batch:
 
     @contextmanager
     def apart(self, session: Member, count: int) -> Generator[None, None, None]:
-        """Within the block, the session feeds so many tokens by itself: beside the steps of others when they are many.
+        """Within the block, the session feeds its tokens by itself: beside the steps of others when they are many.
 
         One long feed at a time, so that those who wait for their next token share the cores with one only: the most
         urgent that asks for it, of others the first.
@@ -169,7 +169,7 @@ class Batch:
                 yield
 
     def pieces(self, session: Member, count: int) -> Generator[int, None, None]:
-        """Lengths that so many tokens are best fed in: all at once when nobody else waits for a token.
+        """The chunk lengths for a prompt of that many tokens: all at once when nobody else waits for a token.
 
         Else small ones, with a pause after each that keeps the steps of others at _MOST_SLOWED of their usual time.
         """

@@ -40,7 +40,7 @@ class WindowedKvRetention:
         return name in self._windows
 
     def of(self, name: str, held: int) -> list[Rows]:
-        """The rows that are kept of so many, in order, without touching each other."""
+        """The rows that are kept, in order, without touching each other."""
         window = self._windows.get(name)
         return [(0, held)] if window is None else self._rows(window, held)
 
@@ -126,5 +126,5 @@ class WindowedKvRetention:
 
 
 def most_rows(window: int, tokens: int, fed: int) -> int:
-    """How many a layer with a window keeps of so many tokens at most. fed: tokens at once."""
+    """The most tokens that a layer with a window keeps. fed: tokens at once."""
     return min(tokens, FIRST + PROMPT + NEWEST + STEP + 2 * window + fed)

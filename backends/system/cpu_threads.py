@@ -29,7 +29,7 @@ def _physical_cores() -> int:
         return 0
     cores = set()
     for cpu in os.sched_getaffinity(0):
-        # not core_id, which begins anew in each cluster of an ARM machine that is described by a device tree
+        # not core_id, which begins again in each cluster of an ARM machine that is described by a device tree
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
             cores.add(siblings.read_text().strip())

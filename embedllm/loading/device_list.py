@@ -72,7 +72,7 @@ def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[Li
         is_probed = device.available and registry.is_probed(device)
         outcome = None
         if is_probed:
-            outcome = probe_run.outcome_for(device, anew=True) if probe else probe_run.remembered(device)
+            outcome = probe_run.outcome_for(device, again=True) if probe else probe_run.remembered(device)
         yield ListedDevice(
             device=device,
             runs=can.variants or can.external_graphs,

@@ -16,7 +16,7 @@ from embedllm.errors import EmbedError, PackageError
 from embedllm.files.atomic import write_json
 from embedllm.package.package import MANIFEST, open_package, read_package
 
-_MADE = "1"  # raised when exports come out differently: those of before are made anew
+_MADE = "1"  # raised when exports come out differently: those of before are made again
 _LOCK = ".lock"  # ends of names beside a folder: of its lock, and of its key
 _RECORD = ".json"
 _log = logging.getLogger("embedllm")
@@ -46,7 +46,7 @@ def find_export(name: str, key: Mapping[str, str]) -> Path | None:
         open_package(out, whole=False)
     except PackageError as error:
         if out.exists():
-            _log.info("an export in the cache is made anew: %s", error)
+            _log.info("an export in the cache is made again: %s", error)
         return None
     with suppress(OSError):
         os.utime(out / MANIFEST)  # it was used

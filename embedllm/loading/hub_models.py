@@ -139,7 +139,7 @@ def _export_gguf(repository: Repository, files: Sequence[str], on_progress: OnPr
 
 
 def _check_room(repository: Repository, names: Sequence[str], exported: int) -> None:
-    """Raises HubError without the space for what is missing and for an export of so many bytes."""
+    """Raises HubError without the space for what is missing and for an export of that size."""
     if repository.cached is None:
         needs = [(cache_folder(), repository.missing_bytes(names)), (exports_folder(), exported)]
         check_space(needs, repository.name)

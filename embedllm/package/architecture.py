@@ -94,8 +94,10 @@ class Origin:
     stride: int = 0  # from the beginning of one block to that of the next
     transposed: bool = False  # the source has [columns, rows]
     head_rows: int = 0  # rows of a head; the fields below reorder rows within each
-    interleaved: int = 0  # so many leading rows have interleaved (GPT-J style) RoPE pairs; here they are in two halves
-    rope_last: int = 0  # so many rotated rows are first here and last in the source
+    interleaved: int = (
+        0  # number of leading rows with interleaved (GPT-J style) RoPE pairs; here they are in two halves
+    )
+    rope_last: int = 0  # number of rotated rows that are first here and last in the source
     partial_halves: int = 0  # rotated rows of heads whose halves are only partly rotated; here they come first
 
 
@@ -236,7 +238,7 @@ class Mlp:
     swiglu_limit: float = 0.0  # gate is clamped to at most that, up to +- that, before anything else; 0: not (gpt-oss)
     up_offset: float = 0.0  # what is added to up
     xielu_alphas: str = ""  # of xielu: the source's tensors are xielu_alphas.alpha_p and .alpha_n, a number each
-    # activation sparsity (Gemma 3n): of the gate, only what exceeds mean + so many standard deviations; 0: all of it
+    # activation sparsity (Gemma 3n): of the gate, only what exceeds mean + N standard deviations; 0: all of it
     sparsity_cutoff: float = 0.0
 
 

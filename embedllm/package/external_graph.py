@@ -35,7 +35,7 @@ class Names:
     appends: bool = False  # its attention appends in place, where past and present are the same memory
 
     def pairs(self, count: int) -> list[tuple[str, str]]:
-        """(past, present) of every key and value, layer by layer, of so many layers."""
+        """(past, present) of every key and value, layer by layer."""
         numbers = self.layers or range(count)
         both = list(zip(self.past, self.present, strict=True))
         return [

@@ -149,10 +149,10 @@ class Package:
             raise self.refusal(faults)
 
     def refusal(self, faults: Mapping[str, str]) -> PackageError:
-        """What to raise for files that are not as exported: graphs can be written anew, the others cannot."""
+        """What to raise for files that are not as exported: graphs can be written again, the others cannot."""
         variants = {graph.file: graph.variant for graph in self.listed if graph.file != WEIGHTS}
         commands = [f"embedllm graph {self.folder} --variant {variants[name]}" for name in faults if name in variants]
-        remedy = f"Write anew with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
+        remedy = f"Rewrite with: {'; '.join(commands)}" if len(commands) == len(faults) else _AGAIN
         return PackageError(f"{'; '.join(faults.values())}. {remedy}")
 
 
@@ -160,7 +160,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     """Opens a folder that `embedllm export` wrote, or one of another exporter, or a graph in such a one, as it is.
 
     whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
-    says why, for devices that do not need it and for who writes it anew.
+    says why, for devices that do not need it and for who writes it again.
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, a sharded copy, or
     when its manifest names files outside of it.
     """

@@ -1,4 +1,4 @@
-"""DRY, "don't repeat yourself": what would prolong a repetition of several tokens becomes less probable.
+"""DRY, "don't repeat yourself": what would extend a repetition of several tokens becomes less probable.
 
 Standard library only. When the last n tokens were there before, the token that came after them then loses
 multiplier * base ** (n - allowed_length) from its logit, where n is at least the allowed length and the longest of all

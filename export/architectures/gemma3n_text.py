@@ -19,7 +19,7 @@ from embedllm.package.architecture import AltUp, AltUpStreams, Attention, Decode
 _DEFAULTS = {"vocab_size": 262_400, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768}  # fmt: skip
 _LOCAL = RopeKeys(theta_key="rope_local_base_freq", layers=SLIDING)
-_SPARSE, _SPARSITY = 10, 0.95  # the first layers of a model of more than so many, where a config says nothing
+_SPARSE, _SPARSITY = 10, 0.95  # sparse layers of models with more layers than that; default of the config
 
 
 def describe(config: Config) -> Decoder:

@@ -59,7 +59,9 @@ def read_model(path: Path) -> GgufModel:
             tensors[name] = tensor
     expected = first.get(_TENSORS)
     if len(files) > 1 and expected is not None and expected != len(tensors):
-        raise ExportError(f"the parts of '{files[0]}' have {len(tensors)} tensors; expected {expected}. Get them anew.")
+        raise ExportError(
+            f"the parts of '{files[0]}' have {len(tensors)} tensors; expected {expected}. Download them again."
+        )
     return GgufModel(path=files[0], files=tuple(files), metadata=first, tensors=tensors)
 
 

@@ -37,7 +37,7 @@ class Place:
     count: int | None = None  # rows; None: all
     is_row: bool = False  # a vector stands for a matrix of one row
     rows: NDArray[np.intp] | None = None  # of each row of the checkpoint's, which one; None: the same
-    turned_over: int = 0  # so many parts, of each of which its rows are the checkpoint's columns
+    turned_over: int = 0  # number of parts that are transposed: their rows are the checkpoint's columns
     columns: NDArray[np.intp] | None = None  # of each of the checkpoint's, which one, in runs of `run`; None: the same
     run: int = 0
     is_exp: bool = False  # what stands for x is -exp(x)
@@ -58,6 +58,6 @@ def norm_weights(norm: Norm | None, name: str) -> dict[str, Place]:
 
 
 def has_rows(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:
-    """Whether a matrix has so many rows: one that has others is refused later, and no list is made of them."""
+    """Whether a matrix has that many rows: one that has others is refused later, and no list is made of them."""
     tensor = tensors.get(f"{name}.weight")
     return tensor is not None and tensor.shape[0] == rows

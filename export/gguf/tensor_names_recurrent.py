@@ -71,7 +71,7 @@ def delta_net(mixer: DeltaNet, block: str, tensors: Mapping[str, Placed], *, is_
 
 
 def _shared(name: str, linears: Sequence[Linear], groups: int, tensors: Mapping[str, Placed]) -> dict[str, Place]:
-    """Matrices whose rows lie in one tensor, one share of each behind the other, for each of so many key heads."""
+    """Matrices whose rows lie in one tensor, one share of each behind the other, for each key head."""
     total = sum(linear.rows for linear in linears)
     rows = np.arange(total).reshape(groups, -1) if has_rows(tensors, name, total) else None
     found: dict[str, Place] = {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """A block: so many values of a row in so many bytes."""
+    """A block: number of values of a row, and its size in bytes."""
 
     name: str
     values: int

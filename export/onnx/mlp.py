@@ -50,7 +50,7 @@ class Mlps:
         return self.products.linear(gated, [mlp.down], "down")
 
     def beyond(self, x: str, cutoff: float) -> str:
-        """By how much values exceed their mean and so many standard deviations; these in float32, squares are large."""
+        """By how much values exceed mean + N standard deviations; these in float32, squares are large."""
         graph, single = self.graph, self.single(x, "cut.single")
         mean = graph.op("ReduceMean", [single, graph.constant(-1)], "cut.mean", keepdims=1)
         centred = graph.op("Sub", [single, mean], "cut.centred")

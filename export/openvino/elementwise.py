@@ -55,7 +55,7 @@ def activated(ir: Ir, x: Value, activation: str, slope: float = 1.0) -> Value:
 
 
 def beyond(ir: Ir, x: Value, cutoff: float) -> Value:
-    """By how much values exceed their mean and so many standard deviations; x itself for a cutoff of 0."""
+    """By how much values exceed mean + N standard deviations; x itself for a cutoff of 0."""
     if not cutoff:
         return x
     mean = ir.op("ReduceMean", [x, ir.constant([-1])], "cut.mean", keep_dims=True)

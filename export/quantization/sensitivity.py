@@ -1,7 +1,7 @@
 """What 4 bits cost, run by run: the KL from the model as it is when one run of matrices alone is rounded.
 
 Sequences of a text go through the float model layer by layer. In front of each layer the stream is kept, and from there
-on the rest of the model is computed anew for each run of that layer: the layers before it cannot tell. In memory are a
+on the rest of the model is computed again for each run of that layer: the layers before it cannot tell. In memory are a
 few passes' activations, one matrix and a block of logits, however many layers there are; time grows with their square.
 """
 

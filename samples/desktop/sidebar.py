@@ -1,4 +1,4 @@
-"""The list of conversations: one is chosen, named anew where it stands, deleted."""
+"""The list of conversations: one is chosen, named again where it stands, deleted."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def by_openvino(folder: str, prompts: Sequence[int], steps: int) -> list[Sequenc
 
 
 def reply(model: embedllm.Model, prompt: int, steps: int) -> None:
-    """Reads random tokens, and makes so many steps behind them."""
+    """Reads random tokens, and makes `count` steps after them."""
     tokens = [DRAWS.randrange(model.package.decoder.vocabulary) for _ in range(prompt)]
     model.generate(tokens, embedllm.Sampling(temperature=0), max_tokens=steps + 1, stop_tokens=(), speculate="off")
     time.sleep(0.3)

@@ -238,7 +238,7 @@ def test_a_long_history_without_kv_is_cut_before_it_is_computed(plain: Model, tm
 
 def test_a_system_message_that_leaves_no_room_is_an_error(plain: Model) -> None:
     with (
-        plain.conversation("So many rules. " * 60, when_full="shift") as talk,
+        plain.conversation("Many rules. " * 90, when_full="shift") as talk,
         pytest.raises(ContextFull, match="'shift' keeps them"),
     ):
         talk.say("hello", GREEDY)

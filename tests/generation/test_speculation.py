@@ -41,7 +41,7 @@ def proposed(speculation: Speculator, most: int = 100) -> Sequence[int]:
 
 
 def decode(speculation: Speculator, reply: Sequence[int], each: float) -> list[int]:
-    """How many tokens were fed in each step of a reply, on an engine where each token more takes so many steps."""
+    """How many tokens were fed in each step of a reply, on an engine where each further token costs `each` steps."""
     fed: list[int] = []
     speculation.note(reply[0])
     place = 1

@@ -120,7 +120,7 @@ def test_a_model_that_heeds_no_mask_is_refused(package: Path, tmp_path: Path, mo
     made: Callable[..., dict[str, np.ndarray]] = backend._inputs
 
     def short(tokens: list[int], start: int, logits_from: int) -> dict[str, np.ndarray]:
-        """Positions that begin anew with every piece."""
+        """Positions that start again with every piece."""
         return {**made(tokens, start, logits_from), "position_ids": np.arange(len(tokens))[None]}
 
     monkeypatch.setattr(backend, "_inputs", short)

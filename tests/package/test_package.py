@@ -308,7 +308,7 @@ def test_a_damaged_graph_is_left_out_with_the_reason(data: bytes | None, folder:
     assert package.damaged == {"generic-float32": reason}
     with pytest.raises(PackageError) as caught:
         package.check()
-    assert str(caught.value) == f"{reason}. Write anew with: embedllm graph {folder} --variant generic-float32"
+    assert str(caught.value) == f"{reason}. Rewrite with: embedllm graph {folder} --variant generic-float32"
     assert refusal(folder) == str(caught.value)
 
 
@@ -339,7 +339,7 @@ def test_check_finds_a_single_flipped_bit(name: str, folder: Path) -> None:
     found, expected = hashlib.sha256(data).hexdigest(), hashlib.sha256(CONTENTS[name]).hexdigest()
     with pytest.raises(PackageError) as caught:
         package.check()
-    remedy = f"{AGAIN}." if name in NEEDED else f"Write anew with: embedllm graph {folder} --variant generic-float32"
+    remedy = f"{AGAIN}." if name in NEEDED else f"Rewrite with: embedllm graph {folder} --variant generic-float32"
     assert str(caught.value) == (
         f"'{folder / name}' is damaged: its sha256 is {found}, the manifest says {expected}. {remedy}"
     )

@@ -109,7 +109,7 @@ def wide_heads(size: int) -> Change:
 
 
 def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
-    """Keys and values made of vectors of 40 values, which all heads share; of so many, queries too."""
+    """Keys and values made of vectors of 40 values, which all heads share; queries likewise."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
         name = f"layers.{at}.attention"

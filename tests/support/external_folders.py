@@ -38,7 +38,7 @@ def stripped(package: Path, folder: Path) -> Path:
 
 
 class Edit:
-    """A graph that is written anew, as another exporter would have written it."""
+    """A graph that is written again, as another exporter would have written it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +112,7 @@ def with_branch(path: Path) -> None:
 
 
 def with_few_logits(path: Path, name: str = "num_logits_to_keep") -> None:
-    """Those of so many of the last tokens."""
+    """Those of the last `count` tokens."""
     edit = Edit(path)
     edit.add_input(name, TensorProto.INT64, [])
     edit.constant("own.axis", [1])

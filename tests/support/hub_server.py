@@ -48,7 +48,9 @@ class Hub:
     asked: list[str] = field(default_factory=list)  # "GET /path", in order
     sent: Counter[str] = field(default_factory=Counter)  # bytes of each file
     ranges: list[str] = field(default_factory=list)
-    breaks: dict[str, list[int]] = field(default_factory=dict)  # by file: after so many bytes, once each
+    breaks: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # by file: number of bytes after which to break, once each
     wrong: set[str] = field(default_factory=set)  # files of which a byte is another
     is_down: bool = False
 

@@ -40,7 +40,7 @@ def sharded_copy(folder: Path) -> None:
 
 @pytest.fixture
 def url(web_server: WebServer, tmp_path: Path) -> str:
-    """The address of a hosting copy."""
+    """The address of a sharded web copy."""
     write_model(tmp_path / "hosted")
     sharded_copy(tmp_path / "hosted")
     return web_server.serve("/models/hosted", tmp_path / "hosted")

@@ -21,7 +21,7 @@ export async function loadGpuRuntime(base) {
   return ort;
 }
 
-/** Lets the next load start anew: ONNX Runtime has one GPU device for good, and it was lost. */
+/** Lets the next load start again: ONNX Runtime has one GPU device for good, and it was lost. */
 export function forgetGpuRuntime() {
   lost++;
 }

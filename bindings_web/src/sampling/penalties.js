@@ -6,7 +6,7 @@
 /**
  * The bias and penalties of one sequence: an entry for every token that is biased or was seen.
  *
- * Kept as parallel arrays and brought up to date token by token, so that a step counts none anew.
+ * Kept as parallel arrays and brought up to date token by token, so that a step counts none again.
  */
 export class Penalties {
   #sampling;

@@ -205,7 +205,7 @@ async function* chunks(response, patience) {
 }
 
 /**
- * What the network gives; an Interruption when it fails, or gives nothing for so many ms.
+ * What the network gives; an Interruption when it fails, or gives nothing within the timeout in ms.
  * @template T
  * @param {Promise<T>} promise
  * @param {number} patience

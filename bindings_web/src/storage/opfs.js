@@ -11,7 +11,7 @@
  * @property {() => number} size
  * @property {(at: number, length: number) => Uint8Array | Promise<Uint8Array>} read
  * @property {(chunk: Uint8Array) => void} append  throws a DOMException named QuotaExceededError
- * @property {(size: number) => void} cut  to its first so many bytes
+ * @property {(size: number) => void} cut  truncates to its first `size` bytes
  * @property {() => Promise<void>} finish  makes it the file of its name
  * @property {() => void} close
  */
@@ -44,7 +44,7 @@ export async function openPlace(kept = "files") {
 }
 
 /**
- * One of the folders; made anew when the browser removed what this site stored.
+ * One of the folders; made again when the browser removed what this site stored.
  * @param {"files" | "conversations" | "models"} name
  */
 async function folder(name) {

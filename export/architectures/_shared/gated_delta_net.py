@@ -121,7 +121,7 @@ def _delta_net(parts: Parts, inputs: Inputs) -> DeltaNet:
 
 
 def stretches(parts: Parts, where: str, hidden: int, pieces: dict[str, int], *, groups: int) -> tuple[Linear, ...]:
-    """Matrices whose rows lie in one tensor, one share of each behind the other, for each of so many groups of heads.
+    """Matrices whose rows lie in one tensor, one share of each behind the other, for each group of heads.
 
     pieces: rows, by name.
     """

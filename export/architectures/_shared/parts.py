@@ -140,7 +140,7 @@ class Parts:
     def head_norm(self, part: str, where: str, heads: int, kind: NormKind, *, over: str, pairs: int) -> Norm:
         """Of q or k: over each head, over all of them, or each head by weights of its own ("heads").
 
-        pairs: of each head so many dimensions turn by neighbouring pairs in the source.
+        pairs: leading dimensions of each head with interleaved (GPT-J style) RoPE in the source.
         """
         size = self.sizes.head_dim
         norm = kind.named(self.config, f"{self.name}.{part}", f"{self.source}.{where}",

@@ -1,7 +1,7 @@
 """Matrices as bitsandbytes stores them: 4 bits that name one of 16 floats (NF4, FP4), and rows of LLM.int8().
 
 Of 4 bits, a matrix NAME.weight of N rows and K columns is N * K / 2 bytes, row behind row, the earlier value in the
-high bits; each block of so many values has a largest one, absmax, by which the floats of quant_map are multiplied.
+high bits; each block of values has a largest one, absmax, by which the floats of quant_map are multiplied.
 Nested: absmax are bytes, which name one of 256 floats, times a nested_absmax a block of them, plus an offset.
 Of LLM.int8(), NAME.weight is I8, and SCB has the largest value of each row, which 127 stands for.
 Source: bitsandbytes 0.50.2 (functional.py: QuantState.as_dict, backends/default/ops.py, nn/modules.py).

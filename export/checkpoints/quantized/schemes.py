@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from embedllm.errors import ExportError
 
 GROUPS = (16, 32, 64, 128, 256)  # sizes that matrices are stored in
-WHOLE = 128  # a scale for a whole row is one for each group of so many
+WHOLE = 128  # a scale for a whole row is one for each group of this size
 _FLOAT4 = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}  # formats of compressed-tensors: group
 _KEYS = ("quantization_config", "quantization")  # of config.json
 

@@ -43,7 +43,7 @@ def ends(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> tuple[
 def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False, between: int = 0) -> dict[str, object] | None:
     """What puts them there. starts, stops: as ends() has it.
 
-    between: so many EOS lie between two texts, of which only the first has a BOS; 0, or without both of these: the
+    between: number of EOS tokens between two texts, of which only the first has a BOS; 0, or without both of these: the
     second text has its own.
     """
     bos, eos = ends(vocabulary, starts=starts, stops=stops)

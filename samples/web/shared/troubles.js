@@ -31,7 +31,7 @@ function wordsFor(name, message, error) {
   }
   if (name === "DeviceError") {
     if (!error.lost) return ["The device failed", "Try again; if it fails again, choose the device “wasm” in the settings."];
-    return ["The model was stopped by the browser", "Try again: it is loaded anew from what is stored here."];
+    return ["The model was stopped by the browser", "Try again: it is loaded again from what is stored here."];
   }
   if (message.startsWith("no room")) {
     return ["There is not enough room for this model", "Remove a stored model in the settings, or free space on the disk."];

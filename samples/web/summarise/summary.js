@@ -52,7 +52,7 @@ export async function* summarise(text, llm, signal) {
 const asked = (text) => [{ role: "user", content: `Summarise this text in at most five sentences:\n\n${text}` }];
 
 /**
- * Pieces of at most so many letters, parted at paragraphs, else at sentences, else at spaces, else anywhere. Together
+ * Pieces of at most `size` letters, parted at paragraphs, else at sentences, else at spaces, else anywhere. Together
  * they are the text.
  *
  * @param {string} text

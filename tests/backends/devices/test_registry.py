@@ -211,5 +211,5 @@ def test_what_is_left_of_onnxruntime_is_said_to_be_damaged(package: Package, tmp
     done = subprocess.run([sys.executable, "-c", code, str(package.folder)], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
     refusal, name = done.stdout.splitlines()
-    assert "is not whole; install it anew" in refusal
+    assert "is not whole; install it again" in refusal
     assert name == "reference"

@@ -369,7 +369,7 @@ FOUR_CORES = [(0, core) for core in range(4)]
         (FOUR_CORES * 2, [1], "200000 100000\n", 1),
         (FOUR_CORES, None, "", 4),
         ([(0, core // 2) for core in range(8)] + [(0, 4 + core) for core in range(4)], None, None, 8),  # P and E cores
-        # ARM by a device tree: package, cluster, core; core_id begins anew in each cluster
+        # ARM by a device tree: package, cluster, core; core_id begins again in each cluster
         ([(0, cluster, core) for cluster in range(2) for core in range(4)], None, None, 8),
     ],
 )

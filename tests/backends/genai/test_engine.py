@@ -141,7 +141,7 @@ def test_devices_that_do_not_append_are_made_to_choose_the_token(tmp_path: Path)
     engine = Once(package, package.graphs[0], devices()[0], DEFAULT)
     assert (engine.appends, engine.chunk) == (False, CONTEXT)
     session, before = engine.open(), engine.made
-    for start, end, made in ((0, 3, 1), (3, 4, 1), (4, 7, 2), (7, 8, 2)):  # several tokens begin anew
+    for start, end, made in ((0, 3, 1), (3, 4, 1), (4, 7, 2), (7, 8, 2)):  # several tokens start a new sequence
         session.feed(TOKENS[start:end])
         assert engine.made - before == made
 

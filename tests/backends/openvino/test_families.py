@@ -92,7 +92,10 @@ def test_a_case_is_another_model_and_is_read_as_it_was_described(folder: Folder)
 def test_sequences_side_by_side_follow_the_reference(case: str, folder: Folder) -> None:
     place = folder(case, "int4")
     if any(attention.softcap for attention in open_package(place).decoder.attentions):
-        with pytest.raises(DeviceError, match="attention of 'package' caps its scores, which paged attention does not"):
+        with pytest.raises(
+            DeviceError,
+            match="attention of 'package' has logit soft-capping, which paged attention does not",
+        ):
             paged_engine(place)
         return
     check(steps(paged_engine(place).open(), some_tokens()), by_reference(place))
@@ -213,7 +216,9 @@ def test_the_npu_takes_no_mixture(folder: Folder) -> None:
 
 def test_capped_scores_have_a_kv_of_floats(folder: Folder) -> None:
     package, device = open_package(folder("softcap", "int4")), by_name("openvino")
-    with pytest.raises(DeviceUnavailable, match="caps its scores, which OpenVINO does with a KV of floats") as caught:
+    with pytest.raises(
+        DeviceUnavailable, match="has logit soft-capping, which OpenVINO does with a KV of floats"
+    ) as caught:
         open_engine(package, device, kv="int8")
     assert caught.value.tried[0][2] == "load it without kv"
 

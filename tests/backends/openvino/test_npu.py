@@ -85,7 +85,7 @@ def test_the_demo_replies_as_on_openvino(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lengths", [[1], [64], [63, 1, 1], [65], [80, 8], [10, 30, 40], [3, 1, 9, 1, 17]])
 def test_any_pieces_give_the_logits_of_openvino(lengths: list[int], folder: Path, engine: NpuEngine) -> None:
-    """A prompt longer than 64 tokens goes on in small steps; more than 32 new ones are read anew with the old."""
+    """A prompt longer than 64 tokens goes on in small steps; more than 32 new ones are read again with the old."""
     plain = ov_engine(folder).open()
     session, tokens = engine.open(), some_tokens(sum(lengths))
     for end in np.cumsum(lengths).tolist():
@@ -99,7 +99,7 @@ def test_any_pieces_give_the_logits_of_openvino(lengths: list[int], folder: Path
     [
         ([10, 1], [(0, 10), (10, 11)]),
         ([10, 20], [(0, 10), (10, 18), (18, 26), (26, 30)]),  # in steps of eight
-        ([10, 33], [(0, 10), (0, 43)]),  # more than four steps: all is read anew, while the prompt model can
+        ([10, 33], [(0, 10), (0, 43)]),  # more than four steps: all is read again, while the prompt model can
         ([20, 45], [(0, 20), (20, 28), (28, 36), (36, 44), (44, 52), (52, 60), (60, 65)]),
         ([70], [(0, 64), (64, 70)]),
     ],

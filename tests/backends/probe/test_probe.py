@@ -383,7 +383,7 @@ def test_an_outcome_is_remembered(runs: Callable[[], int], cache: Path) -> None:
 
 def test_an_outcome_is_found_anew_when_asked(runs: Callable[[], int]) -> None:
     for _ in range(2):
-        probe_run.outcome_for(GPU, anew=True)
+        probe_run.outcome_for(GPU, again=True)
     assert runs() == 2
 
 
@@ -487,7 +487,7 @@ def test_whoever_waits_for_the_first_probe_is_told(runs: Callable[[], int], capl
         assert "trying 'cuda' for the first time, with a tiny model; this may take up to 120 s" in caplog.text
         caplog.clear()
         probe_run.outcome_for(GPU)
-        probe_run.outcome_for(GPU, anew=True)
+        probe_run.outcome_for(GPU, again=True)
         assert caplog.text == ""
 
 

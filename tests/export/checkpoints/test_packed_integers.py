@@ -70,7 +70,7 @@ FORMATS = {
 
 
 def words(values: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:
-    """Integers along the last axis, so many in a word; order: which of them each part of the word holds."""
+    """Integers along the last axis, packed into words; order: which of them each part of the word holds."""
     if bits == 3:  # a row of bits, the lowest first, cut into words
         single = (values[..., None] >> np.arange(3) & 1).reshape(*values.shape[:-1], -1)
         single = np.pad(single, [(0, 0)] * (values.ndim - 1) + [(0, -single.shape[-1] % 32)])

@@ -244,14 +244,14 @@ def section(manifest: Mapping[str, object], matrix: str) -> dict[str, object]:
 def test_with_bits_the_matrices_are_rounded_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "qwen3")
     monkeypatch.setattr(open_source, "HuggingFaceSource", HeldSource)
-    anew = convert(checkpoint, tmp_path / "anew", Recipe(bits=4))
+    again = convert(checkpoint, tmp_path / "again", Recipe(bits=4))
     monkeypatch.undo()
     plain_folder = convert(checkpoint, tmp_path / "plain")
     for name in ("weights.safetensors", "model.onnx", "openvino_model.xml"):
-        assert (anew / name).read_bytes() == (plain_folder / name).read_bytes()
-    recipes = [json.loads((folder / "embedllm.json").read_text())["recipe"] for folder in (anew, plain_folder)]
+        assert (again / name).read_bytes() == (plain_folder / name).read_bytes()
+    recipes = [json.loads((folder / "embedllm.json").read_text())["recipe"] for folder in (again, plain_folder)]
     assert recipes[0] == recipes[1]
-    assert open_package(anew).manifest["features"] == []
+    assert open_package(again).manifest["features"] == []
 
 
 def test_one_table_can_be_rounded_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def near(found: F32, expected: F32) -> bool:
 @pytest.mark.parametrize("device", [*ENGINES, "reference"])
 def test_sixteen_bits_of_texts_together_follow_transformers_of_each_alone(made: Made, device: str) -> None:
     expected = made.expected()
-    # else a term could be missing unseen: of normed vectors of so many values, or of scores between 0 and 1
+    # else a term could be missing unseen: of normed vectors of many values, or of scores between 0 and 1
     assert expected.std(axis=0).max() > (0.5 / HIDDEN**0.5 if made.case.normalised else 0.02)
     assert near(made.found(16, device), expected)
 

@@ -1,4 +1,4 @@
-"""GPTQ against its textbook form, which inverts what is left of the gram matrix anew for every column."""
+"""GPTQ against its textbook form, which inverts what is left of the gram matrix again for every column."""
 
 from __future__ import annotations
 
