@@ -1,8 +1,8 @@
 """GGUF's quantized tensors in the form in which matrices are stored here, without loss: the same integers and scales.
 
 A block of a type has a fixed number of bytes, of values that lie together in a row. It is split into groups: an
-integer per value, a scale per group, and for some types a minimum. Where the values of a type are no neighbouring integers
-(IQ4, MXFP4), or have more than 4 bits, they are stored in 8.
+integer per value, a scale per group, and for some types a minimum. Values that are no neighbouring integers (IQ4,
+MXFP4), or have more than 4 bits, are stored in 8.
 Source of the blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
