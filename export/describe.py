@@ -9,15 +9,19 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import encoders
 from embedllm.export.architectures import describe, families
 from embedllm.export.architectures.config import Config
+from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.sentence_transformers import read_sentence_folder
 from embedllm.export.gguf.source import GgufSource
+from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.recipe import Recipe, incompatible_option
 from embedllm.package.architecture import Decoder
 
 
-def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | None) -> Decoder:
-    """The model of a checkpoint.
+def describe_checkpoint(
+    reader: Checkpoint, *, context: int | None, task: str | None
+) -> tuple[Decoder, HuggingFaceSource | GgufTensors]:
+    """The model of a checkpoint, and what its tensors are read from, until the checkpoint is closed.
 
     task: one of encoders.TASKS; None: what the checkpoint is for by the class that config.json names, and by the
     modules.json of sentence-transformers. Raises UnsupportedModel, ExportError, ValueError for a task there is not.
@@ -26,14 +30,14 @@ def describe_checkpoint(reader: Checkpoint, *, context: int | None, task: str | 
         raise ValueError(f"task is {task!r}; expected None or one of: {', '.join(encoders.TASKS)}.")
     config = reader.config
     if isinstance(reader, GgufSource):
-        return reader.described(_of_gguf(reader, context, task or reader.task))
+        return reader.tensors(_of_gguf(reader, context, task or reader.task))
     folder = None if task == "chat" else read_sentence_folder(reader.folder)
     wanted = task or encoders.task_of(config, folder)
     if wanted == "chat":
-        return _described(config, context)
+        return _described(config, context), reader
     if folder is not None and wanted == "embed":
         reader.folders = folder.folders
-    return encoders.describe_encoder(config, folder, wanted, context)
+    return encoders.describe_encoder(config, folder, wanted, context), reader
 
 
 def _of_gguf(reader: GgufSource, context: int | None, task: str) -> Decoder:

@@ -22,7 +22,7 @@ def expected_package(location: Location, recipe: Recipe) -> Package:
     Raises ExportError, UnsupportedModel for what convert() would refuse before it reads weights.
     """
     reader = HuggingFaceSource(location)
-    decoder = describe_checkpoint(reader, context=recipe.context, task=None)
+    decoder, _ = describe_checkpoint(reader, context=recipe.context, task=None)
     texts_of(location.folder)  # refuses a model without a tokenizer
     tokens = special_tokens(reader, decoder.vocabulary)
     decided = plan(decoder, recipe.of_floats)

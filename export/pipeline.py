@@ -134,11 +134,11 @@ class _Export:
 def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> _Export:
     """Decides and checks everything that the small files of a checkpoint say; reads no weights but an adapter's."""
     recipe, lora = request.recipe, request.lora
-    decoder = describe_checkpoint(reader, context=recipe.context, task=request.task)
+    decoder, tensors = describe_checkpoint(reader, context=recipe.context, task=request.task)
     check_encoder(decoder, recipe, request.options)
     texts = texts_of(location.folder)
     tokens = special_tokens(reader, decoder.vocabulary)
-    packed = prequantized(reader, decoder) if recipe.bits is None else {}
+    packed = prequantized(tensors, decoder) if recipe.bits is None else {}
     recipe = recipe if packed else recipe.of_floats
     check_prequantized(packed, recipe, request.weight_options)
     planned = plan(decoder, recipe, prequantized=packed)
@@ -151,9 +151,9 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         has_text=request.calibration is not None,
         has_importance=request.importance is not None,
     )
-    merged = None if lora is None else MergedSource(reader, lora, decoder)
-    source = merged or reader
-    check_source(reader, planned)
+    merged = None if lora is None else MergedSource(tensors, lora, decoder)
+    source = merged or tensors
+    check_source(tensors, planned)
     facts = facts_of(location, recipe, tokens, request.out.name)
     return _Export(
         request=request,

@@ -1,6 +1,7 @@
 """What a GGUF file's metadata says of a model, as the config.json that export/architectures describes.
 
-Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what llama.cpp's converters write (conversion/).
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what convert_hf_to_gguf.py of llama.cpp writes
+(conversion/).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.encoders import ENCODERS, table_sizes
-from embedllm.export.gguf.families import FAMILIES, GATING, GUESSING, PATTERN, WINDOW, Family
+from embedllm.export.gguf.families import FAMILIES, GATING, NEXTN_LAYERS, PATTERN, WINDOW, Family
 from embedllm.export.gguf.rope import rope_scaling
 from embedllm.files.nearest import nearest
 
@@ -42,7 +43,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    GUESSING: ("num_nextn_predict_layers",),
+    NEXTN_LAYERS: ("num_nextn_predict_layers",),
     "expert_weights_scale": ("routed_scaling_factor",),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_group_count": ("n_group",),
@@ -98,17 +99,17 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     config |= {key: value for key, value in family.values.items() if key not in config}
     config |= _read_off(model, own, _sizes(model, own), family)
     config["model_type"] = family.model_type
-    config |= table_sizes(model) if family.both_ways else {}
+    config |= table_sizes(model) if not family.causal else {}
     config |= family.more(own, model.tensors)
     return config, family
 
 
-def guessing_layers(config: Mapping[str, object]) -> range:
-    """Of config_of()'s config: the layers behind the others that altup tokens in advance, which are left out."""
-    layers, guessing = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+def mtp_layers(config: Mapping[str, object]) -> range:
+    """Of config_of()'s config: the multi-token prediction (MTP, nextn) layers behind the others, which are skipped."""
+    layers, mtp = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     assert isinstance(layers, int)
-    assert isinstance(guessing, int)
-    return range(layers, layers + guessing)
+    assert isinstance(mtp, int)
+    return range(layers, layers + mtp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +124,13 @@ class _Sizes:
 
 def _sizes(model: GgufModel, own: Config) -> _Sizes:
     hidden, heads = own.integer("embedding_length"), own.integer("attention.head_count")
-    layers, guessing = own.integer("block_count"), own.integer(GUESSING, 0, least=0)
+    layers, mtp = own.integer("block_count"), own.integer(NEXTN_LAYERS, 0, least=0)
     blocks = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
-    if guessing >= min(layers, len(blocks) + 1):
-        raise ExportError(f"'{model.path}' has {layers} layers, of which {guessing} are said to altup tokens.")
-    layers -= guessing
+    if mtp >= min(layers, len(blocks) + 1):
+        raise ExportError(
+            f"'{model.path}' has {layers} layers, of which {mtp} are multi-token prediction (nextn) layers."
+        )
+    layers -= mtp
     if layers > len(blocks):
         raise ExportError(f"'{model.path}' has tensors of {len(blocks)} layers; its metadata calls for {layers}.")
     experts = own.integer("expert_count", 0, least=0)
@@ -154,7 +157,7 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
         raise ExportError(f"'{model.path}' has no tensor 'token_embd.weight'; expected a whole model, not an adapter.")
     head_dim = sizes.head_dim
     is_uneven = not family.uses_mla and own.integer("attention.value_length", head_dim) != head_dim
-    if is_uneven or own.flag("attention.causal", not family.both_ways) == family.both_ways:
+    if is_uneven or own.flag("attention.causal", family.causal) != family.causal:
         raise UnsupportedModel(f"'{model.path}' has keys and values of different sizes, or reads texts otherwise than "
                                "its architecture does; such models are not read from GGUF.")  # fmt: skip
     part = own.integer("rope.dimension_count", head_dim) / head_dim

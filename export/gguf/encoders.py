@@ -56,13 +56,13 @@ def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
 
 
 ENCODERS: Mapping[str, Family] = {
-    "bert": Family(model_type="bert", both_ways=True, keys=_GIVEN, more=_bert),
+    "bert": Family(model_type="bert", causal=False, keys=_GIVEN, more=_bert),
     "modern-bert": Family(
-        model_type="modernbert", both_ways=True, keys=(*_GIVEN, *WINDOW, "rope.freq_base_swa"), more=_modern_bert
+        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, "rope.freq_base_swa"), more=_modern_bert
     ),
     "gemma-embedding": Family(
         model_type="gemma3_text",
-        both_ways=True,
+        causal=False,
         more=_gemma,
         keys=(
             POOLING,
@@ -85,7 +85,7 @@ def task_of(model: GgufModel, family: Family) -> str:
     """What a model is for: one of encoders.TASKS."""
     if _SCORE in model.tensors or _pooling(model) == _SCORES:
         return "rerank"
-    return "embed" if family.both_ways or _pooling(model) else "chat"  # 0: of no text a vector is made
+    return "embed" if not family.causal or _pooling(model) else "chat"  # 0: of no text a vector is made
 
 
 def sentences_of(model: GgufModel) -> SentenceFolder:

@@ -1,6 +1,6 @@
 """The architectures that are read from GGUF, and what config.json says of each that its files say otherwise.
 
-Source: what llama.cpp's converters write (conversion/), and what it takes for granted (src/models/).
+Source: what convert_hf_to_gguf.py of llama.cpp writes (conversion/), and what it takes for granted (src/models/).
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ PATTERN = "attention.sliding_window_pattern"
 WINDOW = ("attention.sliding_window", PATTERN)
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
 LOG_MULTIPLIER, ATTENTION_FACTOR = "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor"
-GATING, GUESSING = "expert_gating_func", "nextn_predict_layers"
+GATING, NEXTN_LAYERS = "expert_gating_func", "nextn_predict_layers"
 POOLING = "pooling_type"  # what a model that embeds texts makes of the vectors of tokens
 _EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
 _ROUTED = (
     *_EXPERTS, GATING, "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
-    "expert_weights_norm", "expert_group_count", "expert_group_used_count", GUESSING,
+    "expert_weights_norm", "expert_group_count", "expert_group_used_count", NEXTN_LAYERS,
 )  # fmt: skip
-_LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+_MLA = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
            LOG_MULTIPLIER)  # fmt: skip
 _DELTA = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
-          "full_attention_interval", GUESSING)  # fmt: skip
-_SEEING = ("rope.dimension_sections", "n_deepstack_layers")  # of what is seen: places of texts are one number
+          "full_attention_interval", NEXTN_LAYERS)  # fmt: skip
+_MROPE = (
+    "rope.dimension_sections",
+    "n_deepstack_layers",
+)  # M-RoPE of vision-language models; positions of texts are one number
 _SOFTMAX, _SIGMOID = 1, 2  # values of GATING
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
 
@@ -40,14 +43,14 @@ class Family:
     """What general.architecture stands for, where that is not a model_type of the same name with the usual keys."""
 
     model_type: str
-    turned: bool = False  # of q and k, rows that turn together are neighbours; in checkpoints, in halves of a head
-    both_ways: bool = False  # tokens see those behind them, too
+    permuted_qk: bool = False  # q and k rows lie as for interleaved RoPE; checkpoints have the halves of a head apart
+    causal: bool = True  # False: bidirectional attention
     keys: tuple[str, ...] = ()  # that it takes besides the common ones; any other key is refused
     values: Mapping[str, object] = field(default_factory=dict)  # what such files leave out
-    is_tiled: bool = False  # of a delta rule, the value heads of a key head are not neighbours
+    interleaved_value_heads: bool = False  # of Gated DeltaNet: the value heads of a key head are not neighbours
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
-    uses_mla: bool = False  # keys and values are made of small vectors, whose sizes are said in their place
-    # of what scales the rotation, besides; and what config.json calls it
+    uses_mla: bool = False  # multi-head latent attention: key and value lengths are those of the latent
+    # RoPE scaling keys besides the common ones; and the section's name in config.json
     rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
     rope_key: str = "rope_scaling"
     # of the architecture's keys, and the tensors
@@ -64,7 +67,7 @@ def _gemma(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 
 def _gemma3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """Without windows, which some files say by leaving them out, no layer has a rotation of its own."""
+    """Without windows, which some files say by leaving them out, no layer has a local RoPE base."""
     if own.integer(WINDOW[0], 0, least=0):
         return _gemma(own, tensors)
     return {**_gemma(own, tensors), "layer_types": ["full_attention"] * own.integer("block_count")}
@@ -74,8 +77,8 @@ _LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
 
 
 def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    if not own.flag(_TURNS, True):
-        raise UnsupportedModel(f"a Granite whose layers turn nothing ('{_TURNS}' is false), which is not described.")
+    if not own.flag(_USES_ROPE, True):
+        raise UnsupportedModel(f"a Granite of NoPE layers only ('{_USES_ROPE}' is false), which is not described.")
     each = max(1, own.integer("embedding_length") // own.integer("attention.head_count"))
     usual = own.integer("attention.key_length", each) ** -0.5
     scale = own.number("attention.scale", usual) or usual
@@ -84,7 +87,7 @@ def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]
 
 # said of Granite 4 even where no layer has states
 _STATES = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
-_TURNS = "rope.scaling.finetuned"
+_USES_ROPE = "rope.scaling.finetuned"
 
 
 def _cohere(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -135,7 +138,7 @@ def _lfm2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 
 def _delta(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    layers = own.integer("block_count") - own.integer(GUESSING, 0, least=0)
+    layers = own.integer("block_count") - own.integer(NEXTN_LAYERS, 0, least=0)
     values = _agreed(own, "ssm.time_step_rank", tensors, ".ssm_a", 0)
     attends = _attending(tensors, layers)
     return {
@@ -167,31 +170,34 @@ def _olmo2(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
 
 
 def _mistral3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """Mistral Small's files say nothing of how queries grow."""
-    if own.has(_GROWTH):
+    """Mistral Small's files have no attention temperature."""
+    if own.has(_TEMPERATURE):
         return {}
     if own.has(LOG_MULTIPLIER):
         raise UnsupportedModel(
-            f"a Mistral whose file says '{LOG_MULTIPLIER}' and no '{_GROWTH}', which are not known apart. Take the "
-            "checkpoint that it was made from."
+            f"a Mistral whose file says '{LOG_MULTIPLIER}' and no '{_TEMPERATURE}', which are not known apart. Take "
+            "the checkpoint that it was made from."
         )
     return {"model_type": "mistral"}
 
 
-_GROWTH = "attention.temperature_scale"
+_TEMPERATURE = "attention.temperature_scale"
 
 
 def _mistral3_rope(own: Config) -> Mapping[str, object]:
-    if not own.has(_GROWTH):
+    if not own.has(_TEMPERATURE):
         return {}
-    temperature = {"llama_4_scaling_beta": own.number(_GROWTH), "rope_theta": own.number("rope.freq_base", above=1)}
+    temperature = {
+        "llama_4_scaling_beta": own.number(_TEMPERATURE),
+        "rope_theta": own.number("rope.freq_base", above=1),
+    }
     return {**temperature, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
 
 
 def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """DeepSeek-V3's kind where corrections choose the experts, else V2's.
+    """DeepSeek-V3 where experts have a score correction bias, else V2.
 
-    Newer files give the sizes of keys and values as they are remembered by llama.cpp, and their own ones apart.
+    Newer files give the key and value lengths of llama.cpp's KV cache, and the model's own ones under *_mla.
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     usual = _SIGMOID if is_corrected else _SOFTMAX
@@ -200,7 +206,7 @@ def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
             f"a DeepSeek that chooses experts by '{GATING}' {said}; known for its tensors is {usual}."
         )
     key = own.integer("attention.key_length_mla", own.integer("attention.key_length"))
-    turned = own.integer("rope.dimension_count")
+    rotary_dim = own.integer("rope.dimension_count")
     groups = own.integer("expert_group_count", 0, least=0)
     if not groups and own.integer("expert_count", 0, least=0) in _GROUPED_BEFORE:
         raise UnsupportedModel(
@@ -212,10 +218,10 @@ def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
         "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         "n_group": max(groups, 1),
         "topk_group": own.integer("expert_group_used_count", 1),
-        "head_dim": turned,
+        "head_dim": rotary_dim,
         "partial_rotary_factor": 1.0,
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": max(key - turned, 1),
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": max(key - rotary_dim, 1),
         "v_head_dim": own.integer("attention.value_length_mla", own.integer("attention.value_length", key)),
         "kv_lora_rank": own.integer("attention.kv_lora_rank"),
         "q_lora_rank": own.integer("attention.q_lora_rank") if own.has("attention.q_lora_rank") else None,
@@ -234,7 +240,7 @@ def _deepseek_rope(own: Config) -> Mapping[str, object]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(model_type="llama", turned=True, keys=(*_EXPERTS, WINDOW[0]), more=_llama),
+    "llama": Family(model_type="llama", permuted_qk=True, keys=(*_EXPERTS, WINDOW[0]), more=_llama),
     "qwen2": Family(model_type="qwen2"),
     "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
@@ -244,30 +250,32 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma3),
     "phi2": Family(model_type="phi"),
     "phi3": Family(model_type="phi3", keys=WINDOW[:1], values={"sliding_window": None}),
-    "qwen2vl": Family(model_type="qwen2", keys=_SEEING),
-    "qwen3vl": Family(model_type="qwen3", keys=_SEEING),
-    "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_SEEING), values={"norm_topk_prob": True}),
+    "qwen2vl": Family(model_type="qwen2", keys=_MROPE),
+    "qwen3vl": Family(model_type="qwen3", keys=_MROPE),
+    "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_MROPE), values={"norm_topk_prob": True}),
     "gpt-oss": Family(model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own: {"truncate": False}),
     "deepseek2": Family(
         model_type="deepseek_v2",
         uses_mla=True,
-        keys=(*_ROUTED, *_LATENT),
+        keys=(*_ROUTED, *_MLA),
         more=_deepseek,
         values={"norm_topk_prob": False},
         rope=_deepseek_rope,
     ),
     "mistral3": Family(
         model_type="ministral3",
-        turned=True,
-        keys=(WINDOW[0], LOG_MULTIPLIER, _GROWTH),
+        permuted_qk=True,
+        keys=(WINDOW[0], LOG_MULTIPLIER, _TEMPERATURE),
         values={"sliding_window": None},
         more=_mistral3,
         rope=_mistral3_rope,
         rope_key="rope_parameters",
     ),
-    "granite": Family(model_type="granite", turned=True, keys=(*_SCALES, *_STATES, _EXPERTS[3]), more=_granite),
-    "granitemoe": Family(model_type="granitemoe", turned=True, keys=(*_SCALES, *_EXPERTS, *_STATES), more=_granite_moe),
-    "olmo": Family(model_type="olmo", turned=True),
+    "granite": Family(model_type="granite", permuted_qk=True, keys=(*_SCALES, *_STATES, _EXPERTS[3]), more=_granite),
+    "granitemoe": Family(
+        model_type="granitemoe", permuted_qk=True, keys=(*_SCALES, *_EXPERTS, *_STATES), more=_granite_moe
+    ),
+    "olmo": Family(model_type="olmo", permuted_qk=True),
     "olmoe": Family(model_type="olmoe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "olmo2": Family(model_type="olmo2", keys=(*WINDOW, ATTENTION_FACTOR), more=_olmo2),
     "exaone4": Family(model_type="exaone4", keys=WINDOW, values={"sliding_window": None}),
@@ -277,8 +285,8 @@ FAMILIES: Mapping[str, Family] = {
         gating=_SIGMOID,
         values={"sliding_window": None, "norm_topk_prob": False},
     ),
-    "smollm3": Family(model_type="smollm3", turned=True),
-    "arcee": Family(model_type="arcee", turned=True),
+    "smollm3": Family(model_type="smollm3", permuted_qk=True),
+    "arcee": Family(model_type="arcee", permuted_qk=True),
     "ernie4_5": Family(model_type="ernie4_5"),
     "ernie4_5-moe": Family(
         model_type="ernie4_5_moe",
@@ -288,7 +296,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "hunyuan-dense": Family(model_type="hunyuan_v1_dense"),
     "hunyuan-moe": Family(model_type="hunyuan_v1_moe", keys=(*_EXPERTS, "expert_shared_count"), more=_hunyuan_moe),
-    "internlm2": Family(model_type="internlm2", turned=True, more=_internlm2),
+    "internlm2": Family(model_type="internlm2", permuted_qk=True, more=_internlm2),
     "seed_oss": Family(model_type="seed_oss"),
     "command-r": Family(model_type="cohere", keys=("logit_scale",), more=_cohere),
     "cohere2": Family(model_type="cohere2", keys=("logit_scale", *WINDOW), more=_cohere),
@@ -305,7 +313,9 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
     "lfm2moe": Family(model_type="lfm2_moe", keys=(*_ROUTED, "shortconv.l_cache"), gating=_SIGMOID, more=_lfm2),
     "qwen3next": Family(model_type="qwen3_next", keys=(*_EXPERTS, *_DELTA), more=_delta),
-    "qwen35": Family(model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), is_tiled=True, more=_delta),
+    "qwen35": Family(
+        model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), interleaved_value_heads=True, more=_delta
+    ),
     "gpt2": Family(model_type="gpt2"),
     "jais2": Family(model_type="jais2"),
     "gptneox": Family(model_type="gpt_neox"),

@@ -1,10 +1,11 @@
-"""Where a GGUF file has a tensor, and how its rows lie there."""
+"""Where a GGUF file has a tensor of the checkpoint, and in what order its rows and columns lie there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,47 +15,111 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.export.gguf.reader import Placed
+    from embedllm.types import F32
 
 
-class _More(TypedDict, total=False):
-    """Of Place."""
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows in the order of the checkpoint, one behind the other."""
 
-    start: int
-    count: int | None
-    is_row: bool
-    rows: NDArray[np.intp] | None
-    turned_over: int
-    columns: NDArray[np.intp] | None
-    run: int
+    start: int = 0
+    count: int | None = None  # None: all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PermutedRows:
+    """Rows that lie in another order, or among those of other tensors."""
+
+    order: NDArray[np.intp]  # for each row of the checkpoint, which one of the file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PermutedColumns:
+    """All rows, whose columns lie in another order."""
+
+    order: NDArray[np.intp]  # for each column of the checkpoint, which one of the file
+    run: int  # columns that stay neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A stack of `count` matrices, each of them transposed, which the checkpoint has one behind the other."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRow:
+    """A vector that stands for a matrix of one row."""
+
+
+Order = RowRange | PermutedRows | PermutedColumns | Transposed | SingleRow
+ALL_ROWS = RowRange()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Place:
-    """Rows of a tensor in a GGUF file, which stand for a whole tensor of the checkpoint."""
+class TensorLocation:
+    """A tensor of a GGUF file, and what of it stands for a whole tensor of the checkpoint."""
 
     tensor: str
-    start: int = 0  # the first row
-    count: int | None = None  # rows; None: all
-    is_row: bool = False  # a vector stands for a matrix of one row
-    rows: NDArray[np.intp] | None = None  # of each row of the checkpoint's, which one; None: the same
-    turned_over: int = 0  # number of parts that are transposed: their rows are the checkpoint's columns
-    columns: NDArray[np.intp] | None = None  # of each of the checkpoint's, which one, in runs of `run`; None: the same
-    run: int = 0
-    is_exp: bool = False  # what stands for x is -exp(x)
+    order: Order = ALL_ROWS
+    transform: Callable[[F32], F32] | None = None  # of each value; raises ValueError for one that cannot be
+
+    def size(self, shape: tuple[int, ...]) -> tuple[int, int | None]:
+        """Rows and columns in the file; for a vector, each value is a row and the columns are None."""
+        count = math.prod(shape)
+        if isinstance(self.order, SingleRow):
+            return 1, count
+        if isinstance(self.order, Transposed):
+            is_stack = len(shape) == 3 and shape[0] == self.order.count
+            return (shape[0] * shape[2], shape[1]) if is_stack else (0, None)
+        if len(shape) == 1 or self.tensor.endswith(".bias"):  # biases of all experts are one tensor
+            return count, None
+        return math.prod(shape[:-1]), shape[-1]
+
+    def row_window(self, rows: int) -> tuple[int, int]:
+        """How many rows the checkpoint has, and the end of those in a file of that many."""
+        if isinstance(self.order, PermutedRows):
+            return len(self.order.order), int(self.order.order.max()) + 1
+        if isinstance(self.order, RowRange):
+            count = rows - self.order.start if self.order.count is None else self.order.count
+            return count, self.order.start + count
+        return rows, rows
+
+    def file_rows(self, start: int, stop: int) -> tuple[int, int, NDArray[np.intp] | None]:
+        """The window [first, last) of the file that has rows [start, stop), and their order in it; None: as it is."""
+        if isinstance(self.order, PermutedRows):
+            rows = self.order.order[start:stop]
+            first = int(rows.min())
+            return first, int(rows.max()) + 1, rows - first
+        offset = self.order.start if isinstance(self.order, RowRange) else 0
+        return offset + start, offset + stop, None
 
 
-def matrix(linear: Linear, name: str, **more: Unpack[_More]) -> dict[str, Place]:
-    """The places of a matrix and of its bias."""
+def log_of_negative(values: F32) -> F32:
+    """x of -exp(x), to the last digit of float32 or nearly so."""
+    if not (np.isfinite(values).all() and (values < 0).all()):
+        raise ValueError("has values that are not below 0. Get the file again.")
+    return np.log(-values.astype(np.float64)).astype(np.float32)
+
+
+def matrix(linear: Linear, name: str, order: Order = ALL_ROWS) -> dict[str, TensorLocation]:
+    """The locations of a matrix and of its bias."""
     ends = ("weight", "bias") if linear.bias else ("weight",)
-    return {f"{linear.source}.{end}": Place(tensor=f"{name}.{end}", **more) for end in ends}
+    return {f"{linear.source}.{end}": TensorLocation(tensor=f"{name}.{end}", order=order) for end in ends}
 
 
-def norm_weights(norm: Norm | None, name: str) -> dict[str, Place]:
-    """The places of a norm's weights and of its bias."""
+def permuted(rows: NDArray[np.intp] | None) -> Order:
+    """The order of rows; None: as in the checkpoint."""
+    return ALL_ROWS if rows is None else PermutedRows(rows)
+
+
+def norm_weights(norm: Norm | None, name: str) -> dict[str, TensorLocation]:
+    """The locations of a norm's weights and of its bias."""
     if norm is None or not norm.source:  # weights of 1
         return {}
-    found = {norm.source: Place(tensor=f"{name}.weight")}
-    return found | {norm.bias: Place(tensor=f"{name}.bias")} if norm.bias else found
+    found = {norm.source: TensorLocation(tensor=f"{name}.weight")}
+    return found | {norm.bias: TensorLocation(tensor=f"{name}.bias")} if norm.bias else found
 
 
 def has_rows(tensors: Mapping[str, Placed], name: str, rows: int) -> bool:

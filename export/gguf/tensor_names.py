@@ -12,7 +12,18 @@ import numpy as np
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.gguf.families import Family
-from embedllm.export.gguf.tensor_location import Place, has_rows, matrix, norm_weights
+from embedllm.export.gguf.tensor_location import (
+    ALL_ROWS,
+    PermutedRows,
+    RowRange,
+    SingleRow,
+    TensorLocation,
+    Transposed,
+    has_rows,
+    matrix,
+    norm_weights,
+    permuted,
+)
 from embedllm.export.gguf.tensor_names_recurrent import delta_net, short_convolution
 from embedllm.package.architecture import (
     Attention,
@@ -34,8 +45,8 @@ if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed
 
 
-def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
-    """The place of every tensor that a decoder names, which is restated() already.
+def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
+    """The location of every tensor that a decoder names, which is unfused() already.
 
     Raises UnsupportedModel for parts that GGUF has otherwise.
     """
@@ -57,7 +68,7 @@ def places(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> d
         if isinstance(mixer, ShortConv):
             found |= short_convolution(mixer, block)
         elif isinstance(mixer, DeltaNet):
-            found |= delta_net(mixer, block, tensors, is_tiled=family.is_tiled)
+            found |= delta_net(mixer, block, tensors, interleaved_value_heads=family.interleaved_value_heads)
         else:
             found |= _attention(mixer, block, family, tensors)
         found |= _mlp(layer.mlp, block, tensors)
@@ -70,30 +81,32 @@ def _last_norm(decoder: Decoder, tensors: Mapping[str, Placed]) -> str:
     return "token_embd_norm" if is_renamed and "token_embd_norm.weight" in tensors else "output_norm"
 
 
-def _encoder(encoder: Encoder | None) -> dict[str, Place]:
-    """What models that read whole texts have besides: rows for the parts of a pair, and what is behind the pooling."""
-    found: dict[str, Place] = {}
+def _encoder(encoder: Encoder | None) -> dict[str, TensorLocation]:
+    """What encoders have besides: token type embeddings, and the dense layers after pooling."""
+    found: dict[str, TensorLocation] = {}
     if encoder is not None and encoder.token_types is not None:
-        found |= matrix(encoder.token_types, "token_types", is_row=encoder.token_types.rows == 1)
+        found |= matrix(encoder.token_types, "token_types", SingleRow() if encoder.token_types.rows == 1 else ALL_ROWS)
     if encoder is not None and encoder.score_activation:
         first, last = encoder.dense
         found |= matrix(first.linear, "cls") | norm_weights(first.norm, "cls.norm") | matrix(last.linear, "cls.output")
-        found[f"{last.linear.source}.weight"] = Place(tensor="cls.output.weight", is_row=True)
+        found[f"{last.linear.source}.weight"] = TensorLocation(tensor="cls.output.weight", order=SingleRow())
     elif encoder is not None:
         for step in encoder.dense:
             found |= matrix(step.linear, step.linear.source)
     return found
 
 
-def _attention(attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _attention(
+    attention: Attention, block: str, family: Family, tensors: Mapping[str, Placed]
+) -> dict[str, TensorLocation]:
     found = norm_weights(attention.q_norm, f"{block}.attn_q_norm") | norm_weights(
         attention.k_norm, f"{block}.attn_k_norm"
     )
     found |= matrix(attention.o, f"{block}.attn_output")
     if attention.sinks:
-        found[attention.sinks] = Place(tensor=f"{block}.attn_sinks.weight")
+        found[attention.sinks] = TensorLocation(tensor=f"{block}.attn_sinks.weight")
     if attention.mla is not None:
-        return found | _latent(attention, attention.mla, block, tensors)
+        return found | _mla(attention, attention.mla, block, tensors)
     if attention.gate is not None:
         return found | _gated(attention, attention.gate, block, tensors)
     parts = {"q": attention.q, "k": attention.k, "v": attention.v}
@@ -101,47 +114,49 @@ def _attention(attention: Attention, block: str, family: Family, tensors: Mappin
     is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
     for part, linear in parts.items():
         name = together if is_fused else f"{block}.attn_{part}"
-        if family.turned and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
-            found |= matrix(linear, name, rows=start + _turned(linear, attention.head_dim))
+        if family.permuted_qk and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
+            found |= matrix(linear, name, PermutedRows(start + _interleaved(linear, attention.head_dim)))
         else:
-            found |= matrix(linear, name, start=start, count=linear.rows if is_fused else None)
+            found |= matrix(linear, name, RowRange(start, linear.rows if is_fused else None))
         start += linear.rows if is_fused else 0
     return found
 
 
-def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _gated(attention: Attention, gate: Linear, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """The rows of q and of the gate take turns, head by head."""
     together, rows = f"{block}.attn_q", None
     if has_rows(tensors, together, 2 * attention.q.rows):
         rows = np.arange(2 * attention.q.rows).reshape(attention.heads, 2, -1)
     found = matrix(attention.k, f"{block}.attn_k") | matrix(attention.v, f"{block}.attn_v")
     for at, linear in enumerate((attention.q, gate)):
-        found |= matrix(linear, together, rows=None if rows is None else rows[:, at].reshape(-1))
+        found |= matrix(linear, together, permuted(None if rows is None else rows[:, at].reshape(-1)))
     return found
 
 
-def _latent(attention: Attention, mla: MultiHeadLatent, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
-    """Newer files have what makes keys apart from what makes values, and turned over for each head."""
+def _mla(
+    attention: Attention, mla: MultiHeadLatent, block: str, tensors: Mapping[str, Placed]
+) -> dict[str, TensorLocation]:
+    """Newer files have the up-projections of keys and of values as two tensors, the keys' transposed for each head."""
     found = matrix(attention.q, f"{block}.attn_q" if mla.q is None else f"{block}.attn_q_b")
     if mla.q is not None:
         found |= matrix(mla.q, f"{block}.attn_q_a")
     found |= norm_weights(mla.q_norm, f"{block}.attn_q_a_norm") | norm_weights(mla.kv_norm, f"{block}.attn_kv_a_norm")
-    small, rank = f"{block}.attn_kv_a_mqa", mla.kv.rows
-    found |= matrix(mla.kv, small, count=rank) | matrix(mla.k, small, start=rank, count=mla.k.rows)
+    compressed, rank = f"{block}.attn_kv_a_mqa", mla.kv.rows
+    found |= matrix(mla.kv, compressed, RowRange(0, rank)) | matrix(mla.k, compressed, RowRange(rank, mla.k.rows))
     heads, together = attention.heads, f"{block}.attn_kv_b"
     if not has_rows(tensors, together, attention.k.rows + attention.v.rows):
-        found |= matrix(attention.k, f"{block}.attn_k_b", turned_over=heads)
+        found |= matrix(attention.k, f"{block}.attn_k_b", Transposed(heads))
         return found | matrix(attention.v, f"{block}.attn_v_b")
     rows = np.arange(attention.k.rows + attention.v.rows).reshape(heads, -1)
     keys = attention.k.rows // heads
-    found |= matrix(attention.k, together, rows=rows[:, :keys].reshape(-1))
-    return found | matrix(attention.v, together, rows=rows[:, keys:].reshape(-1))
+    found |= matrix(attention.k, together, PermutedRows(rows[:, :keys].reshape(-1)))
+    return found | matrix(attention.v, together, PermutedRows(rows[:, keys:].reshape(-1)))
 
 
 def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[tuple[Norm | None, str]]:
-    """The norm before the mlp is called as if it were behind attention where there is none of that kind.
+    """The norm before the MLP has the name of attention's post-norm where there is none.
 
-    Where attention and mlp lie side by side and have a norm each, attention's is the second one.
+    Where parallel attention and MLP blocks have a norm each, attention's is the second one.
     """
     first, second = f"{block}.attn_norm", f"{block}.attn_norm_2"
     before = "ffn_norm" if f"{block}.ffn_norm.weight" in tensors or layer.attention_post_norm else "post_attention_norm"
@@ -153,56 +168,56 @@ def _norms(layer: Layer, block: str, tensors: Mapping[str, Placed]) -> Iterator[
 
 
 def _norms_behind(layer: Layer, block: str) -> Iterator[tuple[Norm | None, str]]:
-    """Of layers whose sums are normed."""
+    """Of post-norm layers."""
     yield layer.attention_norm, f"{block}.attn_output_norm"
     yield layer.mlp_norm, f"{block}.layer_output_norm"
 
 
-def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     if isinstance(mlp, Mlp):
         return _one(mlp, block, "", tensors)
     found = matrix(mlp.router, f"{block}.ffn_gate_inp")
     if mlp.score_correction_bias:
-        found[mlp.score_correction_bias] = Place(
-            tensor=f"{block}.exp_probs_b.bias", is_row=mlp.score_correction_bias_is_row
+        found[mlp.score_correction_bias] = TensorLocation(
+            tensor=f"{block}.exp_probs_b.bias", order=SingleRow() if mlp.score_correction_bias_is_row else ALL_ROWS
         )
     for number, expert in enumerate(mlp.experts):
         found |= _expert(expert, number, block, tensors)
     if mlp.shared is not None:
         found |= _one(mlp.shared, block, "_shexp", tensors)
     if mlp.shared_gate is not None:
-        found |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", is_row=True)
+        found |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", SingleRow())
     return found
 
 
-def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """Of a layer, or of every token. Where gate and up are one tensor, that is called up."""
     gate, up, rows = f"{block}.ffn_gate{end}", f"{block}.ffn_up{end}", mlp.up.rows
     found = matrix(mlp.down, f"{block}.ffn_down{end}")
     if mlp.gate is None:
         return found | matrix(mlp.up, up)
     if f"{gate}.weight" not in tensors and has_rows(tensors, up, 2 * rows):
-        return found | matrix(mlp.gate, up, count=rows) | matrix(mlp.up, up, start=rows, count=rows)
+        return found | matrix(mlp.gate, up, RowRange(0, rows)) | matrix(mlp.up, up, RowRange(rows, rows))
     return found | matrix(mlp.gate, gate) | matrix(mlp.up, up)
 
 
-def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _expert(mlp: Mlp, number: int, block: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
     """Experts lie in one tensor; in the first files each was one, and in some newer ones gate and up are together."""
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     parts = {"up": mlp.up, "down": mlp.down} | ({} if mlp.gate is None else {"gate": mlp.gate})
     for part, linear in parts.items():
         alone, together, rows = f"{block}.ffn_{part}.{number}", f"{block}.ffn_gate_up_exps", linear.rows
         if f"{alone}.weight" in tensors:
             found |= matrix(linear, alone)
         elif part != "down" and f"{together}.weight" in tensors:
-            found |= matrix(linear, together, start=(2 * number + (part == "up")) * rows, count=rows)
+            found |= matrix(linear, together, RowRange((2 * number + (part == "up")) * rows, rows))
         else:
-            found |= matrix(linear, f"{block}.ffn_{part}_exps", start=number * rows, count=rows)
+            found |= matrix(linear, f"{block}.ffn_{part}_exps", RowRange(number * rows, rows))
     return found
 
 
-def _turned(linear: Linear, head_dim: int) -> NDArray[np.intp]:
-    """Of each row of q or k, where llama.cpp has it, which puts the rows that turn together side by side."""
+def _interleaved(linear: Linear, head_dim: int) -> NDArray[np.intp]:
+    """For each row of q or k, where llama.cpp has it: its RoPE rotates neighbouring rows, not the halves of a head."""
     shape = (linear.rows // head_dim, 2, head_dim // 2)
     head, half, at = np.unravel_index(np.arange(linear.rows), shape)
     return head * head_dim + 2 * at + half

@@ -1,4 +1,4 @@
-"""Where GGUF files have what stands in place of attention: short convolutions and gated delta rules.
+"""Where GGUF files have short convolutions and Gated DeltaNet.
 
 Source: MODEL_TENSORS and TENSOR_NAMES in constants.py of the Python package gguf 0.19; llama.cpp's conversion/qwen.py.
 """
@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.export.gguf.tensor_location import Place, has_rows, matrix, norm_weights
+from embedllm.export.gguf.tensor_location import (
+    PermutedColumns,
+    RowRange,
+    TensorLocation,
+    has_rows,
+    log_of_negative,
+    matrix,
+    norm_weights,
+    permuted,
+)
 from embedllm.package.architecture import DeltaNet, Linear, ShortConv
 
 if TYPE_CHECKING:
@@ -19,73 +28,81 @@ if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed
 
 
-def short_convolution(mixer: ShortConv, block: str) -> dict[str, Place]:
-    """The places of all tensors of one."""
-    together, place = f"{block}.shortconv.in_proj", f"{block}.shortconv.conv"
+def short_convolution(mixer: ShortConv, block: str) -> dict[str, TensorLocation]:
+    """The locations of all its tensors."""
+    together, kernel = f"{block}.shortconv.in_proj", f"{block}.shortconv.conv"
     found = matrix(mixer.o, f"{block}.shortconv.out_proj")
     for at, linear in enumerate((mixer.b, mixer.c, mixer.x)):
-        found |= matrix(linear, together, start=at * linear.rows, count=linear.rows)
-    found[mixer.convolution] = Place(tensor=f"{place}.weight")
-    return found | {mixer.bias: Place(tensor=f"{place}.bias")} if mixer.bias else found
+        found |= matrix(linear, together, RowRange(at * linear.rows, linear.rows))
+    found[mixer.convolution] = TensorLocation(tensor=f"{kernel}.weight")
+    return found | {mixer.bias: TensorLocation(tensor=f"{kernel}.bias")} if mixer.bias else found
 
 
-def delta_net(mixer: DeltaNet, block: str, tensors: Mapping[str, Placed], *, is_tiled: bool) -> dict[str, Place]:
-    """The places of all tensors of one.
+def delta_net(
+    mixer: DeltaNet, block: str, tensors: Mapping[str, Placed], *, interleaved_value_heads: bool
+) -> dict[str, TensorLocation]:
+    """The locations of all its tensors.
 
-    is_tiled: the value heads of one key head are not neighbours: first come the first ones of all key heads.
+    interleaved_value_heads: first come the first value heads of all key heads, then the second ones.
     """
     keys, values = mixer.key_heads, mixer.value_heads
-    tiled = is_tiled and values != keys
+    is_interleaved = interleaved_value_heads and values != keys
     qkv, channels = f"{block}.attn_qkv", mixer.q.rows + mixer.k.rows + mixer.v.rows
     found = norm_weights(mixer.norm, f"{block}.ssm_norm")
     if f"{qkv}.weight" in tensors:
         behind = channels - mixer.v.rows
-        found |= matrix(mixer.q, qkv, count=mixer.q.rows)
-        found |= matrix(mixer.k, qkv, start=mixer.q.rows, count=mixer.k.rows)
-        in_turn = has_rows(tensors, qkv, channels) and tiled
-        rows = behind + _tiled(mixer, mixer.value_dim) if in_turn else None
-        found |= matrix(mixer.v, qkv, start=0 if in_turn else behind, count=mixer.v.rows, rows=rows)
-        in_turn = has_rows(tensors, f"{block}.attn_gate", mixer.z.rows) and tiled
-        found |= matrix(mixer.z, f"{block}.attn_gate", rows=_tiled(mixer, mixer.value_dim) if in_turn else None)
+        found |= matrix(mixer.q, qkv, RowRange(0, mixer.q.rows))
+        found |= matrix(mixer.k, qkv, RowRange(mixer.q.rows, mixer.k.rows))
+        values_in_turn = has_rows(tensors, qkv, channels) and is_interleaved
+        order = permuted(behind + _interleaved(mixer, mixer.value_dim)) if values_in_turn else None
+        found |= matrix(mixer.v, qkv, order or RowRange(behind, mixer.v.rows))
+        gates_in_turn = has_rows(tensors, f"{block}.attn_gate", mixer.z.rows) and is_interleaved
+        gates = permuted(_interleaved(mixer, mixer.value_dim) if gates_in_turn else None)
+        found |= matrix(mixer.z, f"{block}.attn_gate", gates)
     else:  # as the first files had them
         found |= _shared(f"{block}.ssm_in", (mixer.q, mixer.k, mixer.v, mixer.z), keys, tensors)
     out = tensors.get(f"{block}.ssm_out.weight")
     is_whole = out is not None and out.shape == (mixer.o.rows, mixer.o.columns)
     is_whole = is_whole and _size(tensors, f"{block}.ssm_a") == values
-    columns = _tiled(mixer, mixer.value_dim) if tiled and is_whole else None
-    found |= matrix(mixer.o, f"{block}.ssm_out", columns=columns, run=mixer.value_dim)
-    heads = _tiled(mixer, 1) if tiled and is_whole else None
+    heads = permuted(_interleaved(mixer, 1) if is_interleaved and is_whole else None)
+    if is_interleaved and is_whole:
+        columns = PermutedColumns(_interleaved(mixer, mixer.value_dim), run=mixer.value_dim)
+        found |= matrix(mixer.o, f"{block}.ssm_out", columns)
+    else:
+        found |= matrix(mixer.o, f"{block}.ssm_out")
     if f"{block}.ssm_ba.weight" in tensors:
         found |= _shared(f"{block}.ssm_ba", (mixer.beta, mixer.decay), keys, tensors)
     else:
-        found |= matrix(mixer.beta, f"{block}.ssm_beta", rows=heads)
-        found |= matrix(mixer.decay, f"{block}.ssm_alpha", rows=heads)
-    found[mixer.log_decay] = Place(tensor=f"{block}.ssm_a", rows=heads, is_exp=True)
-    found[mixer.decay_bias] = Place(tensor=f"{block}.ssm_dt.bias", rows=heads)
+        found |= matrix(mixer.beta, f"{block}.ssm_beta", heads)
+        found |= matrix(mixer.decay, f"{block}.ssm_alpha", heads)
+    found[mixer.log_decay] = TensorLocation(tensor=f"{block}.ssm_a", order=heads, transform=log_of_negative)
+    found[mixer.decay_bias] = TensorLocation(tensor=f"{block}.ssm_dt.bias", order=heads)
     convolved = f"{block}.ssm_conv1d"
     kernels = None
-    if tiled and has_rows(tensors, convolved, channels):
+    if is_interleaved and has_rows(tensors, convolved, channels):
         before = np.arange(channels - mixer.v.rows)
-        kernels = np.concatenate([before, len(before) + _tiled(mixer, mixer.value_dim)])
-    return found | {mixer.convolution: Place(tensor=f"{convolved}.weight", rows=kernels)}
+        kernels = np.concatenate([before, len(before) + _interleaved(mixer, mixer.value_dim)])
+    return found | {mixer.convolution: TensorLocation(tensor=f"{convolved}.weight", order=permuted(kernels))}
 
 
-def _shared(name: str, linears: Sequence[Linear], groups: int, tensors: Mapping[str, Placed]) -> dict[str, Place]:
+def _shared(
+    name: str, linears: Sequence[Linear], groups: int, tensors: Mapping[str, Placed]
+) -> dict[str, TensorLocation]:
     """Matrices whose rows lie in one tensor, one share of each behind the other, for each key head."""
     total = sum(linear.rows for linear in linears)
     rows = np.arange(total).reshape(groups, -1) if has_rows(tensors, name, total) else None
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     start = 0
     for linear in linears:
         share = linear.rows // groups
         own = None if rows is None else rows[:, start : start + share].reshape(-1)
-        found |= matrix(linear, name, rows=own)
+        found |= matrix(linear, name, permuted(own))
         start += share
     return found
 
 
-def _tiled(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
-    """Of each value, `each` of a value head, where it is in the file."""
+def _interleaved(mixer: DeltaNet, each: int) -> NDArray[np.intp]:
+    """For each row, of `each` a value head, where it is in the file."""
     heads = np.arange(mixer.value_heads).reshape(-1, mixer.key_heads).T.reshape(-1)
     return (heads[:, None] * each + np.arange(each)).reshape(-1)
 

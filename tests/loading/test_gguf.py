@@ -95,9 +95,9 @@ def test_quantized_values_are_those_of_the_gguf_package(kind: str, llama: Path, 
     try:
         number = gguf.GGMLQuantizationType[kind]
         expected = gguf.dequantize(gguf.quantize(kept["blk.1.ffn_down.weight"], number), number)
-        source.described(described(source))
-        assert np.array_equal(source.rows("model.layers.1.mlp.down_proj.weight", 0, 64), expected)
-        assert np.array_equal(source.rows("model.layers.1.mlp.down_proj.weight", 5, 7), expected[5:7])
+        _, tensors = source.tensors(described(source))
+        assert np.array_equal(tensors.rows("model.layers.1.mlp.down_proj.weight", 0, 64), expected)
+        assert np.array_equal(tensors.rows("model.layers.1.mlp.down_proj.weight", 5, 7), expected[5:7])
     finally:
         source.close()
 
@@ -146,7 +146,7 @@ def without(name: str) -> Change:
     ({}, without("token_embd.weight"), "has no tensor 'token_embd.weight'; expected a whole model"),
     ({}, without("blk.1.ffn_up.weight"), r"has no tensor 'blk\.1\.ffn_up\.weight' \(for 'model\.layers\.1\.mlp\.up"),
     ({}, lambda tensors: {**tensors, "rope_freqs.weight": -FACTORS}, "values that are not above 0"),
-    ({"tokenizer.ggml.pre": "no-such"}, None, "cuts texts by the rules 'no-such'"),
+    ({"tokenizer.ggml.pre": "no-such"}, None, "unknown pre-tokenizer 'no-such'"),
     ({"tokenizer.ggml.merges": ["no such"]}, None, "the tokenizer of '.*' cannot be used"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_named(
@@ -208,7 +208,8 @@ def test_metadata_of_any_values_is_refused_or_read_in_little_memory(llama: Path,
         try:
             source = GgufSource(file)
             try:
-                check_source(source, plan(source.described(described(source)), Recipe()))
+                decoder, tensors = source.tensors(described(source))
+                check_source(tensors, plan(decoder, Recipe()))
             finally:
                 source.close()
         except ExportError:

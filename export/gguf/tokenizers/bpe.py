@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf.tokenizers.components import around, whole_json
-from embedllm.export.gguf.tokenizers.pre_tokenizers import SPLITS, Splits
+from embedllm.export.gguf.tokenizers.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from embedllm.export.gguf.tokenizers.unigram import unigram
 from embedllm.export.gguf.tokenizers.vocabulary import NORMAL, PREFIX, UNKNOWN, UNUSED, Vocabulary
 from embedllm.export.gguf.tokenizers.wordpiece import word_piece
@@ -16,7 +16,7 @@ _SPACE = "\u2581"  # in SentencePiece's tokens
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
-    """Raises ExportError for a kind, or a way of cutting texts, that is not known here: none is ever guessed."""
+    """Raises ExportError for a kind of tokenizer, or a pre-tokenizer, that is not known here: there is no default."""
     make = _KINDS.get(vocabulary.kind)
     if make is None:
         raise ExportError(
@@ -27,37 +27,37 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
-    splits = _splits(vocabulary)
+    rules = _pre_tokenizer(vocabulary)
     if vocabulary.merges is None:
         raise ExportError(f"'{vocabulary.place}' has no '{PREFIX}merges', which a tokenizer of this kind is made of.")
-    cuts: list[object] = [
+    pieces: list[object] = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-        for regex in splits.regexes
+        for regex in rules.regexes
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    cuts.append({**level, "use_regex": splits.as_gpt2})
-    model = {"ignore_merges": splits.whole_words, "byte_fallback": False, "unk_token": None, "fuse_unk": False}
+    pieces.append({**level, "use_regex": rules.as_gpt2})
+    model = {"ignore_merges": rules.ignore_merges, "byte_fallback": False, "unk_token": None, "fuse_unk": False}
     return _bpe(
         vocabulary,
         model | {"merges": list(vocabulary.merges)},
-        normalizer={"type": splits.normalizer} if splits.normalizer else None,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": cuts},
+        normalizer={"type": rules.normalizer} if rules.normalizer else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": pieces},
         decoder={**level, "add_prefix_space": True, "use_regex": True},
-        starts=splits.starts,
-        between=splits.between,
+        adds_bos=rules.adds_bos,
+        pair_eos=rules.pair_eos,
     )
 
 
-def _splits(vocabulary: Vocabulary) -> Splits:
+def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     name = vocabulary.values.get("pre")
-    if not isinstance(name, str) or name not in SPLITS:
-        said = "does not say how texts are cut" if name is None else f"cuts texts by the rules '{name}'"
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        found = "no pre-tokenizer" if name is None else f"unknown pre-tokenizer '{name}'"
         raise ExportError(
-            f"'{vocabulary.place}' {said} ('{PREFIX}pre'), which is not known here and is not guessed; known: "
-            f"{', '.join(SPLITS)}.{nearest(str(name), SPLITS)} Take a newer file of the model, or the checkpoint that "
-            "it was made from."
+            f"'{vocabulary.place}': {found} ({PREFIX}pre); known: {', '.join(PRE_TOKENIZERS)}."
+            f"{nearest(str(name), PRE_TOKENIZERS)} Take a newer file of the model, or the checkpoint that it was "
+            "made from."
         )
-    return SPLITS[name]
+    return PRE_TOKENIZERS[name]
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
@@ -77,7 +77,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
         normalizer={"type": "Sequence", "normalizers": steps},
         pre_tokenizer=None,
         decoder={"type": "Sequence", "decoders": back},
-        starts=True,
+        adds_bos=True,
     )
 
 
@@ -103,13 +103,13 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
 
 
 def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: object, pre_tokenizer: object,
-         decoder: object, starts: bool, between: int = 0) -> dict[str, object]:  # fmt: skip
-    """starts, between: as around() has them."""
+         decoder: object, adds_bos: bool, pair_eos: int = 0) -> dict[str, object]:  # fmt: skip
+    """adds_bos, pair_eos: as around() has them."""
     used = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] != UNUSED}
     parts = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, **model}
     return whole_json(vocabulary, {"type": "BPE", **parts, "vocab": used}, normalizer=normalizer,
                       pre_tokenizer=pre_tokenizer, decoder=decoder,
-                      post_processor=around(vocabulary, starts=starts, between=between))  # fmt: skip
+                      post_processor=around(vocabulary, adds_bos=adds_bos, pair_eos=pair_eos))  # fmt: skip
 
 
 _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, object]]] = {

@@ -30,30 +30,34 @@ def whole_json(vocabulary: Vocabulary, model: Mapping[str, object], *, normalize
     }
 
 
-def ends(vocabulary: Vocabulary, *, starts: bool, stops: bool = False) -> tuple[list[int], list[int]]:
+def ends(vocabulary: Vocabulary, *, adds_bos: bool, adds_eos: bool = False) -> tuple[list[int], list[int]]:
     """The BOS in front of a text and the EOS behind it, each if there is one and the file wants it.
 
-    starts, stops: whether they are there where the file does not say it.
+    adds_bos, adds_eos: whether they are there where the file does not say it.
     """
-    bos = vocabulary.special("bos") if vocabulary.flag("add_bos_token", starts) else None
-    eos = vocabulary.special("eos") if vocabulary.flag("add_eos_token", stops) else None
+    bos = vocabulary.special("bos") if vocabulary.flag("add_bos_token", adds_bos) else None
+    eos = vocabulary.special("eos") if vocabulary.flag("add_eos_token", adds_eos) else None
     return [] if bos is None else [bos], [] if eos is None else [eos]
 
 
-def around(vocabulary: Vocabulary, *, starts: bool, stops: bool = False, between: int = 0) -> dict[str, object] | None:
-    """What puts them there. starts, stops: as ends() has it.
+def around(
+    vocabulary: Vocabulary, *, adds_bos: bool, adds_eos: bool = False, pair_eos: int = 0
+) -> dict[str, object] | None:
+    """What puts them there. adds_bos, adds_eos: as ends() has it.
 
-    between: number of EOS tokens between two texts, of which only the first has a BOS; 0, or without both of these: the
+    pair_eos: number of EOS tokens between two texts, of which only the first has a BOS; 0, or without both of these: the
     second text has its own.
     """
-    bos, eos = ends(vocabulary, starts=starts, stops=stops)
+    bos, eos = ends(vocabulary, adds_bos=adds_bos, adds_eos=adds_eos)
     if not bos and not eos:
         return None
 
     def single(text: str, part: int) -> list[Piece]:
         return [(piece, part) for piece in (*bos, text, *eos)]
 
-    second = [(piece, 0) for piece in (*eos * (between - 1), "B", *eos)] if between and bos and eos else single("B", 1)
+    second = (
+        [(piece, 0) for piece in (*eos * (pair_eos - 1), "B", *eos)] if pair_eos and bos and eos else single("B", 1)
+    )
     return template(vocabulary, single("A", 0), single("A", 0) + second)
 
 

@@ -1,4 +1,4 @@
-"""How texts are cut before a GGUF file's byte-level BPE, by the names in 'tokenizer.ggml.pre'.
+"""Pre-tokenizer regexes of a GGUF file's byte-level BPE, by the names of 'tokenizer.ggml.pre'.
 
 Each is what the tokenizer.json of the models has that a name was given for; llama.cpp writes the same with other
 regexes. Source: llama-vocab.cpp of llama.cpp (the names, and the original regexes in its comments).
@@ -40,25 +40,27 @@ _THREE_DIGITS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}[\r\n]*|{_SPACES}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Splits:
-    """One name's rules: the text is cut at what each regex finds, and around it; then, if so, as GPT-2 does."""
+class PreTokenizer:
+    """The text is split at the matches of each regex, which are pieces too; then as GPT-2 does it, if so."""
 
     regexes: tuple[str, ...] = ()
     as_gpt2: bool = False
     normalizer: str = ""  # of the text before: "NFC"
-    whole_words: bool = False  # a piece that is a token is not merged from its parts
-    starts: bool = False  # the BOS comes first unless the file says otherwise
-    between: int = 0  # EOS between the texts of a pair; 0: each has what it has alone
+    ignore_merges: bool = False  # a piece that is a token is taken as it is
+    adds_bos: bool = False  # unless the file says otherwise
+    pair_eos: int = 0  # EOS tokens between the texts of a pair; 0: each text has its own ones
 
 
-_LLAMA3 = Splits(regexes=(_THREE_DIGITS,), whole_words=True, starts=True)
-_QWEN2 = Splits(regexes=(_ONE_DIGIT,))
-_GPT2 = Splits(as_gpt2=True)
-_DIGITS_GPT2 = Splits(regexes=(r"\p{N}",), as_gpt2=True)
-_DEEPSEEK3 = Splits(regexes=(r"\p{N}{1,3}", _HAN_KANA, f"{_LATIN}|{_SIGNS}|{_SPACES}"))
-_GPT4O = Splits(regexes=(rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}|{_MARKS}[\r\n/]*|{_SPACES}",))
-_TEKKEN = Splits(
-    regexes=(rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_MARKS}[\r\n/]*|{_SPACES}",), whole_words=True, starts=True
+_LLAMA3 = PreTokenizer(regexes=(_THREE_DIGITS,), ignore_merges=True, adds_bos=True)
+_QWEN2 = PreTokenizer(regexes=(_ONE_DIGIT,))
+_GPT2 = PreTokenizer(as_gpt2=True)
+_DIGITS_GPT2 = PreTokenizer(regexes=(r"\p{N}",), as_gpt2=True)
+_DEEPSEEK3 = PreTokenizer(regexes=(r"\p{N}{1,3}", _HAN_KANA, f"{_LATIN}|{_SIGNS}|{_SPACES}"))
+_GPT4O = PreTokenizer(
+    regexes=(rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}|{_MARKS}[\r\n/]*|{_SPACES}",)
+)
+_TEKKEN = PreTokenizer(
+    regexes=(rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_MARKS}[\r\n/]*|{_SPACES}",), ignore_merges=True, adds_bos=True
 )
 _QWEN35 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _SEED = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -76,35 +78,35 @@ _RUNS = "|".join([*(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32,
 _JAIS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}[\r\n]*|\s*[\r\n]+|{_RUNS}"
 _NUMBERS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}+|{_MARKS}[\r\n]*|{_SPACES}"
 
-SPLITS: Mapping[str, Splits] = {
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
                      "jina-v5-nano"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Splits(regexes=(_THREE_DIGITS,))),
-    "qwen2": Splits(regexes=(_ONE_DIGIT,), normalizer="NFC"),
-    "qwen35": Splits(regexes=(_QWEN35,), normalizer="NFC"),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer(regexes=(_THREE_DIGITS,))),
+    "qwen2": PreTokenizer(regexes=(_ONE_DIGIT,), normalizer="NFC"),
+    "qwen35": PreTokenizer(regexes=(_QWEN35,), normalizer="NFC"),
     **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), _QWEN2),
     **dict.fromkeys(("gpt-2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion",
                      "granite-docling"), _GPT2),
-    **dict.fromkeys(("olmo", "mpt"), Splits(as_gpt2=True, normalizer="NFC")),
-    "modern-bert": Splits(as_gpt2=True, normalizer="NFC", between=1),
-    "roberta-bpe": Splits(as_gpt2=True, between=2),
+    **dict.fromkeys(("olmo", "mpt"), PreTokenizer(as_gpt2=True, normalizer="NFC")),
+    "modern-bert": PreTokenizer(as_gpt2=True, normalizer="NFC", pair_eos=1),
+    "roberta-bpe": PreTokenizer(as_gpt2=True, pair_eos=2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _DIGITS_GPT2),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
-    "deepseek-coder": Splits(regexes=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
+    "deepseek-coder": PreTokenizer(regexes=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
     "tekken": _TEKKEN,
-    "seed-coder": Splits(regexes=(_SEED,)),
-    "deepseek-llm": Splits(regexes=_DEEPSEEK),
-    "kimi-k2": Splits(regexes=(_KIMI,)),
+    "seed-coder": PreTokenizer(regexes=(_SEED,)),
+    "deepseek-llm": PreTokenizer(regexes=_DEEPSEEK),
+    "kimi-k2": PreTokenizer(regexes=(_KIMI,)),
     # digits in threes from the end of a number
     **dict.fromkeys(("tiny_aya", "cohere2moe"),
-                    Splits(regexes=(r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.regexes))),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Splits(regexes=(_BAILING,))),
-    "exaone-moe": Splits(regexes=(_EXAONE,)),
-    "jais-2": Splits(regexes=(_JAIS,)),
-    "minicpm5": Splits(regexes=(r"\p{N}{1,3}", _NUMBERS), whole_words=True),
-    "laguna": Splits(regexes=(r"[^\n]+|[\n]+", _ONE_DIGIT)),
-    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), Splits(regexes=(_STOPS,))),
-    "viking": Splits(regexes=(_STOPS, r"\p{N}")),
+                    PreTokenizer(regexes=(r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.regexes))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer(regexes=(_BAILING,))),
+    "exaone-moe": PreTokenizer(regexes=(_EXAONE,)),
+    "jais-2": PreTokenizer(regexes=(_JAIS,)),
+    "minicpm5": PreTokenizer(regexes=(r"\p{N}{1,3}", _NUMBERS), ignore_merges=True),
+    "laguna": PreTokenizer(regexes=(r"[^\n]+|[\n]+", _ONE_DIGIT)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer(regexes=(_STOPS,))),
+    "viking": PreTokenizer(regexes=(_STOPS, r"\p{N}")),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from embedllm.export.gguf.tokenizers.components import around, whole_json
 from embedllm.export.gguf.tokenizers.vocabulary import BYTE, NORMAL, PREFIX, UNKNOWN, UNUSED, Vocabulary
 
 _SPACE = "\u2581"
-_BETWEEN = 2  # EOS between the texts of a pair, as XLM-RoBERTa has it
+_PAIR_EOS = 2  # EOS between the texts of a pair, as XLM-RoBERTa has it
 _CHARSMAP, _LENGTH = "precompiled_charsmap", 4  # bytes in front of it: the trie's length
 
 
@@ -38,7 +38,7 @@ def unigram(vocabulary: Vocabulary) -> dict[str, object]:
         normalizer={"type": "Sequence", "normalizers": _steps(vocabulary, spaced=spaced)},
         pre_tokenizer=None,
         decoder={"type": "Sequence", "decoders": back},
-        post_processor=around(vocabulary, starts=False, stops=True, between=_BETWEEN),
+        post_processor=around(vocabulary, adds_bos=False, adds_eos=True, pair_eos=_PAIR_EOS),
     )
 
 

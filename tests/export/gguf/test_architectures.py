@@ -17,7 +17,7 @@ from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export import Recipe, convert
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
-from embedllm.export.gguf.source import GgufSource, restated
+from embedllm.export.gguf.source import GgufSource, unfused
 from embedllm.package.architecture import Attention, Decoder
 from embedllm.package.package import open_package
 from tests.export.gguf.test_source import CASES, source_of, without_names
@@ -39,7 +39,7 @@ def checkpoint(folder: Path, name: str, **values: object) -> Path:
 
 def described(file: Path) -> tuple[object, GgufSource]:
     source = GgufSource(file)
-    return without_names(source.described(describe(Config(source.config)))), source
+    return without_names(source.tensors(describe(Config(source.config)))[0]), source
 
 
 def check_same(file: Path, folder: Path) -> None:
@@ -47,7 +47,7 @@ def check_same(file: Path, folder: Path) -> None:
     found, source = described(file)
     source.close()
     theirs = source_of(folder)
-    assert found == without_names(restated(describe(Config(theirs.config))))
+    assert found == without_names(unfused(describe(Config(theirs.config))))
     theirs.close()
 
 

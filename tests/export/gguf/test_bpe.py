@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
-from embedllm.export.gguf.tokenizers.pre_tokenizers import SPLITS
+from embedllm.export.gguf.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from embedllm.export.gguf.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, read_vocabulary
 from tests.support.gguf_files import tokens
 
@@ -78,7 +78,7 @@ def test_texts_are_cut_as_the_name_says(pre: str, text: str, pieces: list[str]) 
     assert [piece for piece, _ in cut.pre_tokenize_str(text)] == pieces
 
 
-@pytest.mark.parametrize("pre", SPLITS)
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_known_name_loses_nothing_of_a_text(pre: str) -> None:
     ours = rebuilt({**DEMO_TOKENS, "tokenizer.ggml.pre": pre})
     for line in (*ODD, *TEXTS[0].splitlines()):
@@ -87,9 +87,9 @@ def test_every_known_name_loses_nothing_of_a_text(pre: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"tokenizer.ggml.pre": "no-such"}, "cuts texts by the rules 'no-such'.*not guessed; known: llama-bpe"),
+    ({"tokenizer.ggml.pre": "no-such"}, "unknown pre-tokenizer 'no-such' \\(tokenizer.ggml.pre\\); known: llama-bpe"),
     ({"tokenizer.ggml.pre": "llama-bpee"}, "The nearest is 'llama-bpe'"),
-    ({"tokenizer.ggml.pre": None}, "does not say how texts are cut"),
+    ({"tokenizer.ggml.pre": None}, "no pre-tokenizer \\(tokenizer.ggml.pre\\)"),
     ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv', which is not read; known: gpt2, llama, bert, t5"),
     ({"tokenizer.ggml.model": None}, "has no vocabulary"),
     ({"tokenizer.ggml.merges": None}, "has no 'tokenizer.ggml.merges'"),

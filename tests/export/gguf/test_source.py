@@ -15,7 +15,7 @@ from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.checkpoints.tensor_mapping import check_matrix, check_vector, read_matrix, read_vector
-from embedllm.export.gguf.source import GgufSource, restated
+from embedllm.export.gguf.source import GgufSource, unfused
 from embedllm.hub.location import Location
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.package import open_package
@@ -63,15 +63,15 @@ def test_a_model_of_each_architecture_is_that_of_its_checkpoint(name: str, tmp_p
     ours = GgufSource(write_gguf(tmp_path / "m.gguf", tmp_path))
     try:
         expected = describe(Config(theirs.config))
-        found = ours.described(describe(Config(ours.config)))
-        assert without_names(found) == without_names(restated(expected))
+        found, tensors = ours.tensors(describe(Config(ours.config)))
+        assert without_names(found) == without_names(unfused(expected))
         for linear, other in zip(matrices(found), matrices(expected), strict=True):
-            check_matrix(ours, linear)
+            check_matrix(tensors, linear)
             wanted = read_matrix(theirs, other, 1, linear.rows)
-            assert np.array_equal(read_matrix(ours, linear, 1, linear.rows), wanted), linear.source
+            assert np.array_equal(read_matrix(tensors, linear, 1, linear.rows), wanted), linear.source
         for vector, other in zip(vectors(found), vectors(expected), strict=True):
-            check_vector(ours, vector)
-            values, wanted = read_vector(ours, vector), read_vector(theirs, other)
+            check_vector(tensors, vector)
+            values, wanted = read_vector(tensors, vector), read_vector(theirs, other)
             if vector.name.endswith(".log_decay"):  # files have its exponential, rounded to float32
                 np.testing.assert_allclose(values, wanted, atol=1e-6, rtol=0)
             else:
