@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,13 +14,16 @@ from embedllm.cli.commands.shard import describe_shards
 from embedllm.cli.options import common_options, note
 from embedllm.cli.param_types import PLAIN_BITS, Bits, ByteSize
 from embedllm.cli.progress import progress_bar
+from embedllm.errors import ExportError
 from embedllm.hub.name import hub_name
+
+if TYPE_CHECKING:
+    from embedllm.export import Recipe
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
 _GROUP = 32  # values that share a scale, by default
 _METHODS = ["search", "nearest", "weighted", "awq", "gptq", "awq+gptq"]
-_TEXTLESS = ("search", "nearest")
 _TARGETS = {"npu": 128}  # the same where a device wants another: Intel's recipe for its NPU, docs/devices.md#npu
 _NPU_LEAST = 64
 
@@ -102,24 +106,7 @@ def export(
     SOURCE: a Hugging Face checkpoint directory (config.json, safetensors, tokenizer.json), a GGUF file, or a repo id,
     which is downloaded. OUT is written atomically: after an error or Ctrl-C it is unchanged.
     """
-    mean_bits = None if bits is None or bits in PLAIN_BITS else bits
-    if size is not None and bits is not None:
-        raise click.UsageError("--size and --bits are mutually exclusive.")
-    is_mixed = size is not None or mean_bits is not None
-    method = method or _method_for(calibrate, importance)
-    if calibrate is not None and method in _TEXTLESS and not is_mixed:
-        raise click.UsageError(f"--calibrate: --method {method} takes no calibration data. Leave one out.")
-    if importance is not None and method != "weighted":
-        raise click.UsageError(f"--importance: --method {method} takes none, only weighted does. Leave one out.")
-    if importance is not None and calibrate is not None and not is_mixed:
-        raise click.UsageError("--importance and --calibrate are mutually exclusive.")
-    if target == "npu" and asymmetric:
-        raise click.UsageError("--target npu and --asymmetric: the NPU does not support zero points. Leave one out.")
-    if target == "npu" and group and int(group) < _NPU_LEAST:
-        raise click.UsageError(
-            f"--target npu and --group {group}: the NPU needs a group size of at least {_NPU_LEAST}, best "
-            f"{_TARGETS[target]}."
-        )
+    _check_target(target, group, asymmetric=asymmetric)
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the hub's package is imported
     from embedllm.export import Recipe, convert
@@ -128,18 +115,19 @@ def export(
     from embedllm.hub.checkpoint import export_source
 
     recipe = Recipe(
-        bits=None if bits is None or mean_bits is not None else int(bits),
+        bits=int(bits) if bits in PLAIN_BITS else None,
         size=size,
-        mean_bits=mean_bits,
+        mean_bits=None if bits in PLAIN_BITS else bits,
         group_size=int(group or _TARGETS.get(target or "", _GROUP)),
         symmetric=not asymmetric,
-        method=method,
+        method=method or _method_for(calibrate, importance),
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,
         context=context,
         exact=exact,
         rotate=rotate,
     )
+    _check_calibration(recipe, has_text=calibrate is not None, has_importance=importance is not None)
     started = time.perf_counter()
     try:
         with progress_bar(is_shown=not quiet) as on_progress:
@@ -166,6 +154,29 @@ def export(
         note(f"'{out}' is unchanged.")
         raise
     _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
+
+
+def _check_target(target: str | None, group: str | None, *, asymmetric: bool) -> None:
+    if target == "npu" and asymmetric:
+        raise click.UsageError("--target npu and --asymmetric: the NPU does not support zero points. Leave one out.")
+    if target == "npu" and group and int(group) < _NPU_LEAST:
+        raise click.UsageError(
+            f"--target npu and --group {group}: the NPU needs a group size of at least {_NPU_LEAST}, best "
+            f"{_TARGETS[target]}."
+        )
+
+
+def _check_calibration(recipe: Recipe, *, has_text: bool, has_importance: bool) -> None:
+    """Before anything is downloaded: what the export itself would refuse."""
+    from embedllm.export.recipe import check_calibration
+
+    is_mixed = recipe.size is not None or recipe.mean_bits is not None
+    if recipe.size is not None and (recipe.bits is not None or recipe.mean_bits is not None):
+        raise click.UsageError("--size and --bits are mutually exclusive.")
+    try:
+        check_calibration(recipe.method, has_budget=is_mixed, has_text=has_text, has_importance=has_importance)
+    except ExportError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _method_for(calibrate: Path | None, importance: Path | None) -> str:
