@@ -1,4 +1,4 @@
-"""Private memory of a model after a prompt, each in a fresh process, against what embedllm.loading.memory_estimate expects. Linux.
+"""Private memory of a model after a prompt, in fresh processes, against embedllm.loading.memory_estimate. Linux.
 
     python tests/benchmarks/bench_memory.py FOLDER [--device cpu] [--exact] [--prompts 1 512 1900]
 

@@ -253,5 +253,6 @@ def test_close_returns_the_memory_of_weights_and_caches(package: Path, tiny_pack
     for loaded, closed in rounds:
         assert loaded > 0.8 * weights
         assert closed < 0.8 * loaded, rounds
-    # of all but the first: now and then the end of a thread's heap stays until the next load (backends/system/host_memory.py)
+    # of all but the first: now and then the end of a thread's heap stays until the next load
+    # (backends/system/host_memory.py)
     assert min(closed / loaded for loaded, closed in rounds[1:]) < 0.3, rounds

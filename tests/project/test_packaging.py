@@ -142,7 +142,8 @@ def test_an_installed_wheel_answers_with_its_demo(wheel: Path, tmp_path: Path) -
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", site, wheel, cwd=tmp_path)
     code = (
-        "import embedllm, embedllm.cli.main, embedllm.export, embedllm.export.architectures as a; print(embedllm.__file__); "
+        "import embedllm, embedllm.cli.main, embedllm.export, embedllm.export.architectures as a; "
+        "print(embedllm.__file__); "
         "print(a.families()); llm = embedllm.load('demo'); llm.package.check(); print(llm.package.folder)"
     )
     module, families, demo = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site)).splitlines()

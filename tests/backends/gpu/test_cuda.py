@@ -1,4 +1,4 @@
-"""Sessions on ONNX Runtime's CUDA provider. What needs a GPU is marked so: pytest -m gpu tests/backends/gpu/test_cuda.py"""
+"""Sessions on ONNX Runtime's CUDA provider. What needs a GPU: pytest -m gpu tests/backends/gpu/test_cuda.py"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sessions on WebGPU, for real: on a GPU, or on a software one by .ci/lavapipe.sh pytest -m webgpu tests/backends/gpu/test_webgpu.py
+"""Sessions on WebGPU, for real.
+
+On a GPU, or on a software one: .ci/lavapipe.sh pytest -m webgpu tests/backends/gpu/test_webgpu.py
 
 Skipped, with the reason, where no device is there.
 """
