@@ -181,11 +181,11 @@ def test_the_modules_import_each_other_in_ways_that_can_be_rewritten() -> None:
     """Neither a dynamic import nor an address relative to a module itself finds anything from a text."""
     texts = sources()
     made = addresses(texts, ENTRY, publish=lambda text: f"address:{len(text)}")
-    assert {"bridge.js", "errors.js", "rule/row.js"} <= made.keys()
+    assert {"worker/load_model.js", "errors.js", "sampling/array_logits.js"} <= made.keys()
     for name in made:
         assert not re.search(r"""await import\(["']\.""", texts[name]), name
         # where Python's wheel is, which is here already; and what is beside it only if it is no blob
-        assert name in {"libraries.js", "runtime.js"} or "import.meta" not in texts[name], name
+        assert name in {"libraries.js", "engine/ort_runtime.js"} or "import.meta" not in texts[name], name
 
 
 def test_modules_in_a_circle_or_not_there_are_refused() -> None:
@@ -196,5 +196,5 @@ def test_modules_in_a_circle_or_not_there_are_refused() -> None:
 
 
 def test_a_folder_without_its_modules_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PackageError, match=r"has no 'bridge.js': this installation lacks its JavaScript"):
+    with pytest.raises(PackageError, match=r"has no 'worker/load_model.js': this installation lacks its JavaScript"):
         sources(tmp_path)

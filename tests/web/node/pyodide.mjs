@@ -13,7 +13,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 export function pyodideFolder() {
   const modules = process.env.EMBEDLLM_NODE_MODULES;
   if (modules) return `${modules}/pyodide`;
-  return dirname(createRequire(`${here}/../../bindings_web/package.json`).resolve("pyodide/package.json"));
+  return dirname(createRequire(`${here}/../../../bindings_web/package.json`).resolve("pyodide/package.json"));
 }
 
 /**
