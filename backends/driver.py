@@ -76,7 +76,7 @@ class DeviceFamily:
     name: str  # what their names begin with
     open: Callable[[OpenOptions], Engine]
     capabilities: Capabilities
-    # the same for a model that embeds or scores texts; None: it runs none
+    # the same for an embedding or reranker model; None: it runs none
     open_encoder: Callable[[OpenOptions], Engine] | None = None
     python_package: str = ""  # whose version its numbers depend on, besides its runtime's; empty: none
     # of a name that no list has, such as a runtime's own words behind a colon: its device, if it is one

@@ -1,4 +1,4 @@
-"""What a model that embeds or scores texts is asked: texts become tokens, within their limit, and vectors or scores."""
+"""Embedding and reranker (cross-encoder) models: texts become tokens, within the limit, then vectors or scores."""
 
 from __future__ import annotations
 

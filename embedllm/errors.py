@@ -62,7 +62,7 @@ class ContextFull(EmbedError):
 class Busy(EmbedError):
     """Too many calls wait for others to end; nothing was begun, and the call can be made again.
 
-    running: replies that are made now. waiting: calls that wait for one of them to end.
+    running: requests that have a slot. waiting: requests in the queue.
     """
 
     def __init__(self, message: str, *, running: int, waiting: int) -> None:

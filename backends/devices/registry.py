@@ -279,7 +279,7 @@ def _unsupported(
     """Why a device cannot do what is asked with this folder, and what helps."""
     halves = _halves(device)
     if package.encoder is not None and (len(halves) > 1 or device_family(device).open_encoder is None):
-        reason = f"'{package.name}' embeds or scores texts, which this library does not do there"
+        reason = f"'{package.name}' is an embedding or reranker model, which this device does not support"
         return Unsupported(reason, "use the device 'cpu', 'cuda' or 'openvino'")
     without_adapters = adapts and not all(capabilities(half).adapters for half in halves)
     if len(halves) > 1:

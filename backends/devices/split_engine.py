@@ -21,7 +21,7 @@ LEAST = 32  # tokens; fewer are fed where tokens are made: handing over costs mo
 
 
 class SplitEngine:
-    """Reads prompts on one engine and makes tokens on another, of the same package."""
+    """Disaggregated prefill/decode: the prompt on one engine, decoding on another, of the same package."""
 
     def __init__(self, reads: Engine, makes: Engine, device: Device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""A model that embeds or scores texts, on ONNX Runtime's CUDA provider."""
+"""An embedding or reranker (cross-encoder) model on ONNX Runtime's CUDA provider."""
 
 from __future__ import annotations
 

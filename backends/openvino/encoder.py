@@ -1,4 +1,4 @@
-"""A model that embeds or scores texts, on a device of OpenVINO."""
+"""An embedding or reranker (cross-encoder) model on a device of OpenVINO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that embeds or scores texts, on ONNX Runtime."""
+"""An embedding or reranker (cross-encoder) model on ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a model that embeds or scores texts: in batches of texts of about the same length, of bounded size."""
+"""Runs an embedding or reranker (cross-encoder) model: in bounded batches of texts of similar length."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EncoderEngine:
         return found
 
     def open(self, capacity: int = 0) -> Session:
-        raise ValueError(f"'{self.package.name}' embeds or scores texts and generates none; it has no sequences.")
+        raise ValueError(f"'{self.package.name}' is an embedding or reranker model and generates no text.")
 
     def close(self) -> None:
         self._run = None

@@ -31,7 +31,7 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 def read_adapter(name: str, path: str | os.PathLike[str], decoder: Decoder, *, is_rotated: bool = False) -> Adapter:
     """The adapter in a folder, or in a safetensors file with its adapter_config.json beside it.
 
-    is_rotated: the model's values are turned, as Package.is_rotated tells; so are the adapter's then.
+    is_rotated: the model's value heads are rotated (Package.is_rotated); so are the adapter's then.
     Raises PackageError for what is missing, damaged, of another model, or not followed: DoRA, biases, whole modules,
     embeddings, the head.
     """

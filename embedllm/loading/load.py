@@ -81,7 +81,7 @@ def load(
     taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
     nothing. What users said can be read from it.
-    max_sequences: replies that are made at once; further calls wait for one to end, by `priority`, then in their order.
+    max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
     None: as many as have room for a whole context each in the memory that is free, at least 16.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
     tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs

@@ -1,4 +1,4 @@
-"""Opens a folder of a model that embeds or scores texts, on the first device of a wish that can."""
+"""Loads an embedding or reranker model on the first requested device that supports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def open_encoder(package: Package, requested: str | Sequence[str], options: Load
     from embedllm.backends.reference.encoder_engine import EncoderEngine
 
     if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) is not None]:
-        raise ValueError(f"'{package.name}' embeds or scores texts and generates none; leave out {given[0]}.")
+        raise ValueError(
+            f"'{package.name}' is an embedding or reranker model and generates no text; leave out {given[0]}."
+        )
     search = selection.DeviceSearch(registry.DeviceCatalog(package, exact=options.exact).lookup, requested)
     defaults, tokenizer = read_defaults(package.folder), Tokenizer.open(package.folder)  # before the weights
     engine, memory, _ = open_first(package, search, options, runtime=lambda device: options.runtime, adapters=None)
@@ -36,5 +38,5 @@ def open_encoder(package: Package, requested: str | Sequence[str], options: Load
         defaults=defaults,
         memory=memory,
         encoding=Encoding(package, tokenizer, engine),
-        tuned="a model that embeds or scores texts is not tuned",
+        tuned="embedding and reranker models are not tuned",
     )

@@ -29,7 +29,7 @@ class _Model:
     names: Names
     sliding: list[bool]
     ropes: tuple[Rope, Rope]  # of the layers that see all, and of the others
-    told: int  # values that a layer is told of each token
+    told: int  # size of the per-layer embeddings (PLE)
     sources: list[int | None]  # whose keys and values each layer reads
 
     def parts(self, index: int) -> Parts:

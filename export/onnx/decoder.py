@@ -152,12 +152,12 @@ class _Emitter:
             own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
             own = self.wanted(own, "told") if is_last else own
             graph.scope = f"layers.{index}.told"
-            made = self.made_of_told(layer.per_layer_input, x, own)
+            made = self.per_layer_inputs(layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
             x = graph.op("Add", [x, made], "told.sum")
         return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
 
-    def made_of_told(self, part: PerLayerInput, x: str, told: str) -> str:
+    def per_layer_inputs(self, part: PerLayerInput, x: str, told: str) -> str:
         active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
         gated = self.graph.op("Mul", [active, told], "gated")
         return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
@@ -171,7 +171,7 @@ class _Emitter:
         assert layer.per_layer_input is not None
         own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
         graph.scope = f"layers.{index}.told"
-        more = self.made_of_told(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
+        more = self.per_layer_inputs(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
         x = self.altup_streams.with_others(x, more)
         graph.scope = f"layers.{index}"
         return x

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of small vectors, in an ONNX graph: before and behind its operator."""
+"""Multi-head latent attention (MLA) in an ONNX graph: before and behind its operator."""
 
 from __future__ import annotations
 

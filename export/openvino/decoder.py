@@ -141,7 +141,7 @@ class _Emitter:
         assert told is not None
         ir.scope = f"layers.{index}.told"
         own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
-        made = self.made_of_told(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        made = self.per_layer_inputs(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
         ir.scope = f"layers.{index}"
         return streams.with_others(ir, x, made, altup.correct.rows, "output")
 
@@ -163,14 +163,14 @@ class _Emitter:
             assert told is not None
             own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "told", batch_dims=0)
             ir.scope = f"layers.{index}.told"
-            made = self.made_of_told(layer.per_layer_input, x, own)
+            made = self.per_layer_inputs(layer.per_layer_input, x, own)
             ir.scope = f"layers.{index}"
             x = ir.op("Add", [x, made], "told.sum" if is_scaled else "output", **BROADCAST)
         if not is_scaled:
             return x
         return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
 
-    def made_of_told(self, part: PerLayerInput, x: Value, told: Value) -> Value:
+    def per_layer_inputs(self, part: PerLayerInput, x: Value, told: Value) -> Value:
         ir, products = self.ir, self.products
         active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
         gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of small vectors, in an OpenVINO model: before and behind its operator."""
+"""Multi-head latent attention (MLA) in an OpenVINO model: before and behind its operator."""
 
 from __future__ import annotations
 

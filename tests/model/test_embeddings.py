@@ -146,7 +146,9 @@ def test_what_is_no_list_of_texts_is_refused(model: Model) -> None:
 
 
 def test_devices_that_run_no_such_model_are_refused(embedder: Path) -> None:
-    with pytest.raises(DeviceUnavailable, match="'package' embeds or scores texts, which this library does not do"):
+    with pytest.raises(
+        DeviceUnavailable, match="'package' is an embedding or reranker model, which this device does not support"
+    ):
         load(embedder, device="npu-on-cpu")
     with pytest.raises(DeviceUnavailable, match="does not do there"):
         load(embedder, device="cpu+openvino")
@@ -154,7 +156,7 @@ def test_devices_that_run_no_such_model_are_refused(embedder: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"kv": "int8"}, {"adapters": {}}, {"draft": "demo"}, {"chat_template": ""}])
 def test_options_of_chat_models_are_refused(embedder: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"generates none; leave out {next(iter(option))}"):
+    with pytest.raises(ValueError, match=f"generates no text; leave out {next(iter(option))}"):
         load(embedder, **option)
 
 

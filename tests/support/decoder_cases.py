@@ -209,7 +209,7 @@ def keys_of_first(**changes: object) -> Change:
 
 
 def streams(count: int = 3) -> Change:
-    """Several streams, ways beside attention, sparse gates; layers are told of each token but the last ones."""
+    """AltUp streams, LAuReL, activation sparsity; per-layer embeddings (PLE) in all layers but the last ones."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
         name, mlp = f"layers.{at}", layer.mlp

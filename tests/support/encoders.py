@@ -1,4 +1,4 @@
-"""Every family that embeds or scores texts as a tiny model of transformers' own classes."""
+"""Every embedding and reranker family as a tiny model of transformers' own classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families share whose keys and values are made of small vectors, by the keys of DeepSeek-V2's config.json."""
+"""Multi-head latent attention (MLA), shared by families with the keys of DeepSeek-V2's config.json."""
 
 from __future__ import annotations
 

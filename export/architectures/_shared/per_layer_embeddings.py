@@ -1,4 +1,4 @@
-"""What families share whose layers are told of each token by a table of their own, and read keys of earlier layers."""
+"""Per-layer embeddings (PLE) and KV sharing across layers, shared by families."""
 
 from __future__ import annotations
 

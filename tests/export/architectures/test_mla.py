@@ -1,4 +1,4 @@
-"""Keys and values made of small vectors: what methods that read a text make of them, what they cost, who refuses."""
+"""Multi-head latent attention (MLA): what methods that read a text make of them, what they cost, who refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family that embeds or scores texts against transformers, on each engine (tests/support/encoders.py)."""
+"""Every embedding and reranker family against transformers, on each engine (tests/support/encoders.py)."""
 
 from __future__ import annotations
 
