@@ -193,6 +193,10 @@ def imports_of(module: str, path: Path) -> Iterator[Import]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (Import(module, name if name in sources() else str(node.module), at_once) for name in names)
         inner = at_once and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if isinstance(node, ast.If) and "emscripten" in ast.unparse(node.test):  # in a browser only
+            yield from (found for child in node.body for found in visit(child, at_once=False))
+            yield from (found for child in node.orelse for found in visit(child, at_once=inner))
+            return
         for child in ast.iter_child_nodes(node):
             yield from visit(child, at_once=inner)
 
