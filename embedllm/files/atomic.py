@@ -50,7 +50,7 @@ def write_json(path: Path, data: object) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raises ValueError when atomic_write() could not write there: before hours are spent on what goes into the file."""
+    """Raises ValueError when atomic_write() could not write there: before hours of work."""
     folder = path.absolute().parent
     if path.is_dir():
         raise ValueError(f"cannot write '{path}': it is a folder; expected the name of a file.")

@@ -60,7 +60,7 @@ def load(
     """Opens a package folder on a device.
 
     path: a folder written by `embedllm export`, or by another exporter, or a graph in one
-    (docs/guide-external-folders.md); "demo", the model that ships with this library; a GGUF file, which is exported into
+    (docs/guide-external-folders.md); "demo", the model that ships with embedllm; a GGUF file, which is exported into
     the user's cache the first time (docs/guide-gguf.md); or a model of the Hugging Face hub, as text: "org/name", or
     "org/name:int4" for one of several there (docs/guide-hub.md).
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment

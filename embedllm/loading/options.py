@@ -1,4 +1,4 @@
-"""What load() was asked for beside the path, as one value: for aload(), the worker, the command line and the browser."""
+"""The options of load() as one value: for aload(), the worker, the command line and the browser."""
 
 from __future__ import annotations
 
