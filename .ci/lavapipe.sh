@@ -64,6 +64,6 @@ fi
 runtime=$(mktemp -d)
 trap 'rm -rf "$runtime"' EXIT
 export VK_DRIVER_FILES=$place/driver.json XDG_RUNTIME_DIR=$runtime MESA_SHADER_CACHE_DIR=$place/shaders
-export EMBEDLLM_ALLOW_SOFTWARE_GPU=1
+export EMBEDLLM_ALLOW_SOFTWARE_GPU=1 ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1
 over='mount -t overlay overlay -o "lowerdir=$0:$1" "$1" || { echo "lavapipe: skipped: no overlay can be mounted" >&2; exit 77; }'
 "${as_root[@]}" bash -c "$over; shift; exec \"\$@\"" "$libraries" "$system" "$@"

@@ -39,6 +39,7 @@ go to stderr.
 | `EMBEDLLM_FIT` | `off` loads what is not expected to fit into memory ([does it fit?](guide-python.md#does-it-fit)) |
 | `EMBEDLLM_TUNED` | `off` loads as if `embedllm tune` had measured nothing ([tuning](devices.md#tuning)) |
 | `EMBEDLLM_ALLOW_SOFTWARE_GPU` | `1` makes GPUs that are emulated on the CPU available by name |
+| `EMBEDLLM_HOST_TUNING` | what the library may change in its process ([guide](guide-embed.md#host)); default `pages` |
 | `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |
 | `NO_COLOR` | no colours |
 """

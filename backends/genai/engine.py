@@ -15,14 +15,15 @@ from embedllm.backends.base import LARGER_MODEL, Device
 from embedllm.backends.genai.session import GenaiSession, Generator
 from embedllm.backends.ort.engine import CHUNK
 from embedllm.backends.ort.external_graph.engine import MOST_DIFFERENCE
-from embedllm.backends.ort.runtime import first_line  # sets what onnxruntime_genai, too, reads when it is imported
+from embedllm.backends.ort.runtime import first_line
 from embedllm.backends.sessions.chunk_check import CANNOT_BE_FED
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.files.no_telemetry import without_ort_telemetry
 
-# isort: split
-import onnxruntime_genai as og
+with without_ort_telemetry():
+    import onnxruntime_genai as og
 
 if TYPE_CHECKING:
     from embedllm.backends.options import RuntimeOptions

@@ -20,6 +20,7 @@ from embedllm.backends.base import Device
 from embedllm.backends.gpu.cuda_driver import gpus, stream
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.system.host_tuning import ENVIRONMENT, QUIET, is_on
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 
@@ -109,11 +110,16 @@ def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Without the warning that CUDA is no plug-in, which ONNX Runtime 1.31 writes whatever a session's severity.
+    """Without the warning that CUDA is no plug-in, where the host allows it.
+
+    ONNX Runtime 1.31 writes it whatever a session's severity.
 
     For one thread at a time, as this and the environment are the whole process's.
     """
     with _SETTINGS:
+        if not is_on(QUIET):
+            yield
+            return
         ort.set_default_logger_severity(_QUIET)
         try:
             yield
@@ -129,9 +135,9 @@ def _fast_attention() -> Iterator[None]:
     """With cuDNN's attention for steps where it is there, instead of the kernel that ONNX Runtime 1.31 prefers.
 
     It was faster at every length from 500 to 30,000 tokens; without cuDNN that kernel is (docs/cuda.md). A session
-    chooses when it is made. What the environment says goes before.
+    chooses when it is made. What the environment says goes before, and only where the host allows it is it changed.
     """
-    if _XQA in os.environ or not _has_cudnn():
+    if _XQA in os.environ or not is_on(ENVIRONMENT) or not _has_cudnn():
         yield
         return
     os.environ[_XQA] = "0"

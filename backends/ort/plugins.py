@@ -13,6 +13,7 @@ from pathlib import Path
 
 from embedllm.backends.ort.providers import GROUP
 from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.system.host_tuning import ENVIRONMENT, QUIET, is_on
 from embedllm.errors import DeviceError
 
 _QUIET, _WARNING = 4, 2  # log severities: "fatal", and what ONNX Runtime starts with
@@ -38,7 +39,7 @@ WEBGPU = Library(
     provider="WebGpuExecutionProvider",
     package="onnxruntime_ep_webgpu",
     install="pip install onnxruntime-ep-webgpu",
-    # software adapters are listed too, as devices of the type CPU: what they are good for is for the caller to say
+    # then software adapters are listed too, as devices of the type CPU: what they are good for is for the caller to say
     environment={"ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"},
 )
 OPENVINO = Library(
@@ -108,8 +109,14 @@ def devices(library: Library) -> list[ProviderDevice]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that ONNX Runtime writes whatever a session's severity: a library does not print."""
+    """Without the warnings that ONNX Runtime writes whatever a session's severity, where the host allows it.
+
+    The default logger is the whole process's, and does not tell what it was set to.
+    """
     with _lock:
+        if not is_on(QUIET):
+            yield
+            return
         ort.set_default_logger_severity(_QUIET)
         try:
             yield
@@ -145,6 +152,8 @@ def _remedy(library: Library) -> str:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that a library reads while it is registered, where the host allows it and has not set them itself."""
+    values = {name: value for name, value in values.items() if is_on(ENVIRONMENT) and name not in os.environ}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 from embedllm.backends.base import Device, Interrupted
 from embedllm.errors import DeviceError, EmbedError
+from embedllm.files.no_telemetry import without_ort_telemetry
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which otherwise writes to the home folder
-import onnxruntime as ort
+with without_ort_telemetry():
+    import onnxruntime as ort
 
 if not hasattr(ort, "InferenceSession"):  # a folder that one build left when it was removed beside another
     raise ImportError(f"what is in {list(ort.__path__)} is not whole; install it again")

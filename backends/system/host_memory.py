@@ -1,16 +1,24 @@
-"""What Linux wants to be asked for: large pages under weights, and freed memory back. Elsewhere nothing happens."""
+"""What Linux wants to be asked for: large pages under weights, and freed memory back. Elsewhere nothing happens.
+
+Each by the switch of backends/system/host_tuning.py.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Self
 
+from embedllm.backends.system.host_tuning import PAGES, TRIM, is_on
+
 _HUGE_PAGE = 2 << 20  # bytes
+_SMALL_PAGE, _ENTRY = mmap.PAGESIZE, 8  # bytes; the second of /proc/self/pagemap, for each
+_PRESENT = 1 << 7  # bit 63 of an entry
 _PIECE = 64 * _HUGE_PAGE  # moved at once: each call first waits for something on every processor
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # <linux/mman.h>; the second since Linux 6.1
+_MADV_COLLAPSE = 25  # <linux/mman.h>; since Linux 6.1, before which nothing is moved
 Range = tuple[int, int]  # addresses, the second one past the end
 
 
@@ -21,6 +29,10 @@ class HugePages:
     cost a fifth of the speed (docs/performance.md). The C library could be told by an environment variable
     (glibc.malloc.hugetlb), but only before the process starts. Moving 0.5 GB takes 0.1 to 0.7 s, the more the busier
     the machine and the more scattered its free memory, so nobody waits for it.
+
+    What other threads allocate within the block cannot be told apart. So only pages of 2 MiB are moved of which every
+    part is resident already, outside of the heap: contents, addresses and resident memory stay what they were, and no
+    advice stays on a mapping.
     """
 
     def __init__(self) -> None:
@@ -29,7 +41,7 @@ class HugePages:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._before = _anonymous()
+        self._before = _anonymous() if is_on(PAGES) else []
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -53,11 +65,11 @@ class HugePages:
     def _move(self, pieces: list[Range]) -> None:
         advise = ctypes.CDLL(None).madvise
         advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for start, end in pieces:
-            if self._stopping:
-                return
-            advise(start, end - start, _MADV_HUGEPAGE)  # a refusal costs nothing but speed
-            advise(start, end - start, _MADV_COLLAPSE)
+        for piece in pieces:
+            for start, end in _resident(piece):
+                if self._stopping:
+                    return
+                advise(start, end - start, _MADV_COLLAPSE)  # a refusal costs nothing but speed
 
 
 def return_freed_memory() -> None:
@@ -67,8 +79,10 @@ def return_freed_memory() -> None:
     size from which it does so, up to 32 MiB (man mallopt, M_MMAP_THRESHOLD). From the second model on, the weights lie
     in its heap, and all of them stay there after they were freed. What a thread of the runtime took may stay: the end
     of its heap is not given back. The next load uses it again, so that it does not grow.
+
+    All of the process's heap is trimmed, the application's as well: so only where the switch has it.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and is_on(TRIM):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and does not need it
         if trim is not None:
             trim(0)
@@ -83,12 +97,35 @@ def _anonymous() -> list[Range]:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123
             for line in maps:
                 place, rights, _, _, inode, *name = line.split()
-                if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
+                if rights == "rw-p" and inode == "0" and not name:  # "[heap]" is everybody's
                     start, _, end = place.partition("-")
                     found.append((int(start, 16), int(end, 16)))
     except OSError:
         return []
     return found
+
+
+def _resident(piece: Range) -> Iterator[Range]:
+    """The large pages of a piece that are in memory whole; none where the system does not tell."""
+    start, end = piece
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:  # noqa: PTH123
+            pagemap.seek(start // _SMALL_PAGE * _ENTRY)
+            entries = pagemap.read((end - start) // _SMALL_PAGE * _ENTRY)
+    except OSError:
+        return
+    present = entries[_ENTRY - 1 :: _ENTRY]  # the highest byte of each, little-endian
+    count = _HUGE_PAGE // _SMALL_PAGE
+    first = start
+    for at in range(start, end, _HUGE_PAGE):
+        index = (at - start) // _SMALL_PAGE
+        parts = present[index : index + count]
+        if len(parts) < count or any(part < _PRESENT for part in parts):
+            if first < at:
+                yield first, at
+            first = at + _HUGE_PAGE
+    if first < end:
+        yield first, end
 
 
 def _without(ranges: list[Range], others: list[Range]) -> Iterator[Range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,6 @@ class SequencePool:
         self._all: WeakSet[CachedSequence] = WeakSet()
         self._lock = threading.RLock()  # a stream that was left may be collected in the thread that has it
         self._writing = BackgroundWriter()
-        watch_garbage_collector()
 
     @property
     def engine(self) -> Engine:
@@ -141,9 +140,9 @@ class SequencePool:
                 and self._engine is not None
             ):
                 self._writing.add(lambda: prefix_cache.write_to_disk(sequence, prompt, adapter))
-        if (
-            not is_kept and is_garbage_collecting()
-        ):  # this thread may have what drop() waits for, or lead a run of others
+        if not is_kept and isinstance(sys.exception(), GeneratorExit):
+            # a stream that is closed, maybe by the garbage collector: then this thread may have what drop() waits for,
+            # or lead a run of others
             self._writing.add(lambda: self.drop(sequence))
         elif not is_kept:
             self.drop(sequence)
@@ -202,21 +201,3 @@ class SequencePool:
                 held = max((other.shares(sequence.tokens, sequence.adapter) for other in others), default=0)
                 self.prefix_cache.insert(sequence, max(position, held))
             sequence.forget_from(position)
-
-
-_local = threading.local()
-
-
-def watch_garbage_collector() -> None:
-    """To be called before is_garbage_collecting()."""
-    if _note not in gc.callbacks:
-        gc.callbacks.append(_note)
-
-
-def is_garbage_collecting() -> bool:
-    """Whether the caller is the end of something that is being collected."""
-    return getattr(_local, "is_garbage_collecting", False)
-
-
-def _note(phase: str, info: dict[str, int]) -> None:
-    _local.is_garbage_collecting = phase == "start"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedllm.backends.system import host_memory
+from embedllm.backends.system import host_memory, host_tuning
 from embedllm.backends.system.host_memory import HugePages, _pieces, _without, return_freed_memory
 
 MIB = 1 << 20
@@ -105,11 +105,55 @@ def test_nothing_is_asked_for_memory_that_is_about_to_be_freed(monkeypatch: pyte
     pages = HugePages()
     with pages:
         inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        inside.write(b"x" * SIZE)
     assert first.wait(120)
     threading.Timer(0.05, going_on.set).start()
     pages.stop()
     assert len(set(asked)) == 1  # of at least three pieces
     inside.close()
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="the system gives no huge pages when it is asked for them")
+def test_memory_that_is_not_resident_is_left_alone() -> None:
+    """Else memory of the application that was allocated meanwhile, and never written, would be filled with zeros."""
+    before = huge_kib()
+    with HugePages() as pages:
+        inside = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, SIZE, 64 << 10):  # a byte in every 16th page
+            inside[at] = 1
+    pages.wait()
+    assert huge_kib() - before < SIZE // 1024 // 4
+    inside.close()
+
+
+def test_nothing_is_moved_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_tuning.SWITCH, "trim")
+    monkeypatch.setattr(host_memory, "_anonymous", lambda: pytest.fail("no mapping is to be looked for"))
+    with HugePages() as pages:
+        pass
+    pages.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "on"),
+    [
+        ("", {"pages"}),
+        ("none", set[str]()),
+        ("trim", {"trim"}),
+        (" Pages, quiet ", {"pages", "quiet"}),
+        ("all", {"pages", "trim", "quiet", "environment"}),
+        ("nothing", set[str]()),
+    ],
+)
+def test_the_switch_names_what_is_on(given: str, on: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_tuning.SWITCH, given)
+    assert {name for name in ("pages", "trim", "quiet", "environment") if host_tuning.is_on(name)} == on
+
+
+def test_the_heap_is_trimmed_only_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(host_tuning.SWITCH, raising=False)
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("no library is to be called"))
+    return_freed_memory()
 
 
 def test_a_block_that_fails_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
