@@ -74,9 +74,12 @@ class Import:
     at_once: bool  # when the module is loaded, not in a function
 
 
+KEPT = ("PATH", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH")  # of the environment, in fresh processes
+
+
 def environment(home: Path) -> dict[str, str]:
     """Of a process that knows nothing of this one's settings."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH")}
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
     return {**kept, "HOME": str(home), "USERPROFILE": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
