@@ -57,3 +57,15 @@ def test_names_are_defined_where_their_links_lead(page: Path) -> None:
             if not re.search(rf"^\s*((async )?def|class) {part}\b|^{part}\b.*=|^ +{part}: ", code, re.MULTILINE):
                 missing.append(f"{name} in {target}")
     assert not missing
+
+
+FOLDERS = "backends|bindings_web|docs|embedllm|export|samples|tests|tools"
+FILE = re.compile(rf"(?<![\w/.@-])((?:{FOLDERS})/[\w./-]+\.(?:py|js|md|json))\b")
+EXAMPLES = ("MODEL_TYPE", "NAME", "hyperclovax")  # of files that a reader would add
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(FILE.findall(page.read_text(encoding="utf-8")))
+    named = {name for name in named if not any(example in name for example in EXAMPLES)}
+    assert not {name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "embedllm"))}
