@@ -156,7 +156,7 @@ def test_a_device_that_is_probed_is_not_nothing(doubtful: str) -> None:
 def test_options_that_would_be_passed_over_are_refused() -> None:
     result = CliRunner().invoke(cli, ["devices", "--probe", "--report"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "give one of them" in result.stderr
+    assert "--probe and --report are mutually exclusive" in result.stderr
 
 
 def test_the_model_that_is_named_has_to_be_there() -> None:
