@@ -64,7 +64,8 @@ No provider's own mixture operator is used. QMoE of ONNX Runtime 1.31 wants the 
 and on the CPU float32 scales for float32 activations; our files store the float16 scales of each expert behind
 its weights, so that QMoE would need a second copy of both. Measured with one thread and 64 experts of which 8 are used
 (`python tests/benchmarks/bench_qmoe.py`, a busy machine): for one token our whole layer took 7.7 ms, 5.7 ms with 8
-experts only, QMoE alone 2.9 ms, or 1.1 ms with 8-bit activations; for 128 tokens ours took 19 ms, QMoE alone 155 ms and 81 ms.
+experts only, QMoE alone 2.9 ms, or 1.1 ms with 8-bit activations; for 128 tokens ours took 19 ms, QMoE alone 155 ms
+and 81 ms.
 
 ## Decoders
 

@@ -231,7 +231,7 @@ def test_integer_keys_and_sessions_that_keep_their_state_are_refused(tiny_packag
         check_movable(object(), "npu", described)  # type: ignore[arg-type]  # none
     table = Linear(name="positions", source="wpe", rows=128, columns=64)
     with pytest.raises(ValueError, match="mixes these into its keys for good"):
-        check_movable(Held(), "cpu", replace(described, positions=table))  # type: ignore[arg-type]  # a part of one
+        check_movable(Held(), "cpu", replace(described, position_embeddings=table))  # type: ignore[arg-type]  # a part of one
 
 
 def test_keys_that_no_position_turned_stay() -> None:
