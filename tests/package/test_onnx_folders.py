@@ -601,4 +601,4 @@ def test_eval_measures_a_external_folder_beside_ours(tiny_package: Callable[...,
     assert found[0]["text"] == found[1]["text"]
     assert found[0]["bits_per_weight"] is None
     assert found[1]["bits_per_weight"] > 4
-    assert "not told" in embed("eval", str(folder), *arguments[:-2]).stdout
+    assert "unknown" in embed("eval", str(folder), *arguments[:-2]).stdout
