@@ -173,7 +173,7 @@ def test_options_of_chat_models_are_refused(embedder: Path, option: dict[str, An
 def test_exports_refuse_what_only_chat_models_have(
     tmp_path: Path, recipe: Recipe, options: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ExportError, match=f"there is no {said}; leave it out"):
+    with pytest.raises(ExportError, match=f"there is no {said}. Leave it out"):
         convert(write_embedder(tmp_path / "checkpoint"), tmp_path / "out", recipe, **options)
     assert not (tmp_path / "out").exists()
 
