@@ -157,10 +157,11 @@ def check_memory(package: Package) -> None:
     from embedllm.loading.memory_estimate import shortfall
 
     devices = [device for device in registry.DeviceCatalog(package).everything() if device.available]
-    lacks = [(device.name, found) for device in devices if (found := shortfall(package, device)) is not None]
-    if devices and len(lacks) == len(devices):
+    found = [(device.name, why) for device in devices if (why := shortfall(package, device)) is not None]
+    if devices and len(found) == len(devices):
+        _, first = found[0]
         raise DeviceUnavailable(
-            f"'{package.name}' was not downloaded, no device here has the memory for it: {lacks[0][1][0]}; "
-            f"{lacks[0][1][1]}.",
-            [(device, *why) for device, why in lacks],
+            f"'{package.name}' was not downloaded, no device here has the memory for it: {first.reason}; "
+            f"{first.remedy}.",
+            [(device, why.reason, why.remedy) for device, why in found],
         )

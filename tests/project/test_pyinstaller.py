@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from embedllm.backends.devices.drivers import MODULES
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
@@ -41,11 +43,17 @@ def test_the_demo_can_be_left_out(config: dict[str, dict[str, bool]], has_demo: 
     pytest.importorskip("PyInstaller")
     file = ROOT / "embedllm" / "__pyinstaller" / "hook-embedllm.py"
     taken: list[tuple[str, str]] = []
-    asked = SimpleNamespace(analysis=SimpleNamespace(hooksconfig=config), add_datas=taken.extend)
+    imported: list[str] = []
+    asked = SimpleNamespace(
+        analysis=SimpleNamespace(hooksconfig=config),
+        add_datas=taken.extend,
+        add_imports=lambda *modules: imported.extend(modules),
+    )
     runpy.run_path(str(file))["hook"](asked)
     names = {f"{place}/{Path(source).name}" for source, place in taken}
     assert ("embedllm/demo/weights.safetensors" in names) == has_demo
     assert "embedllm/backends/probe/model/weights.safetensors" in names
+    assert set(imported) == set(MODULES)
     assert not any(name.endswith((".py", ".js", ".ts")) for name in names)
 
 
