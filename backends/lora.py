@@ -30,8 +30,8 @@ def products(decoder: Decoder) -> Iterator[tuple[str, Sequence[Linear]]]:
             yield f"layers.{index}.laurel.down", (layer.laurel.down,)
             yield f"layers.{index}.laurel.up", (layer.laurel.up,)
         if layer.per_layer_input is not None:
-            yield f"layers.{index}.told.gate", (layer.per_layer_input.gate,)
-            yield f"layers.{index}.told.up", (layer.per_layer_input.up,)
+            yield f"layers.{index}.per_layer_input.gate", (layer.per_layer_input.gate,)
+            yield f"layers.{index}.per_layer_input.up", (layer.per_layer_input.up,)
 
 
 def input_names(linear: Linear) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from embedllm.backends.openvino.runtime import ov
 from embedllm.package.architecture import Decoder
-from embedllm.package.graph_variants import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_SUM, OPENVINO_TOLD
+from embedllm.package.graph_variants import OPENVINO_CONTEXT, OPENVINO_OUTPUT, OPENVINO_PER_LAYER_INPUT, OPENVINO_SUM
 
 _POINTWISE = ("Convert", "Multiply", "Divide", "Add", "Subtract", "Tanh")  # what may follow the last product
 _AXES = 3
@@ -29,7 +29,7 @@ def cut(model: ov.Model, decoder: Decoder, wanted: ov.op.Parameter, taken: Calla
         residual = _layer(named, OPENVINO_SUM.format(last)).input(0)
         places = [*_layer(named, OPENVINO_CONTEXT.format(last)).output(0).get_target_inputs(), residual]
     if decoder.layers[last].per_layer_input is not None and decoder.layers[last].altup is None:
-        places += _layer(named, OPENVINO_TOLD.format(last)).output(0).get_target_inputs()
+        places += _layer(named, OPENVINO_PER_LAYER_INPUT.format(last)).output(0).get_target_inputs()
     for place in places:
         place.replace_source_output(taken(place.get_source_output()).output(0))
     model.add_parameters([wanted])

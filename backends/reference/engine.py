@@ -158,11 +158,11 @@ class ReferenceSession(Layers):
         x = self._embedded(engine.rows(decoder.embedding, tokens), self.position)  # [T, hidden]
         if decoder.per_layer_embedding is not None:
             table = decoder.per_layer_embedding.table
-            self._tell(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
+            self._set_per_layer_inputs(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))
         x = self._begun(x)
         for index, layer in enumerate(decoder.layers):
             x = self._layer(index, layer, x)
         self.position += len(tokens)
         self.capacity = self.position
         x = self._ended(x[-1:] if only_last else x)
-        return self._finished(self._linear(self._norm(x, decoder.norm), decoder.head))
+        return self._scaled_logits(self._linear(self._norm(x, decoder.norm), decoder.head))

@@ -39,9 +39,9 @@ from embedllm.package.architecture import (
 from embedllm.package.recurrent_state import state_shapes
 from embedllm.package.tensors import (
     alpha_name,
+    altup_scale_name,
     convolution_name,
     decay_name,
-    guess_scale_name,
     rope_name,
     scale_name,
     score_correction_name,
@@ -76,7 +76,9 @@ class Layers:
         self.capacity = 0  # it takes memory with each token
         self._weights = weights
         self._adapter: Adapter | None = None
-        self._told: F32 = np.empty((0, 0, 0), np.float32)  # of Decoder.per_layer_embedding, [T, layers, size]
+        self._per_layer_inputs: F32 = np.empty(
+            (0, 0, 0), np.float32
+        )  # of Decoder.per_layer_embedding, [T, layers, size]
         shapes = [(a.kv_heads, 0, a.head_dim) for a in weights.decoder.kv_attentions]
         self._kv: list[tuple[F32, F32]] = [
             (np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes
@@ -102,25 +104,25 @@ class Layers:
             x = x + self._weights.tensor(f"{decoder.position_embeddings.name}.weight")[start : start + len(x)]
         return self._norm(x, decoder.embedding_norm)
 
-    def _tell(self, x: F32, rows: F32) -> None:
-        """Keeps what the layers are told of tokens. x: what the first layer is given; rows: of the table."""
+    def _set_per_layer_inputs(self, x: F32, rows: F32) -> None:
+        """Keeps the per-layer embeddings of tokens. x: what the first layer is given; rows: of the table."""
         inputs = self._weights.decoder.per_layer_embedding
         assert inputs is not None
         projected = self._linear(x, inputs.projection).reshape(len(x), -1, inputs.size)
         looked_up: F32 = rows.reshape(projected.shape) * np.float32(inputs.table_multiplier)
         total: F32 = self._norm(projected, inputs.norm) + looked_up
-        self._told = total * np.float32(inputs.multiplier)
+        self._per_layer_inputs = total * np.float32(inputs.multiplier)
 
     def _layer(self, index: int, layer: Layer, x: F32) -> F32:
         """The stream [T, hidden] behind a layer, or the streams [T, n, hidden]."""
         if layer.altup is not None:
-            return self._guessed(index, layer, layer.altup, x)
+            return self._altup_layer(index, layer, layer.altup, x)
         x = self._computed(index, layer, x)
         if layer.per_layer_input is not None:
-            x = x + self._told_of(index, layer.per_layer_input, x)
+            x = x + self._per_layer_input(index, layer.per_layer_input, x)
         return x * self._weights.tensor(scale_name(index)) if layer.scale else x
 
-    def _guessed(self, index: int, layer: Layer, altup: AltUp, x: F32) -> F32:
+    def _altup_layer(self, index: int, layer: Layer, altup: AltUp, x: F32) -> F32:
         mixed = self._linear(self._stream_weights(altup, x[:, 0]), altup.predict).reshape(len(x), x.shape[1], -1)
         change: F32 = mixed @ x
         x = x + change
@@ -130,8 +132,10 @@ class Layers:
         change = share[..., None] * missed
         x = x + change
         assert layer.per_layer_input is not None
-        told = self._told_of(index, layer.per_layer_input, x[:, 0] * self._weights.tensor(guess_scale_name(index)))
-        return np.concatenate([x[:, :1], x[:, 1:] + told[:, None]], axis=1)
+        added = self._per_layer_input(
+            index, layer.per_layer_input, x[:, 0] * self._weights.tensor(altup_scale_name(index))
+        )
+        return np.concatenate([x[:, :1], x[:, 1:] + added[:, None]], axis=1)
 
     def _stream_weights(self, altup: AltUp, first: F32) -> F32:
         return np.tanh(self._linear(self._norm(first, altup.norm), altup.router) / np.float32(first.shape[-1]))
@@ -171,9 +175,9 @@ class Layers:
         made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
         return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
 
-    def _told_of(self, index: int, part: PerLayerInput, x: F32) -> F32:
-        """What a layer makes of what it is told of the tokens whose stream is x."""
-        gated = activated(self._linear(x, part.gate), part.activation) * self._told[:, index]
+    def _per_layer_input(self, index: int, part: PerLayerInput, x: F32) -> F32:
+        """What a layer adds to the stream x for its per-layer embeddings."""
+        gated = activated(self._linear(x, part.gate), part.activation) * self._per_layer_inputs[:, index]
         return self._norm(self._linear(gated, part.up), part.norm)
 
     def _mixed(self, index: int, mixer: Mixer, x: F32) -> F32:
@@ -294,7 +298,7 @@ class Layers:
         return self._norm(product.reshape(len(x), heads, -1).transpose(1, 0, 2), norm)
 
     def _rotated(self, x: F32, rope: int | None) -> F32:
-        """Dimension i of the first half turns with dimension i of the second half."""
+        """Dimension i of the first half is rotated with dimension i of the second half."""
         if rope is None:
             return x
         here = slice(self.position, self.position + x.shape[1])
@@ -348,7 +352,7 @@ class Layers:
         normed = x / scale * self._weights.tensor(f"{norm.name}.weight").reshape(shape)
         return normed + self._weights.tensor(f"{norm.name}.bias").reshape(shape) if norm.bias else normed
 
-    def _finished(self, logits: F32) -> F32:
+    def _scaled_logits(self, logits: F32) -> F32:
         """The logits that the head's products stand for."""
         decoder = self._weights.decoder
         return capped(logits * np.float32(decoder.logits_multiplier), decoder.logits_softcap)

@@ -174,7 +174,7 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
         if layer.scale:
             yield Vector(name=scale_name(index), source=layer.scale, size=1)
         if layer.altup is not None:
-            yield Vector(name=guess_scale_name(index), source=layer.altup.scale, size=decoder.hidden)
+            yield Vector(name=altup_scale_name(index), source=layer.altup.scale, size=decoder.hidden)
         yield from _mixer_vectors(index, layer.attention)
         for mlp in mlps(layer.mlp):
             if mlp.xielu_alphas:
@@ -208,7 +208,7 @@ def _mixer_vectors(index: int, mixer: Mixer) -> Iterator[Vector]:
         yield Vector(name=convolution_name(index, "bias"), source=mixer.bias, size=values)
 
 
-def guess_scale_name(index: int) -> str:
+def altup_scale_name(index: int) -> str:
     """Of the stored factors of what a layer's per_layer_input reads."""
     return f"layers.{index}.altup.scale"
 

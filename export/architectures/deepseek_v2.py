@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped, refuse
-from embedllm.export.architectures._shared.mla import latent_attention, with_turned_heads
+from embedllm.export.architectures._shared.mla import latent_attention, with_rotary_head_dim
 from embedllm.export.architectures._shared.moe import Experts, gated, grouped, mixture
 from embedllm.export.architectures._shared.parts import Parts
 from embedllm.export.architectures.config import Config
@@ -21,7 +21,7 @@ def describe(config: Config) -> Decoder:
         attention=lambda parts: latent_attention(parts, interleaved=True),
         mixture=_mixture,
     )
-    return describe_shaped(with_turned_heads(config), shape)
+    return describe_shaped(with_rotary_head_dim(config), shape)
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
-from embedllm.export.architectures._shared.mla import latent_attention, with_turned_heads
+from embedllm.export.architectures._shared.mla import latent_attention, with_rotary_head_dim
 from embedllm.export.architectures._shared.moe import corrected
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder
@@ -14,7 +14,7 @@ _DEFAULTS = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediat
 
 
 def describe(config: Config) -> Decoder:
-    return describe_shaped(with_turned_heads(config.filled(_DEFAULTS)), latent_shape(config, "deepseek_v3"))
+    return describe_shaped(with_rotary_head_dim(config.filled(_DEFAULTS)), latent_shape(config, "deepseek_v3"))
 
 
 def latent_shape(config: Config, model_type: str, *, q_rank: int = 1536) -> Shape:

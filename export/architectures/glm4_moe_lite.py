@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
-from embedllm.export.architectures._shared.mla import with_turned_heads
+from embedllm.export.architectures._shared.mla import with_rotary_head_dim
 from embedllm.export.architectures._shared.moe import corrected, is_dense
 from embedllm.export.architectures._shared.parts import NormKind, Parts
 from embedllm.export.architectures.config import Config
@@ -20,7 +20,7 @@ _DEFAULTS = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate
 def describe(config: Config) -> Decoder:
     shape = replace(latent_shape(config, "glm4_moe_lite", q_rank=768), norm=NormKind(epsilon=1e-5), mixture=_mixture)
     config = config.filled(_DEFAULTS)
-    return describe_shaped(with_turned_heads(config), shape)
+    return describe_shaped(with_rotary_head_dim(config), shape)
 
 
 def _mixture(parts: Parts, index: int) -> Moe | None:

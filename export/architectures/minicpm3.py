@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from embedllm.export.architectures._shared.decoder_shape import Shape, describe_shaped
-from embedllm.export.architectures._shared.mla import latent_attention, with_turned_heads
+from embedllm.export.architectures._shared.mla import latent_attention, with_rotary_head_dim
 from embedllm.export.architectures._shared.parts import NormKind
 from embedllm.export.architectures.config import Config
 from embedllm.package.architecture import Decoder
@@ -27,4 +27,4 @@ def describe(config: Config) -> Decoder:
     )
     config = config.filled({"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
                             "v_head_dim": hidden // config.integer("num_attention_heads")})  # fmt: skip
-    return describe_shaped(with_turned_heads(config), shape)
+    return describe_shaped(with_rotary_head_dim(config), shape)

@@ -8,7 +8,7 @@ from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import AltUp, AltUpStreams, Linear
-from embedllm.package.tensors import guess_scale_name
+from embedllm.package.tensors import altup_scale_name
 
 _TO_END = (1 << 63) - 1
 _LEAST = 1e-5  # a mean square is taken for at least so much
@@ -58,7 +58,7 @@ class AltUpWriter:
         return self.graph.op("Gather", [x, self.graph.constant(at, scalar=True)], name or f"stream.{at}", axis=2)
 
     def predicted(self, altup: AltUp, x: str) -> tuple[str, str]:
-        """What a layer guesses the streams to be, and the first of them."""
+        """The predicted streams, and the first of them."""
         graph, count = self.graph, altup.correct.rows
         graph.scope, scope = f"{graph.scope}.predict", graph.scope
         mixed = self.mlps.product(self.weights(altup, self.stream(x, 0)), altup.predict, "mixed")
@@ -84,7 +84,7 @@ class AltUpWriter:
 
     def read_first(self, index: int, x: str) -> str:
         """What the token input of a layer reads."""
-        scale = self.graph.cast(self.graph.stored([guess_scale_name(index)]))
+        scale = self.graph.cast(self.graph.stored([altup_scale_name(index)]))
         return self.graph.op("Mul", [self.stream(x, 0), scale], "first.scaled")
 
     def with_others(self, x: str, more: str) -> str:

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KV_PREFIXES = ("past_key_values", "present")
-_TURNED_TOGETHER = 16  # dimensions: GroupQueryAttention turns, of heads of a multiple of these, only such a multiple
+_ROTARY_MULTIPLE = 16  # dimensions: GroupQueryAttention rotates, of heads of a multiple of these, only such a multiple
 
 
-def turns_inside(attention: Attention, decoder: Decoder) -> bool:
-    """Whether GroupQueryAttention can turn q and k itself: before that they are normed, and so much is turned."""
+def rotates_inside(attention: Attention, decoder: Decoder) -> bool:
+    """Whether GroupQueryAttention can rotate q and k itself: they are normed before, and it takes that rotary_dim."""
     if attention.rope is None or attention.norm_after_rope:
         return False
     rotated = decoder.ropes[attention.rope].rotary_dim
-    return not rotated % _TURNED_TOGETHER and not attention.head_dim % _TURNED_TOGETHER
+    return not rotated % _ROTARY_MULTIPLE and not attention.head_dim % _ROTARY_MULTIPLE
 
 
 class Attentions:
@@ -49,7 +49,7 @@ class Attentions:
         self.variant: GraphVariant = products.variant
         self.decoder, self.products, self.norms = decoder, products, norms
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
-        self._growths: dict[AttentionTemperature, str] = {}
+        self._temperatures: dict[AttentionTemperature, str] = {}
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -69,7 +69,7 @@ class Attentions:
             past, present = present, again
         if self.variant.whole_attention:
             inputs = self.inputs(attention, normed)
-            if attention.rope is not None and turns_inside(attention, self.decoder):
+            if attention.rope is not None and rotates_inside(attention, self.decoder):
                 tables, attributes["do_rotary"] = self.tables[attention.rope], 1
             if attention.window is not None:
                 attributes["local_window_size"] = attention.window
@@ -81,7 +81,7 @@ class Attentions:
         else:
             inputs = self.apart(attention, normed)
         if attention.temperature is not None:
-            inputs[0] = graph.op("Mul", [inputs[0], self.temperature(attention.temperature)], "q.grown")
+            inputs[0] = graph.op("Mul", [inputs[0], self.temperature(attention.temperature)], "q.temperature")
         if attention.scale is not None:
             attributes["scale"] = attention.scale
         if attention.softcap:
@@ -116,22 +116,22 @@ class Attentions:
         return names, {**kinds, "kv_cache_bit_width": self.variant.kv_bits}
 
     def norms_inside(self, attention: Attention) -> bool:
-        """Whether the operator applies the norms of q and k: those over each head, before it turns them."""
+        """Whether the operator applies the norms of q and k: those over each head, before it rotates them."""
         norms = attention.q_norm, attention.k_norm
         return (
             self.variant.norm_in_attention
-            and turns_inside(attention, self.decoder)
+            and rotates_inside(attention, self.decoder)
             and attention.temperature is None  # which is behind the norms
             and all(n is not None and (n.kind, n.size, n.groups) == ("rms", attention.head_dim, 1) for n in norms)
         )
 
     def inputs(self, attention: Attention, normed: str) -> list[str]:
-        """q, k and v for an operator that turns them itself where it can."""
+        """q, k and v for an operator that rotates them itself where it can."""
         if attention.mla is None:
             return self.side_by_side(attention, normed)
         q, k, v = latent_qkv(self.products, self.norms, attention, attention.mla, normed)
-        if attention.rope is not None and not turns_inside(attention, self.decoder):
-            q, k = self.turned(attention, q, k)
+        if attention.rope is not None and not rotates_inside(attention, self.decoder):
+            q, k = self.rotated(attention, q, k)
         return [q, k, v]
 
     def side_by_side(self, attention: Attention, normed: str) -> list[str]:
@@ -142,11 +142,11 @@ class Attentions:
         product = self.products.linear(normed, parts, "qkv")
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
-        turns_here = attention.rope is not None and not turns_inside(attention, self.decoder)
+        rotates_here = attention.rope is not None and not rotates_inside(attention, self.decoder)
         if (
             attention.v_norm is None
             and not norms_here
-            and not turns_here
+            and not rotates_here
             and attention.temperature is None
             and not (self.variant.splits_qkv and (has_norms or attention.window is not None))
         ):
@@ -155,8 +155,8 @@ class Attentions:
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
         v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
-        if turns_here:
-            return [*self.normed_and_turned(attention, q, k), v]
+        if rotates_here:
+            return [*self.normed_and_rotated(attention, q, k), v]
         return [*self.normed(attention, q, k), v] if norms_here else [q, k, v]
 
     def alone(self, attention: Attention, normed: str) -> list[str]:
@@ -166,8 +166,8 @@ class Attentions:
         bounds = graph.constant(0, 0), graph.constant(0, attention.k.rows), graph.constant(1, 2)
         none = graph.op("Slice", [q, *bounds], "none")
         q = self.normed_heads(q, attention.q_norm, attention.heads, attention)
-        if attention.rope is not None and not turns_inside(attention, self.decoder):
-            q = self.turned_heads(q, attention, attention.heads)
+        if attention.rope is not None and not rotates_inside(attention, self.decoder):
+            q = self.rotated_heads(q, attention, attention.heads)
         return [q, none, none]
 
     def apart(self, attention: Attention, normed: str) -> list[str]:
@@ -176,31 +176,31 @@ class Attentions:
             self.products.linear(normed, [part], name)
             for name, part in (("q", attention.q), ("k", attention.k), ("v", attention.v))
         )
-        return [*self.normed_and_turned(attention, q, k), v]
+        return [*self.normed_and_rotated(attention, q, k), v]
 
     def temperature(self, temperature: AttentionTemperature) -> str:
         """What queries are multiplied by, [B, T, 1]; made once for all layers that have the same."""
         graph = self.graph
-        if temperature not in self._growths:
-            with_scope, graph.scope = graph.scope, f"temperature.{len(self._growths)}"
+        if temperature not in self._temperatures:
+            with_scope, graph.scope = graph.scope, f"temperature.{len(self._temperatures)}"
             floats = graph.op("Cast", [self.positions], "positions", to=FLOAT_TYPES["float32"])
             times = graph.op(
-                "Floor", [graph.op("Div", [floats, graph.single(temperature.original_context)], "parts")], "whole"
+                "Floor", [graph.op("Div", [floats, graph.single(temperature.original_context)], "parts")], "floor"
             )
-            later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "raised")], "log")
+            later = graph.op("Log", [graph.op("Add", [times, graph.single(1.0)], "plus_one")], "log")
             more = graph.op("Mul", [later, graph.single(temperature.beta)], "more")
             single = graph.op("Add", [more, graph.single(1.0)], "single")
             made = single
             if graph.activations != "float32":
                 made = graph.op("Cast", [single], "times", to=FLOAT_TYPES[graph.activations])
-            self._growths[temperature] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
+            self._temperatures[temperature] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
             graph.scope = with_scope
-        return self._growths[temperature]
+        return self._temperatures[temperature]
 
-    def normed_and_turned(self, attention: Attention, q: str, k: str) -> list[str]:
+    def normed_and_rotated(self, attention: Attention, q: str, k: str) -> list[str]:
         if attention.norm_after_rope:
-            return self.normed(attention, *self.turned(attention, q, k))
-        return self.turned(attention, *self.normed(attention, q, k))
+            return self.normed(attention, *self.rotated(attention, q, k))
+        return self.rotated(attention, *self.normed(attention, q, k))
 
     def normed(self, attention: Attention, q: str, k: str) -> list[str]:
         pairs = (q, attention.q_norm, attention.heads), (k, attention.k_norm, attention.kv_heads)
@@ -209,15 +209,15 @@ class Attentions:
     def normed_heads(self, x: str, norm: Norm | None, heads: int, attention: Attention) -> str:
         return x if norm is None else self.norms.heads(x, norm, heads, attention.head_dim)
 
-    def turned(self, attention: Attention, q: str, k: str) -> list[str]:
+    def rotated(self, attention: Attention, q: str, k: str) -> list[str]:
         """q and k, rotated by an operator of its own."""
         pairs = (q, attention.heads), (k, attention.kv_heads)
-        return [self.turned_heads(x, attention, heads) for x, heads in pairs]
+        return [self.rotated_heads(x, attention, heads) for x, heads in pairs]
 
-    def turned_heads(self, x: str, attention: Attention, heads: int) -> str:
+    def rotated_heads(self, x: str, attention: Attention, heads: int) -> str:
         if attention.rope is None:
             return x
         inputs = [self.positions, *self.tables[attention.rope]]
         rotated = self.decoder.ropes[attention.rope].rotary_dim
         partly = {"num_heads": heads, "rotary_embedding_dim": rotated} if rotated < attention.head_dim else {}
-        return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.turned", MICROSOFT, **partly)
+        return self.graph.op("RotaryEmbedding", [x, *inputs], f"{x}.rotated", MICROSOFT, **partly)

@@ -5,7 +5,7 @@
     norm(x) -> head -> logits
 
 The residual sum and the next norm are one operator (SkipSimplifiedLayerNormalization). Only the positions whose
-logits are asked for pass the last layer's output projection and mlp, the final norm and the head: `logits_from` is
+logits are selector for pass the last layer's output projection and mlp, the final norm and the head: `logits_from` is
 the first of them, an input with the default -1, the last position; or `logits_at` are all of them.
 """
 
@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from embedllm.export.layout import Layout
 from embedllm.export.onnx.altup import AltUpWriter
-from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, turns_inside
+from embedllm.export.onnx.attention import KV_PREFIXES, Attentions, rotates_inside
 from embedllm.export.onnx.builder import FLOAT_TYPES, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
@@ -100,7 +100,9 @@ class _Emitter:
         attentions = Attentions(decoder, self.products, self.norms, lengths, positions, self.kv_scales)
         graph.scope = "embedding"
         hidden, residual = self.embedding(decoder, positions), ""
-        told = self.told(decoder, decoder.per_layer_embedding, hidden) if decoder.per_layer_embedding else ""
+        per_layer_inputs = (
+            self.per_layer_inputs(decoder, decoder.per_layer_embedding, hidden) if decoder.per_layer_embedding else ""
+        )
         if decoder.altup_streams is not None:
             graph.scope = "streams"
             hidden = self.altup_streams.begun(decoder.altup_streams, hidden)
@@ -108,12 +110,15 @@ class _Emitter:
             graph.scope = f"layers.{index}"
             is_last = index == len(decoder.layers) - 1
             if layer.altup is not None:
-                hidden = self.guessed(index, layer, layer.altup, hidden, attentions, told)
-                hidden = self.wanted(hidden, "streams") if is_last else hidden
+                hidden = self.altup_layer(index, layer, layer.altup, hidden, attentions, per_layer_inputs)
+                hidden = self.select_positions(hidden, "streams") if is_last else hidden
                 continue
             hidden, residual = self.layer(index, layer, hidden, residual, attentions, is_last=is_last)
             if layer.per_layer_input or layer.scale:
-                hidden, residual = self.finished(index, layer, self.total(hidden, residual), told, is_last), ""
+                hidden, residual = (
+                    self.with_per_layer_input(index, layer, self.total(hidden, residual), per_layer_inputs, is_last),
+                    "",
+                )
         graph.scope = "head"
         if decoder.altup_streams is not None:
             hidden = self.altup_streams.ended(decoder.altup_streams, hidden)
@@ -130,8 +135,8 @@ class _Emitter:
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
 
-    def told(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
-        """What the layers are told of the tokens, [B, T, layers, size]."""
+    def per_layer_inputs(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
+        """The per-layer embeddings of the tokens, [B, T, layers, size]."""
         graph, products = self.graph, self.products
         graph.scope = "per_layer_embedding"
         tokens = "input_ids"
@@ -143,40 +148,42 @@ class _Emitter:
         shape = graph.constant(0, 0, -1, inputs.size)
         rows, projected = (graph.op("Reshape", [each, shape], f"{each}.by_layer") for each in (rows, projected))
         both = graph.op("Add", [self.norms.plain(projected, inputs.norm, "norm"), rows], "both")
-        return self.times(both, inputs.multiplier, "told")
+        return self.times(both, inputs.multiplier, "per_layer_input")
 
-    def finished(self, index: int, layer: Layer, x: str, told: str, is_last: bool) -> str:
+    def with_per_layer_input(self, index: int, layer: Layer, x: str, per_layer_inputs: str, is_last: bool) -> str:
         """The stream behind a layer of which more follows its mlp."""
         graph = self.graph
         if layer.per_layer_input is not None:
-            own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
-            own = self.wanted(own, "told") if is_last else own
-            graph.scope = f"layers.{index}.told"
-            made = self.per_layer_inputs(layer.per_layer_input, x, own)
+            own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
+            own = self.select_positions(own, "per_layer_input") if is_last else own
+            graph.scope = f"layers.{index}.per_layer_input"
+            made = self.gated_input(layer.per_layer_input, x, own)
             graph.scope = f"layers.{index}"
-            x = graph.op("Add", [x, made], "told.sum")
+            x = graph.op("Add", [x, made], "per_layer_input.sum")
         return graph.op("Mul", [x, graph.cast(graph.stored([scale_name(index)]))], "scaled") if layer.scale else x
 
-    def per_layer_inputs(self, part: PerLayerInput, x: str, told: str) -> str:
+    def gated_input(self, part: PerLayerInput, x: str, per_layer_inputs: str) -> str:
         active = self.mlps.active(part.activation, self.products.linear(x, [part.gate], "gate"))
-        gated = self.graph.op("Mul", [active, told], "gated")
+        gated = self.graph.op("Mul", [active, per_layer_inputs], "gated")
         return self.norms.plain(self.products.linear(gated, [part.up], "up"), part.norm, "norm")
 
-    def guessed(self, index: int, layer: Layer, altup: AltUp, x: str, attentions: Attentions, told: str) -> str:
+    def altup_layer(
+        self, index: int, layer: Layer, altup: AltUp, x: str, attentions: Attentions, per_layer_inputs: str
+    ) -> str:
         """The streams behind a layer that computes the first of them."""
         graph = self.graph
         x, first = self.altup_streams.predicted(altup, x)
         made = self.total(*self.layer(index, layer, first, "", attentions, is_last=False))
         x = self.altup_streams.corrected(altup, x, first, made)
         assert layer.per_layer_input is not None
-        own = graph.op("Gather", [told, graph.constant(index, scalar=True)], "told", axis=2)
-        graph.scope = f"layers.{index}.told"
-        more = self.per_layer_inputs(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
+        own = graph.op("Gather", [per_layer_inputs, graph.constant(index, scalar=True)], "per_layer_input", axis=2)
+        graph.scope = f"layers.{index}.per_layer_input"
+        more = self.gated_input(layer.per_layer_input, self.altup_streams.read_first(index, x), own)
         x = self.altup_streams.with_others(x, more)
         graph.scope = f"layers.{index}"
         return x
 
-    def with_detour(self, laurel: Laurel, normed: str, x: str) -> str:
+    def with_laurel(self, laurel: Laurel, normed: str, x: str) -> str:
         """The stream behind attention with what goes beside it."""
         graph, products = self.graph, self.products
         graph.scope, scope = f"{graph.scope}.laurel", graph.scope
@@ -198,14 +205,14 @@ class _Emitter:
         else:
             context = self.recurrent.context(index, mixer, normed)
         if is_last:
-            context, residual = self.wanted(context, "context"), self.wanted(residual, "residual")
+            context, residual = self.select_positions(context, "context"), self.select_positions(residual, "residual")
             if layer.parallel and layer.mlp_norm is None:
-                normed = self.wanted(normed, "normed")
+                normed = self.select_positions(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
         if layer.laurel is not None:
-            normed = self.wanted(normed, "normed") if is_last else normed
-            attended = self.with_detour(layer.laurel, normed, self.total(attended, residual, "attended.sum"))
+            normed = self.select_positions(normed, "normed") if is_last else normed
+            attended = self.with_laurel(layer.laurel, normed, self.total(attended, residual, "attended.sum"))
             residual = ""
         if not layer.parallel:
             normed, residual = self.norms.stream(attended, residual, layer.mlp_norm, "mlp_norm")
@@ -266,21 +273,23 @@ class _Emitter:
         start = graph.op("Max", [graph.op("Sub", [held, count], "past"), graph.constant(0)], "start")
         return graph.op("Add", [start, before], "positions")
 
-    def wanted(self, x: str, name: str) -> str:
+    def select_positions(self, x: str, name: str) -> str:
         """The positions from `logits_from` on, or those that `logits_at` names."""
         graph = self.graph
         if not self.variant.lengths_from_mask:
-            return graph.op("Gather", [x, "logits_at"], f"{name}.wanted", axis=1)
+            return graph.op("Gather", [x, "logits_at"], f"{name}.selected", axis=1)
         bounds = ["logits_from", graph.constant(_TO_END), graph.constant(1)]
-        return graph.op("Slice", [x, *bounds], f"{name}.wanted")
+        return graph.op("Slice", [x, *bounds], f"{name}.selected")
 
 
 def _reads_positions(decoder: Decoder) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
     if any(attention.temperature is not None for attention in decoder.attentions):
         return True
-    turned = (attention for attention in decoder.attentions if attention.rope is not None)
-    return decoder.position_embeddings is not None or not all(turns_inside(attention, decoder) for attention in turned)
+    rotated = (attention for attention in decoder.attentions if attention.rope is not None)
+    return decoder.position_embeddings is not None or not all(
+        rotates_inside(attention, decoder) for attention in rotated
+    )
 
 
 def _signature(
@@ -292,18 +301,18 @@ def _signature(
     inputs = [_info("input_ids", integer, ["batch", "tokens"])]
     if variant.lengths_from_mask:
         inputs += [_info("attention_mask", integer, ["batch", "total"])]
-        asked = [_info("logits_from", integer, [1])]
+        selector = [_info("logits_from", integer, [1])]
         # 1: onnxruntime-genai makes room for every position of a prompt unless this says that only the last one comes
-        wanted, before = 1, "past"
+        logits_count, before = 1, "past"
     else:
         inputs += [
             _info("position_ids", integer, ["batch", "tokens"]),
             _info("seqlens_k", TensorProto.INT32, ["batch"]),
             _info("total_sequence_length", TensorProto.INT32, [1]),
         ]
-        asked = [_info("logits_at", integer, ["wanted"])]
-        wanted, before = "wanted", "capacity"
-    outputs = [_info("logits", kind, ["batch", wanted, decoder.vocabulary])]
+        selector = [_info("logits_at", integer, ["logits"])]
+        logits_count, before = "logits", "capacity"
+    outputs = [_info("logits", kind, ["batch", logits_count, decoder.vocabulary])]
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):
             shape = ["batch", attention.kv_heads, length, attention.head_dim // per_element]
@@ -311,7 +320,7 @@ def _signature(
     for name, shape in state_shapes(decoder).items():
         for infos, prefix in zip((inputs, outputs), STATE_PREFIXES, strict=True):
             infos.append(_info(f"{prefix}_{name}", kind, ["batch", *shape]))
-    return [*inputs, *asked], outputs
+    return [*inputs, *selector], outputs
 
 
 def _info(name: str, kind: int, shape: Sequence[str | int]) -> onnx.ValueInfoProto:

@@ -203,7 +203,7 @@ def _tables(checker: _Checker, node: onnx.NodeProto, values: Mapping[str, object
     for name in node.input[2:4]:
         width = checker.widths.get(name, 0)
         if sizes and sizes != {2 * width}:
-            yield f"RotaryEmbedding turns heads of {2 * width} values; the model's have {', '.join(map(str, sizes))}"
+            yield f"RotaryEmbedding rotates heads of {2 * width} values; the model's have {', '.join(map(str, sizes))}"
 
 
 def _shared(checker: _Checker, node: onnx.NodeProto, values: Mapping[str, object]) -> Iterator[str]:

@@ -132,7 +132,7 @@ class _Emitter:
         q, k, v = (graph.named(part) for part in ("q", "k", "v"))
         sizes = graph.constant(*(part.rows for part in parts))
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
-        q, k = self.attentions.normed_and_turned(attention, q, k)
+        q, k = self.attentions.normed_and_rotated(attention, q, k)
         k, v = (self.for_each_head(attention, x) for x in (k, v))
         inputs = [q, k, v, "", "", self.biases[attention.window]]
         scale = {} if attention.scale is None else {"scale": attention.scale}

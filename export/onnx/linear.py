@@ -49,7 +49,7 @@ class Products:
             quantize_axis=1,
         )
         if packing.has_minimum:
-            rows = self.raised_rows(table, packing, tokens, rows)
+            rows = self.add_row_minimums(table, packing, tokens, rows)
         return rows if stored_columns == table.columns else self.first_columns(rows, table.columns, "columns")
 
     def unpacked_rows(self, table: Linear, packing: Packing, tokens: str) -> str:
@@ -82,18 +82,18 @@ class Products:
         centred = graph.op("Sub", [values, zero], "centred") if zero else values
         scaled = graph.op("Mul", [centred, scale], "scaled")
         if packing.has_minimum:
-            scaled = graph.op("Add", [scaled, floats("minimum")], "raised")
+            scaled = graph.op("Add", [scaled, floats("minimum")], "dequantized")
         return graph.op("Reshape", [scaled, graph.constant(0, 0, groups * packing.group_size)], "rows")
 
-    def raised_rows(self, table: Linear, packing: Packing, tokens: str, rows: str) -> str:
+    def add_row_minimums(self, table: Linear, packing: Packing, tokens: str, rows: str) -> str:
         """Gathered rows [B, T, stored columns] with the minimums of their groups."""
         graph, groups = self.graph, packing.groups(table.columns)
         entry = graph.cast(graph.stored([f"{table.name}.minimum"]))
-        lowest = graph.op("Unsqueeze", [graph.op("Gather", [entry, tokens], "lowest", axis=0), graph.constant(-1)],
-                          "lowest.apart")  # fmt: skip
+        gathered = graph.op("Gather", [entry, tokens], "rows.minimums", axis=0)
+        minimums = graph.op("Unsqueeze", [gathered, graph.constant(-1)], "rows.minimums.apart")
         grouped = graph.op("Reshape", [rows, graph.constant(0, 0, groups, packing.group_size)], "rows.groups")
-        raised = graph.op("Add", [grouped, lowest], "rows.raised")
-        return graph.op("Reshape", [raised, graph.constant(0, 0, groups * packing.group_size)], "rows")
+        dequantized = graph.op("Add", [grouped, minimums], "rows.dequantized")
+        return graph.op("Reshape", [dequantized, graph.constant(0, 0, groups * packing.group_size)], "rows")
 
     def nibbles(self, packed: str, packing: Packing, shape: Sequence[int], name: str) -> str:
         """Bytes as the numbers in them, the earlier one of two in the low bits, as floats of that shape.
@@ -139,9 +139,9 @@ class Products:
         zero_points = 0 if packing.symmetric else groups
         in_integers = packing.quantized and self.variant.multiplies(packing.bits, zero_points=zero_points)
         added = bool(bias) and not (in_integers and self.variant.bias_in_matmul)
-        raised = in_integers and packing.has_minimum
+        adds_minimums = in_integers and packing.has_minimum
         total = f"{name}.product" if added else result  # without a bias that is added
-        product = f"{name}.values" if raised else total
+        product = f"{name}.values" if adds_minimums else total
         if self.variant.float_matrices:
             graph.node("FusedMatMul", [x, graph.made_floats(parts)], [product], name, MICROSOFT, transB=1)
         elif in_integers:
@@ -149,7 +149,7 @@ class Products:
             zero = "" if packing.symmetric else self.zeros(parts, packing)
             given = x
             if not self.variant.ragged_blocks and columns < groups * packing.group_size:
-                x, columns = self.filled_up(x, columns, groups * packing.group_size), groups * packing.group_size
+                x, columns = self.padded(x, columns, groups * packing.group_size), groups * packing.group_size
             graph.node(
                 "MatMulNBits",
                 [x, weights, self.scale(parts), zero, "", "" if added else bias],
@@ -162,13 +162,13 @@ class Products:
                 block_size=packing.group_size,
                 accuracy_level=self.variant.accuracy_level,
             )
-            if raised:
-                lowest = self.lowest(given, parts, packing, name)
-                graph.node("Add", [product, lowest], [total], f"{name}.raised")
+            if adds_minimums:
+                minimums = self.minimum_product(given, parts, packing, name)
+                graph.node("Add", [product, minimums], [total], f"{name}.with_minimums")
         else:
             floats = self.unpacked(parts, packing, name)
-            turned = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
-            graph.node("MatMul", [x, turned], [product], name)
+            transposed = graph.op("Transpose", [floats], f"{name}.transposed", perm=[1, 0])
+            graph.node("MatMul", [x, transposed], [product], name)
         if added:
             graph.node("Add", [total, bias], [result], f"{name}.bias")
         return result
@@ -189,16 +189,16 @@ class Products:
         graph.node("GatherElements", [x, each], [name], name, axis=-1)
         return name
 
-    def lowest(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:
-        """What the minimums of groups add to a product: each times the sum of the inputs of its group.
+    def minimum_product(self, x: str, parts: Sequence[Linear], packing: Packing, name: str) -> str:
+        """What the minimums of blocks add to a product: each times the sum of the inputs of its block.
 
         Never float zero points: 25 to 50 times slower on the CPU, and other providers do not take them. What has the
         same input shares the sums.
         """
         graph, columns, groups = self.graph, parts[0].columns, packing.groups(parts[0].columns)
         if columns < groups * packing.group_size:
-            x = self.filled_up(x, columns, groups * packing.group_size)
-        sums = f"{x}.sums.{packing.group_size}"
+            x = self.padded(x, columns, groups * packing.group_size)
+        sums = f"{x}.block_sum.{packing.group_size}"
         if not graph.has(sums):
             grouped, added = f"{x}.groups.{packing.group_size}", f"{sums}.added"
             shape = graph.constant(0, 0, groups, packing.group_size)
@@ -207,8 +207,8 @@ class Products:
             # ONNX Runtime (1.31, CPU) leaves the shape of no tokens as it is, which an expert often has
             graph.node("Reshape", [added, graph.constant(0, 0, groups)], [sums], sums)
         stored = graph.cast(graph.stored([f"{part.name}.minimum" for part in parts]))
-        turned = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
-        return graph.op("MatMul", [sums, turned], f"{name}.lowest")
+        transposed = graph.op("Transpose", [stored], f"{name}.minimums", perm=[1, 0])
+        return graph.op("MatMul", [sums, transposed], f"{name}.minimum_product")
 
     def zeros(self, parts: Sequence[Linear], packing: Packing) -> str:
         """The zero points of neighbouring matrices. Beside minimums they are 0, which is stored nowhere."""
@@ -228,9 +228,9 @@ class Products:
         each = [graph.cast(graph.stored([f"{p.name}.bias"])) if p.bias else graph.zeros(p.rows) for p in parts]
         return graph.op("Concat", each, f"{name}.biases", axis=0)
 
-    def filled_up(self, x: str, columns: int, stored: int) -> str:
+    def padded(self, x: str, columns: int, stored: int) -> str:
         """x with zeros behind its last dimension, as the last group of each row of a matrix has them."""
-        graph, name = self.graph, f"{x}.filled_up"
+        graph, name = self.graph, f"{x}.padded"
         if not graph.has(name):
             graph.node("Pad", [x, graph.constant(0, stored - columns), "", graph.constant(-1)], [name], name)
         return name
@@ -253,7 +253,7 @@ class Products:
             centred = graph.op("Sub", [weights, zero], f"{name}.centred")
         scaled = graph.op("Mul", [centred, per_group("scale")], f"{name}.scaled")
         if packing.has_minimum:
-            scaled = graph.op("Add", [scaled, per_group("minimum")], f"{name}.whole")
+            scaled = graph.op("Add", [scaled, per_group("minimum")], f"{name}.dequantized")
         floats = graph.op("Reshape", [scaled, graph.constant(rows, groups * packing.group_size)], f"{name}.floats")
         columns = parts[0].columns
         whole = columns == groups * packing.group_size

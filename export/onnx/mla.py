@@ -11,20 +11,20 @@ from embedllm.package.architecture import Attention, Linear, MultiHeadLatent
 
 
 def latent_qkv(products: Products, norms: Norms, attention: Attention, mla: MultiHeadLatent, normed: str) -> list[str]:
-    """q, k and v, each [B, T, heads * D], none of them turned."""
+    """q, k and v, each [B, T, heads * D], none of them rotated."""
     graph = products.graph
     first = attention.q if mla.q is None else mla.q
-    q, small, shared = _split(products, normed, [first, mla.kv, mla.k], ["q", "kv.small", "k.shared"], "latents")
+    q, small, shared = _split(products, normed, [first, mla.kv, mla.k], ["q", "kv_a", "k_rope"], "latents")
     if mla.q is not None:
         made = q if mla.q_norm is None else norms.plain(q, mla.q_norm, "q.normed")
         q = products.linear(made, [attention.q], "q.heads")
     small = norms.plain(small, mla.kv_norm, "kv.normed")
-    k, v = _split(products, small, [attention.k, attention.v], ["k.own", "v.own"], "kv")
+    k, v = _split(products, small, [attention.k, attention.v], ["k_nope", "v.own"], "kv")
     heads, size = attention.heads, attention.head_dim
     own = graph.op("Reshape", [k, graph.constant(0, 0, heads, size - mla.k.rows)], "k.heads")
-    one = graph.op("Unsqueeze", [shared, graph.constant(2)], "k.shared.apart")
-    each = graph.op("Expand", [one, graph.constant(1, 1, heads, 1)], "k.shared.heads")
-    k = graph.op("Concat", [each, own], "k.whole", axis=-1)
+    one = graph.op("Unsqueeze", [shared, graph.constant(2)], "k_rope.apart")
+    each = graph.op("Expand", [one, graph.constant(1, 1, heads, 1)], "k_rope.heads")
+    k = graph.op("Concat", [each, own], "k.concat", axis=-1)
     if mla.value_dim < size:
         apart = graph.op("Reshape", [v, graph.constant(0, 0, heads, mla.value_dim)], "v.heads")
         pads = graph.constant(*[0] * 7, size - mla.value_dim)

@@ -21,7 +21,7 @@ _ACTIVATIONS: dict[str, tuple[str, str, dict[str, float]]] = {
     "relu": ("Relu", "", {}),
     "relu2": ("Relu", "", {}),
 }
-_TINY = 1e-20  # what the sum of weights is raised by, as transformers does
+_TINY = 1e-20  # what is added to the sum of weights, as transformers does
 
 
 class Mlps:
@@ -45,7 +45,7 @@ class Mlps:
             gate = graph.op("Min", [gate, graph.number(mlp.swiglu_limit)], "gate.limited")
             up = graph.op("Clip", [up, graph.number(-mlp.swiglu_limit), graph.number(mlp.swiglu_limit)], "up.limited")
         if mlp.up_offset:
-            up = graph.op("Add", [up, graph.number(mlp.up_offset)], "up.raised")
+            up = graph.op("Add", [up, graph.number(mlp.up_offset)], "up.offset")
         gated = graph.op("Mul", [self.bent(mlp, gate), up], "gated")
         return self.products.linear(gated, [mlp.down], "down")
 
@@ -77,7 +77,7 @@ class Mlps:
         positive, negative = (
             graph.op("Softplus", [graph.stored([alpha_name(mlp, part)])], part) for part in ("alpha_p", "alpha_n")
         )
-        negative = graph.op("Add", [negative, graph.single(0.5)], "alpha_n.raised")
+        negative = graph.op("Add", [negative, graph.single(0.5)], "alpha_n.plus_half")
         above = graph.op("Relu", [x], "above")
         square = graph.op("Mul", [above, above], "square")
         bent = graph.op("Sub", [graph.op("Elu", [x], "elu"), x], "bent")
@@ -150,7 +150,7 @@ class Mlps:
             best = graph.op("Softmax", [best], "best.softmax", axis=-1)
         if moe.norm_topk:
             total = graph.op("ReduceSum", [best, graph.constant(-1)], "best.sum", keepdims=1)
-            total = graph.op("Add", [total, graph.single(_TINY)], "best.raised")
+            total = graph.op("Add", [total, graph.single(_TINY)], "best.sum.epsilon")
             best = graph.op("Div", [best, total], "best.normalised")
         if moe.scale != 1:
             best = graph.op("Mul", [best, graph.single(moe.scale)], "best.scaled")
@@ -179,8 +179,8 @@ class Mlps:
     def product(self, x: str, matrix: Linear, name: str) -> str:
         """x times a small matrix, in float32 whatever the activations are: choices hang on little."""
         graph, x = self.graph, self.single(x, f"{name}.input")
-        turned = graph.op("Transpose", [graph.stored([f"{matrix.name}.weight"])], f"{name}.turned", perm=[1, 0])
-        product = graph.op("MatMul", [x, turned], f"{name}.product" if matrix.bias else name)
+        transposed = graph.op("Transpose", [graph.stored([f"{matrix.name}.weight"])], f"{name}.transposed", perm=[1, 0])
+        product = graph.op("MatMul", [x, transposed], f"{name}.product" if matrix.bias else name)
         return graph.op("Add", [product, graph.stored([f"{matrix.name}.bias"])], name) if matrix.bias else product
 
     def single(self, x: str, name: str) -> str:

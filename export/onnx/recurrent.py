@@ -78,8 +78,8 @@ class Recurrent:
         """The logarithm of what is kept of the state of each head, [B, T, heads]."""
         graph = self.graph
         rate, bias = (graph.stored([decay_name(index, part)]) for part in ("log_decay", "decay_bias"))
-        raised = graph.op("Add", [self.mlps.product(normed, mixer.decay, "decay.product"), bias], "decay.raised")
-        positive = graph.op("Softplus", [raised], "decay.positive")
+        biased = graph.op("Add", [self.mlps.product(normed, mixer.decay, "decay.product"), bias], "decay.biased")
+        positive = graph.op("Softplus", [biased], "decay.positive")
         rate = graph.op("Neg", [graph.op("Exp", [rate], "decay.rate")], "decay.negative")
         return graph.op("Mul", [positive, rate], "decay")
 

@@ -8,7 +8,7 @@ from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.package.architecture import AltUp, AltUpStreams, Linear
-from embedllm.package.tensors import guess_scale_name
+from embedllm.package.tensors import altup_scale_name
 
 _LEAST = 1e-5  # a mean square is taken for at least so much
 
@@ -27,11 +27,11 @@ def ended(products: Products, streams: AltUpStreams, x: Value) -> Value:
 
 
 def predicted(products: Products, altup: AltUp, x: Value) -> tuple[Value, Value]:
-    """What a layer guesses the streams to be, and the first of them."""
+    """The predicted streams, and the first of them."""
     ir, count = products.ir, altup.correct.rows
     mixed = products.linear(_weights(products, altup, stream(ir, x, 0)), [altup.predict], "mixed")
     square = ir.op("Reshape", [mixed, ir.constant([0, 0, count, count])], "mixed.square", special_zero=True)
-    change = ir.op("MatMul", [square, x], "guesses", transpose_a=False, transpose_b=False)
+    change = ir.op("MatMul", [square, x], "prediction", transpose_a=False, transpose_b=False)
     x = ir.op("Add", [x, change], "streams", **BROADCAST)
     return x, stream(ir, x, 0, "first")
 
@@ -51,7 +51,7 @@ def corrected(products: Products, altup: AltUp, x: Value, first: Value, made: Va
 
 def read_first(ir: Ir, index: int, x: Value, hidden: int) -> Value:
     """What the token input of a layer reads."""
-    scale = ir.stored([guess_scale_name(index)], "f32", [hidden])
+    scale = ir.stored([altup_scale_name(index)], "f32", [hidden])
     return ir.op("Multiply", [stream(ir, x, 0, "first"), scale], "first.scaled", **BROADCAST)
 
 

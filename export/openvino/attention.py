@@ -19,9 +19,9 @@ class Shared:
 
     batch: Value  # [1]
     beams: Value | None  # [B]; None: nothing is remembered
-    turns: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
+    rope_tables: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
     masks: Mapping[int | None, Value]  # by window
-    growths: Mapping[AttentionTemperature, Value]  # of queries, [B, 1, T, 1]
+    temperatures: Mapping[AttentionTemperature, Value]  # of queries, [B, 1, T, 1]
 
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
@@ -39,7 +39,7 @@ def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, V
     return found
 
 
-def growths(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTemperature, Value]:
+def temperatures(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTemperature, Value]:
     """What queries at the positions are multiplied by."""
     found: dict[AttentionTemperature, Value] = {}
     kinds = dict.fromkeys(attention.temperature for attention in decoder.attentions)
@@ -49,9 +49,9 @@ def growths(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTempera
         floats = ir.op("Convert", [positions], f"{name}.positions", type="f32", destination_type="f32")
         trained = ir.constant(float(temperature.original_context), "f32")
         parts = ir.op("Divide", [floats, trained], f"{name}.parts", m_pythondiv=True, **BROADCAST)
-        whole = ir.op("Floor", [parts], f"{name}.whole")
-        raised = ir.op("Add", [whole, ir.constant(1.0, "f32")], f"{name}.raised", **BROADCAST)
-        more = multiplied(ir, ir.op("Log", [raised], f"{name}.log"), temperature.beta, f"{name}.more")
+        floor = ir.op("Floor", [parts], f"{name}.floor")
+        plus_one = ir.op("Add", [floor, ir.constant(1.0, "f32")], f"{name}.plus_one", **BROADCAST)
+        more = multiplied(ir, ir.op("Log", [plus_one], f"{name}.log"), temperature.beta, f"{name}.more")
         times = ir.op("Add", [more, ir.constant(1.0, "f32")], f"{name}.times", **BROADCAST)
         found[temperature] = ir.op("Unsqueeze", [times, ir.constant([1, 3])], name)
     ir.is_precise = False
@@ -76,11 +76,11 @@ class Attentions:
             q, key, value = self._appended(index, attention, x)
         else:
             q = self._products.linear(x, [attention.q], "qkv")
-            q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
+            q = self._normed_and_rotated(attention, q, attention.heads, attention.q_norm, "q")
             known = zip(("key", "value"), self._known[self._decoder.kv_number(index)], strict=True)
             key, value = (self._repeated(part, each, attention) for part, each in known)
         if attention.temperature is not None:
-            q = ir.op("Multiply", [q, self._shared.growths[attention.temperature]], "q.grown", **BROADCAST)
+            q = ir.op("Multiply", [q, self._shared.temperatures[attention.temperature]], "q.temperature", **BROADCAST)
         seen = self._seen(index, attention, q, key, value)
         merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
         columns = attention.heads * attention.head_dim
@@ -96,8 +96,8 @@ class Attentions:
     def _appended(self, index: int, attention: Attention, x: Value) -> tuple[Value, Value, Value]:
         """Queries, and keys and values of all tokens, [B, heads, T or total, D]."""
         q, k, v = self._qkv(attention, x)
-        q = self._turned(attention, q, attention.heads, attention.q_norm, "q")
-        k = self._turned(attention, k, attention.kv_heads, attention.k_norm, "k")
+        q = self._normed_and_rotated(attention, q, attention.heads, attention.q_norm, "q")
+        k = self._normed_and_rotated(attention, k, attention.kv_heads, attention.k_norm, "k")
         v = self._heads(attention, v, attention.kv_heads, attention.v_norm, "v")
         number = self._decoder.kv_number(index)
         known_keys = self._remembered(number, "key", k, attention)
@@ -116,11 +116,11 @@ class Attentions:
         together = self._products.linear(x, parts, "qkv")
         return ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3)
 
-    def _turned(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
+    def _normed_and_rotated(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
         """[B, T, heads * D] as [B, heads, T, D], normed and rotated, in the order that the layer has."""
         if attention.norm_after_rope:
-            turned = self._rotation(attention, self._heads(attention, x, heads, None, name), name)
-            return normed(self.ir, turned, norm, f"{name}.norm", by_head=True)
+            rotated = self._rotation(attention, self._heads(attention, x, heads, None, name), name)
+            return normed(self.ir, rotated, norm, f"{name}.norm", by_head=True)
         return self._rotation(attention, self._heads(attention, x, heads, norm, name), name)
 
     def _heads(self, attention: Attention, x: Value, heads: int, norm: Norm | None, name: str) -> Value:
@@ -134,7 +134,7 @@ class Attentions:
         return ir.op("Transpose", [split, ir.constant([0, 2, 1, 3])], f"{name}.by_head")
 
     def _rotation(self, attention: Attention, x: Value, name: str) -> Value:
-        """The leading dimensions of every head turned; the rest pass through."""
+        """The leading dimensions of every head rotated; the rest pass through."""
         ir, rope = self.ir, attention.rope
         if rope is None:
             return x
@@ -142,16 +142,16 @@ class Attentions:
         if not rest:
             return self._rotated_halves(x, rope, f"{name}.rotated", name)
         lengths = ir.constant([self._rotated[rope], rest])
-        turning, kept = ir.split("VariadicSplit", [x, ir.constant(3), lengths], f"{name}.parts", 2)
-        turned = self._rotated_halves(turning, rope, f"{name}.turned", name)
-        return ir.op("Concat", [turned, kept], f"{name}.rotated", axis=-1)
+        rotary, kept = ir.split("VariadicSplit", [x, ir.constant(3), lengths], f"{name}.parts", 2)
+        rotated = self._rotated_halves(rotary, rope, f"{name}.rotary_part", name)
+        return ir.op("Concat", [rotated, kept], f"{name}.rotated", axis=-1)
 
     def _rotated_halves(self, x: Value, rope: int, result: str, name: str) -> Value:
         """x * cos + (-second half, first half) * sin.
 
         The plugins see it only when the split names its axis 3 and the concatenation -1.
         """
-        ir, (cos, sin) = self.ir, self._shared.turns[rope]
+        ir, (cos, sin) = self.ir, self._shared.rope_tables[rope]
         half = self._rotated[rope] // 2
         first, second = ir.split("VariadicSplit", [x, ir.constant(3), ir.constant([half, half])], f"{name}.halves", 2)
         minus = ir.op("Multiply", [second, ir.constant(-1.0, "f32")], f"{name}.minus", **BROADCAST)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from embedllm.export.layout import Layout
 from embedllm.export.openvino import altup as streams
-from embedllm.export.openvino.attention import Attentions, Shared, growths, rotations
+from embedllm.export.openvino.attention import Attentions, Shared, rotations, temperatures
 from embedllm.export.openvino.elementwise import activated, capped, multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
@@ -63,25 +63,26 @@ class _Emitter:
         )
         beams = ir.parameter("beam_idx", "i32", 1)
         batch, length = ir.size(ids, 0, "batch"), ir.size(ids, 1, "length")
-        turns = rotations(ir, decoder, positions)
+        rope_tables = rotations(ir, decoder, positions)
         windows = dict.fromkeys(attention.window for attention in decoder.attentions)
         seen = masks(ir, mask, positions, length, list(windows))
-        grown = growths(ir, decoder, positions)
-        attentions = Attentions(
-            self.products, decoder, Shared(batch=batch, beams=beams, turns=turns, masks=seen, growths=grown)
-        )  # fmt: skip
+        scales = temperatures(ir, decoder, positions)
+        shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, temperatures=scales)
+        attentions = Attentions(self.products, decoder, shared)
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
-        told = self.told(decoder.per_layer_embedding, ids, x) if decoder.per_layer_embedding else None
+        per_layer_inputs = (
+            self.per_layer_inputs(decoder.per_layer_embedding, ids, x) if decoder.per_layer_embedding else None
+        )
         if decoder.altup_streams is not None:
             ir.scope = "streams"
             x = streams.begun(self.products, decoder.altup_streams, x)
         for index, layer in enumerate(decoder.layers):
             ir.scope = f"layers.{index}"
             if layer.altup is None:
-                x = self.layer(index, layer, x, attentions, recurrent, told)
+                x = self.layer(index, layer, x, attentions, recurrent, per_layer_inputs)
             else:
-                x = self.guessed(index, layer, layer.altup, x, attentions, recurrent, told)
+                x = self.altup_layer(index, layer, layer.altup, x, attentions, recurrent, per_layer_inputs)
         if decoder.altup_streams is not None:
             ir.scope = "streams.end"
             x = streams.ended(self.products, decoder.altup_streams, x)
@@ -100,8 +101,8 @@ class _Emitter:
             x = ir.op("Add", [x, learned], "embedding.with_positions", **BROADCAST)
         return normed(ir, x, decoder.embedding_norm, "embedding.normed")
 
-    def told(self, inputs: PerLayerEmbedding, ids: Value, x: Value) -> Value:
-        """What the layers are told of the tokens, [B, T, layers, size]."""
+    def per_layer_inputs(self, inputs: PerLayerEmbedding, ids: Value, x: Value) -> Value:
+        """The per-layer embeddings of the tokens, [B, T, layers, size]."""
         ir, products = self.ir, self.products
         ir.scope = "per_layer_embedding"
         if inputs.table.rows < self.decoder.vocabulary:
@@ -115,11 +116,11 @@ class _Emitter:
             for each, name in ((rows, "rows"), (projected, "projection"))
         )
         both = ir.op("Add", [normed(ir, projected, inputs.norm, "norm"), rows], "both", **BROADCAST)
-        both = multiplied(ir, both, inputs.multiplier, "told")
+        both = multiplied(ir, both, inputs.multiplier, "per_layer_input")
         ir.scope = ""
         return both
 
-    def guessed(
+    def altup_layer(
         self,
         index: int,
         layer: Layer,
@@ -127,7 +128,7 @@ class _Emitter:
         x: Value,
         attentions: Attentions,
         recurrent: Recurrent,
-        told: Value | None,
+        per_layer_inputs: Value | None,
     ) -> Value:
         """The streams behind a layer that computes the first of them."""
         ir = self.ir
@@ -138,14 +139,14 @@ class _Emitter:
         ir.scope = f"layers.{index}.correct"
         x = streams.corrected(self.products, altup, x, first, made)
         assert layer.per_layer_input is not None
-        assert told is not None
-        ir.scope = f"layers.{index}.told"
-        own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
-        made = self.per_layer_inputs(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
+        assert per_layer_inputs is not None
+        ir.scope = f"layers.{index}.per_layer_input"
+        own = ir.op("Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "own", batch_dims=0)
+        made = self.gated_input(layer.per_layer_input, streams.read_first(ir, index, x, self.decoder.hidden), own)
         ir.scope = f"layers.{index}"
         return streams.with_others(ir, x, made, altup.correct.rows, "output")
 
-    def with_detour(self, laurel: Laurel, first: Value, x: Value) -> Value:
+    def with_laurel(self, laurel: Laurel, first: Value, x: Value) -> Value:
         """The stream behind attention with what goes beside it."""
         ir, products = self.ir, self.products
         ir.scope, scope = f"{ir.scope}.laurel", ir.scope
@@ -156,33 +157,43 @@ class _Emitter:
         ir.scope = scope
         return both
 
-    def finished(self, index: int, layer: Layer, x: Value, told: Value | None) -> Value:
+    def with_per_layer_input(self, index: int, layer: Layer, x: Value, per_layer_inputs: Value | None) -> Value:
         """The stream behind a layer of which more follows its mlp."""
         ir, is_scaled = self.ir, bool(layer.scale)
         if layer.per_layer_input is not None:
-            assert told is not None
-            own = ir.op("Gather", [told, ir.constant(index), ir.constant(2)], "told", batch_dims=0)
-            ir.scope = f"layers.{index}.told"
-            made = self.per_layer_inputs(layer.per_layer_input, x, own)
+            assert per_layer_inputs is not None
+            own = ir.op(
+                "Gather", [per_layer_inputs, ir.constant(index), ir.constant(2)], "per_layer_input", batch_dims=0
+            )
+            ir.scope = f"layers.{index}.per_layer_input"
+            made = self.gated_input(layer.per_layer_input, x, own)
             ir.scope = f"layers.{index}"
-            x = ir.op("Add", [x, made], "told.sum" if is_scaled else "output", **BROADCAST)
+            x = ir.op("Add", [x, made], "per_layer_input.sum" if is_scaled else "output", **BROADCAST)
         if not is_scaled:
             return x
         return ir.op("Multiply", [x, ir.stored([scale_name(index)], "f32", [1])], "output", **BROADCAST)
 
-    def per_layer_inputs(self, part: PerLayerInput, x: Value, told: Value) -> Value:
+    def gated_input(self, part: PerLayerInput, x: Value, per_layer_inputs: Value) -> Value:
         ir, products = self.ir, self.products
         active = activated(ir, products.linear(x, [part.gate], "gate"), part.activation)
-        gated = ir.op("Multiply", [active, told], "gated", **BROADCAST)
+        gated = ir.op("Multiply", [active, per_layer_inputs], "gated", **BROADCAST)
         return normed(ir, products.linear(gated, [part.up], "up"), part.norm, "norm")
 
     def layer(
-        self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, told: Value | None
+        self,
+        index: int,
+        layer: Layer,
+        x: Value,
+        attentions: Attentions,
+        recurrent: Recurrent,
+        per_layer_inputs: Value | None,
     ) -> Value:
         """The stream [B, T, hidden] after a layer."""
         if layer.per_layer_input is None and not layer.scale:
             return self.computed(index, layer, x, attentions, recurrent, "output")
-        return self.finished(index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), told)
+        return self.with_per_layer_input(
+            index, layer, self.computed(index, layer, x, attentions, recurrent, "stream"), per_layer_inputs
+        )
 
     def computed(
         self, index: int, layer: Layer, x: Value, attentions: Attentions, recurrent: Recurrent, name: str
@@ -198,7 +209,7 @@ class _Emitter:
         attended = self.products.linear(context, [mixer.o], "o")
         total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
         if layer.laurel is not None:
-            total = self.with_detour(layer.laurel, first, total)
+            total = self.with_laurel(layer.laurel, first, total)
         if layer.parallel:
             read = first if layer.mlp_norm is None else normed(ir, x, layer.mlp_norm, "mlp.norm")
         else:

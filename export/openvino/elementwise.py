@@ -34,8 +34,8 @@ def _divided_by_root(ir: Ir, x: Value, epsilon: float, name: str) -> Value:
     """x / sqrt(mean(x**2) + epsilon), in the form that plugins recognise."""
     squares = ir.op("Power", [x, ir.constant(2.0, "f32")], f"{name}.squares", **BROADCAST)
     mean = ir.op("ReduceMean", [squares, ir.constant([-1])], f"{name}.mean", keep_dims=True)
-    raised = ir.op("Add", [mean, ir.constant(epsilon, "f32")], f"{name}.raised", **BROADCAST)
-    root = ir.op("Sqrt", [raised], f"{name}.root")
+    with_epsilon = ir.op("Add", [mean, ir.constant(epsilon, "f32")], f"{name}.mean_epsilon", **BROADCAST)
+    root = ir.op("Sqrt", [with_epsilon], f"{name}.root")
     inverse = ir.op("Divide", [ir.constant(1.0, "f32"), root], f"{name}.inverse", m_pythondiv=True, **BROADCAST)
     return ir.op("Multiply", [x, inverse], f"{name}.normed", **BROADCAST)
 
@@ -71,7 +71,7 @@ def xielu(ir: Ir, mlp: Mlp, x: Value) -> Value:
     positive, negative = (
         ir.op("SoftPlus", [ir.stored([alpha_name(mlp, part)], "f32", [1])], part) for part in ("alpha_p", "alpha_n")
     )
-    negative = ir.op("Add", [negative, ir.constant(0.5, "f32")], "alpha_n.raised", **BROADCAST)
+    negative = ir.op("Add", [negative, ir.constant(0.5, "f32")], "alpha_n.plus_half", **BROADCAST)
     above = ir.op("ReLU", [x], "above")
     square = ir.op("Multiply", [above, above], "square", **BROADCAST)
     bent = ir.op("Subtract", [ir.op("Elu", [x], "elu", alpha=1.0), x], "bent", **BROADCAST)

@@ -45,7 +45,7 @@ class _Emitter:
         number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
         places = ir.op("Range", [ir.constant(0), number, ir.constant(1)], "places", output_type="i64")
         in_row = ir.op("Unsqueeze", [places, ir.constant(0)], "places.in_row")  # [1, T]
-        shared = Shared(batch=batch, beams=None, turns=rotations(ir, decoder, in_row), growths={},
+        shared = Shared(batch=batch, beams=None, rope_tables=rotations(ir, decoder, in_row), temperatures={},
                         masks=self.masks(mask, places, in_row))  # fmt: skip
         attentions = Attentions(self.products, decoder, shared)
         x = self.embedded(ids, in_row)

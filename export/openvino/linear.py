@@ -27,7 +27,7 @@ class Products:
         raw = f"{name}.raw" if has_minimums else name
         rows = ir.op("Gather", [self._floats([table], name), places, ir.constant(0)], raw, batch_dims=0)
         if packing is not None and has_minimums:
-            rows = self._raised_rows(table, packing, places, rows, name)
+            rows = self._add_row_minimums(table, packing, places, rows, name)
         if self._stored_columns(table) == table.columns:
             return rows
         bounds = [ir.constant([value]) for value in (0, table.columns, 1, 2)]
@@ -65,9 +65,9 @@ class Products:
             transpose_b=True,
         )
         if packing is not None and has_minimums:
-            lowest = self._lowest(x, parts, packing, name)
-            where, called = (f"{name}.raised", "") if has_bias else (name, tensor)
-            product = ir.op("Add", [product, lowest], where, tensor=called, **BROADCAST)
+            minimums = self._minimum_product(x, parts, packing, name)
+            where, called = (f"{name}.with_minimums", "") if has_bias else (name, tensor)
+            product = ir.op("Add", [product, minimums], where, tensor=called, **BROADCAST)
         if not has_bias:
             return product
         bias = ir.stored([f"{part.name}.bias" for part in parts], "f32", [sum(part.rows for part in parts)])
@@ -117,26 +117,28 @@ class Products:
         flat = ir.op("Reshape", [scaled, ir.constant([rows, columns])], f"{name}.flat", special_zero=False)
         return flat if wide else ir.op("Convert", [flat], f"{name}.floats", type="f32", destination_type="f32")
 
-    def _raised_rows(self, table: Linear, packing: Packing, places: Value, rows: Value, name: str) -> Value:
+    def _add_row_minimums(self, table: Linear, packing: Packing, places: Value, rows: Value, name: str) -> Value:
         """Rows [..., stored columns] with the minimums of their groups, which no chain that stays packed adds."""
         ir, groups = self.ir, packing.groups(table.columns)
-        gathered = ir.op("Gather", [self._minimums([table], packing, name), places, ir.constant(0)], f"{name}.lowest",
+        gathered = ir.op("Gather", [self._minimums([table], packing, name), places, ir.constant(0)], f"{name}.minimums",
                          batch_dims=0)  # fmt: skip
-        lowest = ir.op("Unsqueeze", [gathered, ir.constant(-1)], f"{name}.lowest.apart")
+        minimums = ir.op("Unsqueeze", [gathered, ir.constant(-1)], f"{name}.minimums.apart")
         shape = ir.constant([0, 0, groups, packing.group_size])
         grouped = ir.op("Reshape", [rows, shape], f"{name}.groups", special_zero=True)
-        raised = ir.op("Add", [grouped, lowest], f"{name}.raised", **BROADCAST)
-        return ir.op("Reshape", [raised, ir.constant([0, 0, groups * packing.group_size])], name, special_zero=True)
+        dequantized = ir.op("Add", [grouped, minimums], f"{name}.dequantized", **BROADCAST)
+        return ir.op(
+            "Reshape", [dequantized, ir.constant([0, 0, groups * packing.group_size])], name, special_zero=True
+        )
 
-    def _lowest(self, x: Value, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
+    def _minimum_product(self, x: Value, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
         """What the minimums of groups add to a product: each times the sum of the inputs of its group."""
         ir, key = self.ir, (x, packing.group_size)
         if key not in self._sums:
             shape = ir.constant([0, 0, packing.groups(parts[0].columns), packing.group_size])
             grouped = ir.op("Reshape", [x, shape], f"{name}.groups", special_zero=True)
-            self._sums[key] = ir.op("ReduceSum", [grouped, ir.constant([-1])], f"{name}.sums", keep_dims=False)
+            self._sums[key] = ir.op("ReduceSum", [grouped, ir.constant([-1])], f"{name}.block_sum", keep_dims=False)
         factors = [self._sums[key], self._minimums(parts, packing, name)]
-        return ir.op("MatMul", factors, f"{name}.lowest", transpose_a=False, transpose_b=True)
+        return ir.op("MatMul", factors, f"{name}.minimum_product", transpose_a=False, transpose_b=True)
 
     def _minimums(self, parts: Sequence[Linear], packing: Packing, name: str) -> Value:
         ir, kind = self.ir, f"f{packing.scale_bits}"

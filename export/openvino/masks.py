@@ -54,8 +54,8 @@ def _window_mask(ir: Ir, mask: Value, positions: Value, window: int, others: Seq
         pair = [other, seen] if at == 2 else [seen, other]
         seen = ir.op("BitwiseAnd", pair, f"{name}.and.{at}", **BROADCAST)
     shape = ir.op("ShapeOf", [seen], f"{name}.shape", type="i64", output_type="i64")
-    whole = ir.op("Broadcast", [seen, shape], f"{name}.whole", mode="numpy")
-    scores = ir.op("Select", [whole, *_scores(ir)], f"{name}.scores", type="f32", **BROADCAST)
+    broadcast = ir.op("Broadcast", [seen, shape], f"{name}.broadcast", mode="numpy")
+    scores = ir.op("Select", [broadcast, *_scores(ir)], f"{name}.scores", type="f32", **BROADCAST)
     bounds = [ir.constant([value]) for value in (0, _TO_END, 1, 3)]
     return ir.op("Slice", [scores, *bounds], name)
 

@@ -9,7 +9,7 @@ from embedllm.package.architecture import Attention, MultiHeadLatent
 
 
 def latent_qkv(products: Products, attention: Attention, mla: MultiHeadLatent, x: Value) -> list[Value]:
-    """q, k and v, each [B, T, heads * D], none of them turned."""
+    """q, k and v, each [B, T, heads * D], none of them rotated."""
     ir, heads, size = products.ir, attention.heads, attention.head_dim
     parts = [attention.q if mla.q is None else mla.q, mla.kv, mla.k]
     together = products.linear(x, parts, "latents")
@@ -20,10 +20,10 @@ def latent_qkv(products: Products, attention: Attention, mla: MultiHeadLatent, x
     both = products.linear(normed(ir, small, mla.kv_norm, "kv.normed"), [attention.k, attention.v], "kv")
     lengths = ir.constant([attention.k.rows, attention.v.rows])
     k, v = ir.split("VariadicSplit", [both, ir.constant(2), lengths], "kv.split", 2)
-    own = ir.op("Reshape", [k, ir.constant([0, 0, heads, size - mla.k.rows])], "k.own", special_zero=True)
-    one = ir.op("Unsqueeze", [shared, ir.constant(2)], "k.shared")
-    each = ir.op("Tile", [one, ir.constant([1, 1, heads, 1])], "k.shared.each")
-    k = ir.op("Concat", [each, own], "k.whole", axis=-1)
+    own = ir.op("Reshape", [k, ir.constant([0, 0, heads, size - mla.k.rows])], "k_nope", special_zero=True)
+    one = ir.op("Unsqueeze", [shared, ir.constant(2)], "k_rope")
+    each = ir.op("Tile", [one, ir.constant([1, 1, heads, 1])], "k_rope.each")
+    k = ir.op("Concat", [each, own], "k.concat", axis=-1)
     if mla.value_dim < size:
         v = ir.op("Reshape", [v, ir.constant([0, 0, heads, mla.value_dim])], "v.own", special_zero=True)
         pads = [ir.constant([0] * 4), ir.constant([0, 0, 0, size - mla.value_dim]), ir.constant(0.0, "f32")]

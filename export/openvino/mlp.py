@@ -21,7 +21,7 @@ def mlp(products: Products, mlp: Mlp, x: Value) -> Value:
         bent = ir.op("Minimum", [bent, ir.constant(mlp.swiglu_limit, "f32")], "gate.limited", **BROADCAST)
         up = ir.op("Clamp", [up], "up.limited", min=-mlp.swiglu_limit, max=mlp.swiglu_limit)
     if mlp.up_offset:
-        up = ir.op("Add", [up, ir.constant(mlp.up_offset, "f32")], "up.raised", **BROADCAST)
+        up = ir.op("Add", [up, ir.constant(mlp.up_offset, "f32")], "up.offset", **BROADCAST)
     active = xielu(ir, mlp, bent) if mlp.xielu_alphas else activated(ir, bent, mlp.activation, mlp.swiglu_alpha)
     if gate is not None:
         active = ir.op("Multiply", [active, up], "gated", **BROADCAST)
@@ -72,7 +72,7 @@ def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Va
         weights = ir.op("SoftMax", [weights], "router.softmax", axis=2)
     if moe.norm_topk:
         total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
-        total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.raised", **BROADCAST)
+        total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.epsilon", **BROADCAST)
         weights = ir.op("Divide", [weights, total], "router.normalised", m_pythondiv=True, **BROADCAST)
     return multiplied(ir, weights, moe.scale, "router.scaled"), chosen
 

@@ -67,8 +67,8 @@ class Recurrent:
         """The part of the state of each head that a token leaves, [B, T, heads]."""
         ir, shape = self.ir, [mixer.value_heads]
         rate, bias = (ir.stored([decay_name(index, part)], "f32", shape) for part in ("log_decay", "decay_bias"))
-        raised = added(ir, [self._small(x, mixer.decay, "decay.product"), bias], "decay.raised")
-        positive = ir.op("SoftPlus", [raised], "decay.positive")
+        biased = added(ir, [self._small(x, mixer.decay, "decay.product"), bias], "decay.biased")
+        positive = ir.op("SoftPlus", [biased], "decay.positive")
         decay = multiplied_by(ir, [positive, ir.op("Exp", [rate], "decay.rate")], "decay.size")
         return ir.op("Exp", [multiplied(ir, decay, -1.0, "decay")], "kept")
 
@@ -78,7 +78,7 @@ class Recurrent:
         by_head = self._by_head(x, heads, size, name)
         squares = multiplied_by(ir, [by_head, by_head], f"{name}.squares")
         total = ir.op("ReduceSum", [squares, ir.constant([-1])], f"{name}.sum", keep_dims=True)
-        length = ir.op("Sqrt", [added(ir, [total, ir.constant(LENGTH_EPSILON, "f32")], f"{name}.raised")],
+        length = ir.op("Sqrt", [added(ir, [total, ir.constant(LENGTH_EPSILON, "f32")], f"{name}.sum.epsilon")],
                        f"{name}.length")  # fmt: skip
         one = ir.op("Divide", [by_head, length], f"{name}.length_one", m_pythondiv=True, **BROADCAST)
         shared = mixer.value_heads // heads
@@ -95,8 +95,8 @@ class Recurrent:
 
     def _of_heads(self, x: Value, name: str) -> Value:
         """[B, T, heads] as [B, heads, T, 1]."""
-        turned = self.ir.op("Transpose", [x, self.ir.constant([0, 2, 1])], f"{name}.turned")
-        return self.ir.op("Unsqueeze", [turned, self.ir.constant(3)], name)
+        transposed = self.ir.op("Transpose", [x, self.ir.constant([0, 2, 1])], f"{name}.transposed")
+        return self.ir.op("Unsqueeze", [transposed, self.ir.constant(3)], name)
 
     def _small(self, x: Value, matrix: Linear, name: str) -> Value:
         """x times a matrix of floats."""
@@ -125,8 +125,8 @@ class Recurrent:
     def held(self, name: str, shape: Sequence[int]) -> Value:
         """A state [B, *shape]; zeros at the beginning. name: in embedllm/package/recurrent_state.py."""
         ir, kind = self.ir, name.partition(".")[0]
-        wanted = ir.op("Concat", [self._batch, ir.constant(shape)], f"{kind}.none.shape", axis=0)
-        none = ir.op("Broadcast", [ir.constant(0.0, "f32"), wanted], f"{kind}.none", mode="numpy")
+        state_shape = ir.op("Concat", [self._batch, ir.constant(shape)], f"{kind}.none.shape", axis=0)
+        none = ir.op("Broadcast", [ir.constant(0.0, "f32"), state_shape], f"{kind}.none", mode="numpy")
         held = ir.op("ReadValue", [none], f"{kind}.held", variable_id=variable_name(name), variable_type="f32",
                      variable_shape=",".join(["?", *map(str, shape)]))  # fmt: skip
         return ir.op("Gather", [held, self._beams, ir.constant(0)], f"{kind}.past", batch_dims=0)

@@ -155,7 +155,9 @@ class _Rounding(FloatPass):
     def _of_head(self, products: F32, places: slice) -> F32:
         """Logits of some tokens of the vocabulary, from what the head's weights made of its inputs."""
         head = self.decoder.head
-        return self._finished(products + self.floats.tensor(f"{head.name}.bias")[places] if head.bias else products)
+        return self._scaled_logits(
+            products + self.floats.tensor(f"{head.name}.bias")[places] if head.bias else products
+        )
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         if linear.name not in self._rounded:

@@ -73,7 +73,7 @@ def layer_norms(decoder: Decoder) -> Decoder:
     return replace(decoder, norm=replace(decoder.norm, kind="layer", bias="norm.bias"))
 
 
-def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = False, kind: str = "rms") -> Change:
+def head_norms(*, groups: bool = False, whole: bool = False, after_rope: bool = False, kind: str = "rms") -> Change:
     """Norms of q and k: each head by weights of its own, all heads together, or after the rotation."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
@@ -84,7 +84,7 @@ def head_norms(*, groups: bool = False, whole: bool = False, turned: bool = Fals
             return norm(f"layers.{at}.{part}_norm", size, groups=heads if groups else 1, kind=kind)
 
         return replace(layer, attention=replace(found, q_norm=made("q", found.heads), k_norm=made("k", found.kv_heads),
-                                                norm_after_rope=turned))  # fmt: skip
+                                                norm_after_rope=after_rope))  # fmt: skip
 
     return lambda decoder: layers(of_layer)(kv_heads(5)(decoder) if groups or whole else decoder)
 
@@ -108,27 +108,27 @@ def wide_heads(size: int) -> Change:
     return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotary_dim=size))
 
 
-def latents(*, turned: int, still: int, value: int, q_rank: int = 0) -> Change:
+def mla(*, rope_dim: int, nope_dim: int, value: int, q_rank: int = 0) -> Change:
     """Keys and values made of vectors of 40 values, which all heads share; queries likewise."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
         name = f"layers.{at}.attention"
-        mla = MultiHeadLatent(
-            q=linear(f"{name}.q.small", q_rank, HIDDEN) if q_rank else None,
-            q_norm=norm(f"{name}.q.small_norm", q_rank) if q_rank else None,
-            kv=linear(f"{name}.kv.small", 40, HIDDEN),
-            kv_norm=norm(f"{name}.kv.small_norm", 40),
-            k=linear(f"{name}.k.shared", turned, HIDDEN),
+        latent = MultiHeadLatent(
+            q=linear(f"{name}.q_a", q_rank, HIDDEN) if q_rank else None,
+            q_norm=norm(f"{name}.q_a_norm", q_rank) if q_rank else None,
+            kv=linear(f"{name}.kv_a", 40, HIDDEN),
+            kv_norm=norm(f"{name}.kv_a_norm", 40),
+            k=linear(f"{name}.k_rope", rope_dim, HIDDEN),
             value_dim=value,
         )
-        size = turned + still
+        size = rope_dim + nope_dim
         q = linear(f"{name}.q", HEADS * size, q_rank or HIDDEN)
-        k, v = linear(f"{name}.k", HEADS * still, 40), linear(f"{name}.v", HEADS * value, 40)
+        k, v = linear(f"{name}.k", HEADS * nope_dim, 40), linear(f"{name}.v", HEADS * value, 40)
         o = linear(f"{name}.o", HIDDEN, HEADS * value)
         return replace(layer, attention=Attention(heads=HEADS, kv_heads=HEADS, head_dim=size, q=q, k=k, v=v, o=o,
-                                                  mla=mla))  # fmt: skip
+                                                  mla=latent))  # fmt: skip
 
-    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotary_dim=turned))
+    return lambda decoder: replace(layers(of_layer)(decoder), rope=Rope(base=1e4, rotary_dim=rope_dim))
 
 
 def post_norms(*, only: bool = False) -> Change:
@@ -180,18 +180,21 @@ def mixtures(*, experts: int = 6, used: int = 2, inner: int = 48, shared: bool =
     return layers(of_layer)
 
 
-def told(size: int) -> Change:
-    """Layers that are told `size` values of each token, and multiply their stream in the end."""
+def per_layer_embeddings(size: int) -> Change:
+    """Per-layer embeddings of `size` values; layers multiply their stream in the end."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
-        name = f"layers.{at}.told"
+        name = f"layers.{at}.per_layer_input"
         gate, up = linear(f"{name}.gate", size, HIDDEN), linear(f"{name}.up", HIDDEN, size)
         part = PerLayerInput(gate=gate, up=up, norm=norm(f"{name}.norm"), activation="gelu_tanh")
         return replace(layer, per_layer_input=part, scale=f"layers.{at}.scale.norm.weight")
 
-    table, projection = linear("told.table", VOCABULARY, 2 * size), linear("told.projection", 2 * size, HIDDEN)
-    inputs = PerLayerEmbedding(table=table, projection=projection, norm=norm("told.norm", size), table_multiplier=4.0,
-                         multiplier=0.7)  # fmt: skip
+    table, projection = (
+        linear("per_layer_embedding.table", VOCABULARY, 2 * size),
+        linear("per_layer_embedding.projection", 2 * size, HIDDEN),
+    )
+    inputs = PerLayerEmbedding(table=table, projection=projection, norm=norm("per_layer_embedding.norm", size),
+                               table_multiplier=4.0, multiplier=0.7)  # fmt: skip
     return lambda decoder: replace(layers(of_layer)(decoder), per_layer_embedding=inputs)
 
 
@@ -208,19 +211,19 @@ def keys_of_first(**changes: object) -> Change:
     return both(attention(**changes), layers(of_layer))
 
 
-def streams(count: int = 3) -> Change:
-    """AltUp streams, LAuReL, activation sparsity; per-layer embeddings (PLE) in all layers but the last ones."""
+def altup(count: int = 3) -> Change:
+    """AltUp, LAuReL, sparse MLPs; the last tokens have no per-layer embedding."""
 
     def of_layer(at: int, layer: Layer) -> Layer:
         name, mlp = f"layers.{at}", layer.mlp
         assert isinstance(mlp, Mlp)
-        altup = AltUp(norm=norm(f"{name}.altup.norm"), router=linear(f"{name}.altup.router", count, HIDDEN),
+        parts = AltUp(norm=norm(f"{name}.altup.norm"), router=linear(f"{name}.altup.router", count, HIDDEN),
                       predict=linear(f"{name}.altup.predict", count**2, count),
                       correct=linear(f"{name}.altup.correct", count, count),
                       scale=f"{name}.altup.scale")  # fmt: skip
         laurel = Laurel(down=linear(f"{name}.laurel.down", 16, HIDDEN), up=linear(f"{name}.laurel.up", HIDDEN, 16),
                         norm=norm(f"{name}.laurel.norm"))  # fmt: skip
-        return replace(layer, altup=altup, laurel=laurel, mlp=replace(mlp, sparsity_cutoff=0.5))
+        return replace(layer, altup=parts, laurel=laurel, mlp=replace(mlp, sparsity_cutoff=0.5))
 
     begin, end = (tuple(linear(f"{part}.{at}", HIDDEN, HIDDEN) for at in range(count - 1)) for part in ("begin", "end"))
 
@@ -234,7 +237,7 @@ def streams(count: int = 3) -> Change:
             per_layer_embedding=few,
         )
 
-    return both(told(40), whole_model)
+    return both(per_layer_embeddings(40), whole_model)
 
 
 def value_norms(at: int, layer: Layer) -> Layer:
@@ -277,8 +280,8 @@ CASES: dict[str, Change] = {
     "norm without weights": whole(norm=norm("norm", source="")),
     "norms of each head": head_norms(groups=True, kind="layer"),
     "norms over all heads": head_norms(whole=True),
-    "norms after rope": head_norms(turned=True),
-    "norms of each head after rope": head_norms(groups=True, turned=True),
+    "norms after rope": head_norms(after_rope=True),
+    "norms of each head after rope": head_norms(groups=True, after_rope=True),
     "post norms": post_norms(),
     "post norms only": post_norms(only=True),
     "parallel": PARALLEL,
@@ -299,9 +302,9 @@ CASES: dict[str, Change] = {
     "sinks, window, scale": both(sinks, attention(window=6, scale=0.5)),
     "sinks, softcap": both(sinks, attention(softcap=1.0)),
     "attention temperature": attention(temperature=AttentionTemperature(beta=0.5, original_context=7)),
-    "mla": latents(turned=16, still=16, value=24),
-    "mla, query latent": latents(turned=16, still=32, value=48, q_rank=24),
-    "mla, narrow rope": latents(turned=8, still=16, value=8),
+    "mla": mla(rope_dim=16, nope_dim=16, value=24),
+    "mla, query latent": mla(rope_dim=16, nope_dim=32, value=48, q_rank=24),
+    "mla, narrow rope": mla(rope_dim=8, nope_dim=16, value=8),
     "no gate": mlps(gate=False, activation="gelu", bias=True),
     "gelu": mlps(activation="gelu"),
     "gelu, tanh": mlps(activation="gelu_tanh"),
@@ -331,8 +334,8 @@ CASES: dict[str, Change] = {
         whole(rope=Rope(base=1e4, rotary_dim=8)), keys_of_first(window=6)
     ),
     "v norm": layers(value_norms),
-    "per-layer embeddings": told(40),
-    "altup": streams(),
+    "per-layer embeddings": per_layer_embeddings(40),
+    "altup": altup(),
     "proportional rope": whole(
         rope=Rope(base=1e4, rotary_dim=8, scaling=ProportionalScaling(head_dim=SIZE, factor=2.0))
     ),

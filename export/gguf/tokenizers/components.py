@@ -45,8 +45,8 @@ def around(
 ) -> dict[str, object] | None:
     """What puts them there. adds_bos, adds_eos: as ends() has it.
 
-    pair_eos: number of EOS tokens between two texts, of which only the first has a BOS; 0, or without both of these:
-    the second text has its own.
+    pair_eos: number of EOS tokens between two texts, of which only the first has a BOS; 0, or without both: the
+    second text has its own.
     """
     bos, eos = ends(vocabulary, adds_bos=adds_bos, adds_eos=adds_eos)
     if not bos and not eos:

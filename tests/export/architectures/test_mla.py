@@ -17,12 +17,12 @@ from embedllm.package.graph_variants import DIRECTML
 from embedllm.package.package import open_package
 from embedllm.package.tensors import kv_bytes
 from tests.support.calibration_texts import kl, logits, text, with_outliers
-from tests.support.decoder_cases import latents, plain
+from tests.support.decoder_cases import mla, plain
 from tests.support.described import described_package
 from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.imatrix_files import imatrix
 
-DECODER = latents(turned=16, still=16, value=24)(plain())
+DECODER = mla(rope_dim=16, nope_dim=16, value=24)(plain())
 
 
 @pytest.mark.peer

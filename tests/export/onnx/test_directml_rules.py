@@ -111,7 +111,7 @@ def test_an_attribute_that_a_kernel_does_not_have_is_found(
             "RotaryEmbedding",
             2,
             "layers.0.attention_norm.weight.float16",
-            "RotaryEmbedding turns heads of 128 values; the model's have 16",
+            "RotaryEmbedding rotates heads of 128 values; the model's have 16",
         ),
         ("MatMulNBits", 5, "norm.weight.float16", "MatMulNBits does not take the input bias"),
         ("Reshape", 1, "input_ids", "Reshape needs input 1 as a constant"),
