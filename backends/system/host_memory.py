@@ -31,7 +31,7 @@ class HugePages:
     the machine and the more scattered its free memory, so nobody waits for it.
 
     What other threads allocate within the block cannot be told apart. So only pages of 2 MiB are moved of which every
-    part is resident already, outside of the heap: contents, addresses and resident memory stay what they were, and no
+    part is resident already: contents, addresses and resident memory stay what they were, and no
     advice stays on a mapping.
     """
 
@@ -97,7 +97,7 @@ def _anonymous() -> list[Range]:
         with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123
             for line in maps:
                 place, rights, _, _, inode, *name = line.split()
-                if rights == "rw-p" and inode == "0" and not name:  # "[heap]" is everybody's
+                if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
                     start, _, end = place.partition("-")
                     found.append((int(start, 16), int(end, 16)))
     except OSError:
