@@ -62,8 +62,8 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
             _with_values(decoder, found, parts, sources[index]),
             mlp=replace(parts.mlp(inner[index], active), sparsity_cutoff=cutoffs[index]),
             per_layer_input=per_layer_input(parts, size, active),
-            altup=_guess(parts, count),
-            laurel=_detour(parts, config.integer("laurel_rank", 64)),
+            altup=_altup(parts, count),
+            laurel=_laurel(parts, config.integer("laurel_rank", 64)),
         )
 
     return replace(
@@ -88,7 +88,7 @@ def _with_values(decoder: Decoder, layer: Layer, parts: Parts, source: int | Non
     return replace(layer, attention=replace(attention, v_norm=replace(norm, source="")))
 
 
-def _guess(parts: Parts, count: int) -> AltUp:
+def _altup(parts: Parts, count: int) -> AltUp:
     hidden = parts.sizes.hidden
     norm = parts.norm("altup.norm", "altup.router_norm")
     assert norm is not None, "it has a name"
@@ -101,7 +101,7 @@ def _guess(parts: Parts, count: int) -> AltUp:
     )
 
 
-def _detour(parts: Parts, rank: int) -> Laurel:
+def _laurel(parts: Parts, rank: int) -> Laurel:
     hidden, norm = parts.sizes.hidden, parts.norm("laurel.norm", "laurel.post_laurel_norm")
     assert norm is not None, "it has a name"
     down, up = (

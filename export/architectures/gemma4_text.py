@@ -29,7 +29,7 @@ class _Model:
     names: Names
     sliding: list[bool]
     ropes: tuple[Rope, Rope]  # of the layers that see all, and of the others
-    told: int  # size of the per-layer embeddings (PLE)
+    ple_size: int  # size of the per-layer embeddings (PLE)
     sources: list[int | None]  # whose keys and values each layer reads
 
     def parts(self, index: int) -> Parts:
@@ -55,9 +55,9 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     names, hidden = replace(NAMES, model=place), config.integer("hidden_size")
     full_head = _sizes(config, len(sliding) - 1, is_sliding=False).head_dim
     local = describe_rope(config, config.integer("head_dim"), RopeKeys(layers=SLIDING))
-    told = config.integer("hidden_size_per_layer_input", 256, least=0)
-    model = _Model(config=config, names=names, sliding=sliding, ropes=(_full_rope(config, full_head), local), told=told,
-                   sources=kv_sources(config, sliding))  # fmt: skip
+    ple_size = config.integer("hidden_size_per_layer_input", 256, least=0)
+    model = _Model(config=config, names=names, sliding=sliding, ropes=(_full_rope(config, full_head), local),
+                   ple_size=ple_size, sources=kv_sources(config, sliding))  # fmt: skip
     embedding = Linear(name="embedding", source=names.in_model(names.embedding), rows=config.integer("vocab_size"),
                        columns=hidden)  # fmt: skip
     head = replace(embedding, name="head", source=names.head)
@@ -70,8 +70,8 @@ def describe_text(config: Config, model_type: str, place: str) -> Decoder:
         head=embedding if config.flag("tie_word_embeddings", True) else head,
         rope=model.ropes[0],
         local_rope=local,
-        per_layer_embedding=per_layer_embedding(config, names, embedding, layers=len(sliding), size=told)
-        if told
+        per_layer_embedding=per_layer_embedding(config, names, embedding, layers=len(sliding), size=ple_size)
+        if ple_size
         else None,
         embedding_multiplier=math.sqrt(hidden),
         logits_softcap=config.number_or_none("final_logit_softcapping", None, above=0) or 0.0,
@@ -117,7 +117,7 @@ def _layer(model: _Model, index: int) -> Layer:
         mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
         mlp=parts.mlp(inner, active),
         mlp_post_norm=parts.norm("mlp_post_norm", names.mlp_post_norm),
-        per_layer_input=per_layer_input(parts, model.told, active) if model.told else None,
+        per_layer_input=per_layer_input(parts, model.ple_size, active) if model.ple_size else None,
         scale=f"{parts.source}.layer_scalar",
     )
 

@@ -33,6 +33,6 @@ def describe(config: Config) -> Decoder:
         activation_key="activation_function",
         activation="gelu_new",
         transposed=True,
-        is_turned=False,
+        has_rope=False,
     )
     return describe_shaped(config.filled({"intermediate_size": 4 * config.integer("hidden_size")}), shape)

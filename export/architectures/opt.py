@@ -35,7 +35,7 @@ def describe(config: Config) -> Decoder:
         tied=True,
         activation_key="activation_function",
         activation="relu",
-        is_turned=False,
+        has_rope=False,
         positions_start=2,
     )
     return describe_shaped(config.named({"intermediate_size": "ffn_dim"}), shape)

@@ -12,9 +12,9 @@ from embedllm.package.architecture import Decoder
 
 def describe(config: Config) -> Decoder:
     bias = config.flag("attention_bias", False)
-    turned = _turned(config)
+    has_rope = _has_rope(config)
     is_windowed = config.flag("use_sliding_window", False)
-    sliding = sliding_layers(config, lambda index: not turned[index])
+    sliding = sliding_layers(config, lambda index: not has_rope[index])
     shape = Shape(
         model_type="smollm3",
         qkv_bias=bias,
@@ -22,14 +22,14 @@ def describe(config: Config) -> Decoder:
         mlp_bias=config.flag("mlp_bias", False),
         tied=True,
         rope_keys=RopeKeys(theta=2_000_000.0),
-        rope=lambda index: 0 if turned[index] else None,
+        rope=lambda index: 0 if has_rope[index] else None,
         window=windows(config, None, sliding) if is_windowed else lambda _: None,
     )
     return describe_shaped(config, shape)
 
 
-def _turned(config: Config) -> list[bool]:
-    """Of each layer; in 'no_rope_layers' a 1 is of one that is turned."""
+def _has_rope(config: Config) -> list[bool]:
+    """Of each layer; in 'no_rope_layers' a 1 is of one with RoPE."""
     layers, every = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
     marks = config.integers("no_rope_layers")
     if marks is None:

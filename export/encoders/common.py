@@ -41,7 +41,7 @@ def describe_behind(config: Config, model_type: str, names: Names, *, start: int
         mlp_bias=True,
         tied=True,
         activation="gelu",
-        is_turned=False,
+        has_rope=False,
         positions_start=start,
     )
     decoder = describe_shaped(config.replaced({"max_position_embeddings": rows - start}), shape)

@@ -70,8 +70,8 @@ def _granite_moe(name: str, values: np.ndarray, config: Config) -> Tensors:
 
 
 def _gpt2(name: str, values: np.ndarray, config: Config) -> Tensors:
-    is_turned = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
-    return {name: np.ascontiguousarray(values.T) if is_turned else values}
+    has_rope = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+    return {name: np.ascontiguousarray(values.T) if has_rope else values}
 
 
 def _internlm2(name: str, values: np.ndarray, config: Config) -> Tensors:

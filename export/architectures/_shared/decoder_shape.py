@@ -50,18 +50,20 @@ class Shape:
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)  # by their names in config.json
     transposed: bool = False  # the matrices of the layers are [columns, rows]
     query: Callable[[Parts], Linear | None] = lambda parts: None  # q, where its rows lie among others
-    gate: Callable[[Parts], Linear | None] = lambda parts: None  # of what attention finds
+    gate: Callable[[Parts], Linear | None] = lambda parts: None  # of the output of attention
     qkv_groups: int = 1  # of a fused q, k and v: the q, k and v of the first share of the heads, then the next ones'
     qk_norm: str = ""  # "head": over each head; "all": over all heads together; "heads": each has its own weights
     qk_norm_kind: NormKind | None = None  # where it is not that of the other norms
     norm_after_rope: bool = False
     rope_keys: RopeKeys = ROPE
-    interleaved: bool = False  # neighbouring dimensions turn together, not those of the two halves
+    interleaved: bool = (
+        False  # GPT-J style RoPE: neighbouring dimensions are rotated together, not those of the two halves
+    )
     local_rope: Rope | None = None
     rope: Callable[[int], int | None] = lambda index: 0  # rotation of layer `index`
     window: Callable[[int], int | None] = lambda index: None  # attention window of layer `index`
     positions_start: int = 0  # the row of learned positions that is of the first token
-    is_turned: bool = True  # False: there is no rotation at all
+    has_rope: bool = True  # False: no rotary position embedding at all
     scale: float | None = None
     softcap: float = 0.0
     temperature: AttentionTemperature | None = None
@@ -85,7 +87,7 @@ def describe_shaped(config: Config, shape: Shape) -> Decoder:
     )
     head = replace(embedding, name="head", source=names.head, bias=shape.head_bias)
     rope = Rope(base=shape.rope_keys.theta, rotary_dim=0)
-    if shape.is_turned:
+    if shape.has_rope:
         rope = describe_rope(config, sizes.head_dim, shape.rope_keys)
     context = config.integer("max_position_embeddings")
     return Decoder(
@@ -129,8 +131,8 @@ def _layer(config: Config, shape: Shape, sizes: Sizes, rope: Rope, index: int) -
 
 def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
     sizes, names = parts.sizes, shape.names
-    turned = shape.rope(index) if shape.is_turned else None
-    pairs = rope.rotary_dim if shape.interleaved and turned is not None else 0
+    rope_index = shape.rope(index) if shape.has_rope else None
+    pairs = rope.rotary_dim if shape.interleaved and rope_index is not None else 0
     q, k, v = parts.qkv(groups=shape.qkv_groups, bias=shape.qkv_bias, pairs=pairs)
     kind = shape.qk_norm_kind or shape.norm
 
@@ -151,7 +153,7 @@ def _attention(parts: Parts, shape: Shape, rope: Rope, index: int) -> Attention:
         k_norm=qk_norm("attention.k_norm", names.k_norm, sizes.kv_heads),
         norm_after_rope=shape.norm_after_rope,
         window=shape.window(index),
-        rope=turned,
+        rope=rope_index,
         scale=shape.scale,
         softcap=shape.softcap,
         temperature=shape.temperature,

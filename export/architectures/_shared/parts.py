@@ -173,13 +173,13 @@ class Parts:
         start, stride = 0, sum(counts) * sizes.head_dim // groups
         for part, where, heads in zip("qkv", (names.q, names.k, names.v), counts, strict=True):
             rows = heads * sizes.head_dim
-            head, turned = (sizes.head_dim, pairs) if pairs and part != "v" else (0, 0)
-            origin = Origin(rows=rows, head_rows=head, interleaved=turned) if turned else None
+            head, rotary = (sizes.head_dim, pairs) if pairs and part != "v" else (0, 0)
+            origin = Origin(rows=rows, head_rows=head, interleaved=rotary) if rotary else None
             if names.qkv:
                 block = rows // groups
                 origin = Origin(rows=stride * groups, start=start, block=block if groups > 1 else 0,
                                 stride=stride if groups > 1 else 0, transposed=self.transposed,
-                                head_rows=head, interleaved=turned)  # fmt: skip
+                                head_rows=head, interleaved=rotary)  # fmt: skip
                 start += block
             place = names.qkv or where
             found.append(self.linear(f"attention.{part}", place, rows, sizes.hidden, bias=bias, origin=origin))

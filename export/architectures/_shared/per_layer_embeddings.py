@@ -15,7 +15,7 @@ from embedllm.package.architecture import Linear, PerLayerEmbedding, PerLayerInp
 def per_layer_embedding(
     config: Config, names: Names, embedding: Linear, *, layers: int, size: int, others: bool = False
 ) -> PerLayerEmbedding:
-    """What `layers` layers are told, `size` values each. others: there may be tokens without a row of their own."""
+    """PLE of `layers` layers, `size` values each. others: there may be tokens without a row of their own."""
     columns, hidden = layers * size, embedding.columns
     rows = config.integer("vocab_size_per_layer_input", 262_144)
     if rows < embedding.rows and not others:
