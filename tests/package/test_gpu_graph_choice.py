@@ -131,16 +131,16 @@ def test_keys_and_values_stay_on_the_device(
     engine = opened(package, device)
     names, count = engine.names.pairs(len(engine.external_graph.kv)), len(engine.external_graph.kv)
     shapes = engine.inputs.kv(engine.external_graph.kv)
-    kv = AppendedKv(shapes, 8, engine.place) if appends else CopiedKv(shapes, engine.place)
+    kv = AppendedKv(shapes, 8, engine.placement) if appends else CopiedKv(shapes, engine.placement)
     binding = engine.session.io_binding()
-    with engine.place.lock:
+    with engine.placement.lock:
         for name, value in engine.inputs.feeds([3, 4], 0, each=False, length=kv.reserve(2)):
             binding.bind_ortvalue_input(name, value)
         binding.bind_output(engine.names.logits)
         kv.bind(binding, names)
         engine.session.run_with_iobinding(binding)
         found = binding.get_outputs()[1:]
-    assert [value.device_name().lower() for value in found] == [engine.place.where[0]] * 2 * count
+    assert [value.device_name().lower() for value in found] == [engine.placement.where[0]] * 2 * count
 
 
 def test_the_whole_library_runs_it_there(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

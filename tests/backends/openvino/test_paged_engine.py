@@ -278,7 +278,7 @@ def test_8_bit_kv_takes_its_own_size_in_the_prefix_cache(folder: Path) -> None:
         session = llm.runner.engine.open()
         llm.generate([1] * 200, GREEDY, max_tokens=2, stop_tokens=())
         llm.generate([2] * 200, GREEDY, max_tokens=2, stop_tokens=())
-        prefixes = llm.runner.sequences.prefixes
+        prefixes = llm.runner.sequences.prefix_cache
         assert prefixes is not None
         stored = [layout for name, layout in llm.runner.engine.blocks.layouts.items() if "_cache." in name]  # type: ignore[attr-defined]  # a PagedEngine
         assert {layout.kind for layout in stored} == {"u8"}

@@ -31,7 +31,7 @@ from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.writing.passthrough import prequantized
 from embedllm.files.safetensors_header import Tensor, read_header
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.features import COLUMN_ORDER
+from embedllm.package.features import COLUMN_ORDER, listed_features
 from embedllm.package.package import WEIGHTS, open_package
 from embedllm.package.packing import dequantize, packings
 from embedllm.package.tensors import linears
@@ -166,7 +166,7 @@ def test_every_graph_was_verified(ordered: Path) -> None:
 def test_matrices_with_one_input_share_an_order_where_it_is_one(ordered: Path) -> None:
     package = open_package(ordered)
     found = packings(package.manifest)
-    assert COLUMN_ORDER in package.manifest["features"]
+    assert COLUMN_ORDER in listed_features(package.manifest)
     layer = "layers.1"
     owners = {"attention.q": "attention.q", "attention.k": "attention.q", "attention.v": "attention.v",
               "attention.o": "attention.o", "mlp.gate": "mlp.gate", "mlp.up": "mlp.gate",

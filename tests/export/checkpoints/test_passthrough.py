@@ -28,7 +28,7 @@ from embedllm.export.sharding import join, shard
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import locate
 from embedllm.inspection.package_report import describe_package
-from embedllm.package.features import FLOAT32_SCALES, MINIMUMS, SHARDS
+from embedllm.package.features import FLOAT32_SCALES, MINIMUMS, SHARDS, listed_features
 from embedllm.package.package import open_package
 from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
 from tests.support.decoder_cases import CASES, plain
@@ -133,7 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_what_a_source_holds_is_stored_bit_for_bit(family: str, folders: dict[str, Path]) -> None:
     package = open_package(folders[family])
-    assert {*package.manifest["features"]} & {MINIMUMS, FLOAT32_SCALES}
+    assert {*listed_features(package.manifest)} & {MINIMUMS, FLOAT32_SCALES}
     stored = read_header(package.weights).tensors
     source = HeldSource(locate(folders[family].with_suffix(""), None))
     for name, place in (("layers.1.attention.v", "model.layers.1.self_attn.v_proj"),
