@@ -1,1 +1,1 @@
-"""One file per runtime; select.py chooses among them."""
+"""One file per runtime; devices/selection.py chooses among them."""

@@ -1,4 +1,4 @@
-"""A folder's OpenVINO model with room for an adapter: as adapted_onnx.py, in the model that was read."""
+"""A folder's OpenVINO model with room for an adapter: as backends/ort/lora.py, in the model that was read."""
 
 from __future__ import annotations
 

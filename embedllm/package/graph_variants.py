@@ -1,4 +1,4 @@
-"""What differs between the graphs of one model: a row per variant, read by onnx_graph.py."""
+"""What differs between the graphs of one model: a row per variant, read by export/onnx."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def read(root: Path, chosen: Path | None) -> Reading | None:
             vocabulary=vocabulary,
             kv=kv,
             parameters=found.stored,
-            in_pieces=True,  # until it is found otherwise: backends/ov_external.py
+            in_pieces=True,  # until it is found otherwise: backends/openvino/engine.py
         ),
         stop_tokens=texts.stop_tokens(vocabulary),
         external=ExternalFolder(
