@@ -41,7 +41,7 @@ _KV_TYPES = ("f32", "f16", "bf16", "u8")  # not u4: rewinding it corrupts memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVINOOptions:
-    """OpenOptions for the devices "openvino", "openvino-gpu" and "npu". None leaves it to the plugin.
+    """Choices for the devices "openvino", "openvino-gpu" and "npu". None leaves it to the plugin.
 
     What each costs in exactness is measured in docs/numerics.md; load(exact=True) goes before the first three.
     """

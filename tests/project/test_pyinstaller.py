@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 import embedllm
-from embedllm.backends.distributions import builds
+from embedllm.backends.system.ort_builds import builds
 
 assert embedllm.__file__.startswith(sys._MEIPASS), embedllm.__file__
 with embedllm.load("demo", device="cpu") as llm:
