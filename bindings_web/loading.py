@@ -66,8 +66,8 @@ async def aload(
     device: a name from `adevices()`, "auto", or a list of names that are tried in order; None: the best one.
     threads: for the CPU; 0 takes what suits it, one where the page is not cross-origin isolated.
     on_progress: told how downloads and what follows them go on; what it raises ends the loading.
-    urls: where the page has what is loaded from elsewhere otherwise. "bridge": the address of bridge.js, in place of
-    what ships with this package; the others go to JavaScript (docs/web.md).
+    urls: where the page has what is loaded from elsewhere otherwise. "bridge": the address of worker/load_model.js, in
+    place of what ships with this package; the others go to JavaScript (docs/web.md).
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     Cancelling the task ends the downloads, which a later call resumes.
     Raises PackageError, DeviceUnavailable.

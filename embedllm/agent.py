@@ -89,9 +89,7 @@ def run_tools(
             chunks = model.stream(said, sampling, cancel=cancel, tools=tools, variables=variables, **now)
         else:
             chunks = model.stream(asked.new_of(said), sampling, cancel=cancel, **now)
-        with closing(
-            chunks
-        ):  # immediately when on_chunk raises: a conversation then takes back what it has of the reply
+        with closing(chunks):  # when on_chunk raises: a conversation then takes back what it has of the reply
             return collect(map(tell, chunks))
 
     steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,

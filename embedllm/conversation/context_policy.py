@@ -119,9 +119,8 @@ def shift_context(
     dropped, tokens = seen.dropped_tokens, list(prompt)
     if dropped:
         tokens[shift.keep : shift.keep + dropped] = []
-    if (
-        dropped and common_prefix(tokens, held) <= shift.keep
-    ):  # the history, or what the template makes of it, is another now
+    if dropped and common_prefix(tokens, held) <= shift.keep:
+        # the history, or what the template makes of it, is another now
         dropped, tokens = 0, list(prompt)
     if len(tokens) >= asked.context:
         last = asked.request(asked.shown(turns[-1])) if turns else request

@@ -40,9 +40,7 @@ class BeamSearch:
 
     beams: int  # how many are followed, and found at most
     length_penalty: float = 1.0  # above 0 longer replies score higher, below 0 shorter ones
-    early_stopping: bool | Literal["never"] = (
-        False  # True: as soon as `beams` replies are found; "never": only when sure
-    )
+    early_stopping: bool | Literal["never"] = False  # True: at `beams` replies found; "never": only when sure
     stop_tokens: Collection[int]
     limit: int  # tokens of a reply
     running: list[Beam] = field(default_factory=lambda: [Beam()])

@@ -26,9 +26,8 @@ from embedllm.kv_cache.transfer import export_spans, exported
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
-TRANSFER_TOKENS = (
-    8 * BLOCK
-)  # tokens per transfer: some sessions copy all that they hold for it, and the host holds a copy
+# tokens per transfer: some sessions copy all that they hold for it, and the host holds a copy
+TRANSFER_TOKENS = 8 * BLOCK
 MIN_TOKENS = BLOCK // 2  # tokens; fewer are computed: moving them costs about as much
 
 
@@ -86,7 +85,7 @@ class PrefixCache:
         self._root = b""
         self._about: dict[str, str] = {}
         self._memory = BlockCache(budget_bytes)
-        self._bytes_per_token = 0  # of a token; 0: not known yet
+        self._bytes_per_token = 0  # 0: not known yet
         self._lock = threading.Lock()  # of the memory; nothing else is locked within
 
     def bind_session(self, session: Session) -> None:

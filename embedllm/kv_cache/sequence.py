@@ -55,7 +55,7 @@ class CachedSequence:
 
     @property
     def reusable_tokens(self) -> list[int]:
-        """The tokens whose KV other requests may reuse: not those computed before a context shift."""
+        """The tokens whose KV other requests may reuse: those in front of what a context shift has moved."""
         plain = self.tokens if self._shifted_from is None else self.tokens[: self._shifted_from]
         return plain[: self.session.whole()] if isinstance(self.session, Forgets) else plain
 

@@ -59,7 +59,7 @@ class ListedDevice:
 def listing(*, probe: bool = False, tuning: Tuning | None = None) -> Iterator[ListedDevice]:
     """Every device, in the order of the backends.
 
-    probe: the tiny model is run on each that needs it, now. tuning: of a model, whose speeds are to be told.
+    probe: the tiny model is run on each that needs it, now. tuning: of a model, whose speeds are shown.
     """
     from embedllm.backends.devices import registry
     from embedllm.backends.devices.drivers import find_family

@@ -1,4 +1,4 @@
-"""Whether a draft model may guess for another: their token ids must mean the same."""
+"""Whether a model can be the draft model of another: their token ids must mean the same."""
 
 from __future__ import annotations
 

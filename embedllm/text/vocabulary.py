@@ -6,13 +6,9 @@ Standard library only.
 from __future__ import annotations
 
 import filecmp
-from typing import TYPE_CHECKING
 
 from embedllm.package.package import Package
 from embedllm.text.protocols import ModelCodec
-
-if TYPE_CHECKING:
-    pass
 
 _FILE = "tokenizer.json"
 

@@ -5,7 +5,7 @@ const beside = (path) => new URL(`../${path}`, import.meta.url).href;
 
 /** embedllm's modules; from a CDN it would be https://cdn.jsdelivr.net/npm/embedllm-web@0.1.0/src/index.js */
 export const LIBRARY = beside("embedllm/index.js");
-export const BRIDGE = beside("embedllm/bridge.js");
+export const BRIDGE = beside("embedllm/worker/load_model.js");
 
 /** The model that comes with the page. */
 export const DEMO = beside("models/demo/");

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -37,9 +36,6 @@ from tests.support.held import PACKINGS, rounded
 from tests.support.packed_matrices import as_runtimes_see
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
-
-if TYPE_CHECKING:
-    pass
 
 
 def some_packed(random: np.random.Generator, packing: Packing, rows: int, columns: int) -> Packed:

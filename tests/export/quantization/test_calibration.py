@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +27,6 @@ from embedllm.package.packing import Packed
 from embedllm.sampling.numpy_logits import NumpyLogits
 from tests.support.calibration_texts import kl, logits, manifest, text
 from tests.support.tiny import tiny_checkpoint
-
-if TYPE_CHECKING:
-    pass
 
 GPTQ = Recipe(method="gptq", group_size=16)
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
