@@ -5,7 +5,7 @@
     norm(x) -> head -> logits
 
 The residual sum and the next norm are one operator (SkipSimplifiedLayerNormalization). Only the positions whose
-logits are selector for pass the last layer's output projection and mlp, the final norm and the head: `logits_from` is
+logits are asked for pass the last layer's output projection and mlp, the final norm and the head: `logits_from` is
 the first of them, an input with the default -1, the last position; or `logits_at` are all of them.
 """
 

@@ -5,7 +5,7 @@
 //
 // Prints milliseconds a token of the processor's time, which a busy machine does not stretch: the median over replies of
 // 200 tokens; with --profile where the time of one kind goes. "JavaScript" is the same rule in JavaScript over the same
-// rows (bindings_web/src/rule), awaited likewise.
+// rows (bindings_web/src/sampling), awaited likewise.
 
 import { readFile } from "node:fs/promises";
 import { parseArgs } from "node:util";

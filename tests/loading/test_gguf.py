@@ -118,7 +118,7 @@ def test_what_is_quantized_is_carried_over(kind: str, llama: Path, tmp_path: Pat
     graph = carried.graph("generic-float32")
     assert graph is not None
     found = OrtEngine(carried, graph, ort.devices()[0]).open().feed_all(tokens)
-    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)  # as in test_carried.py
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)  # as in test_passthrough.py
 
 
 def described(source: GgufSource) -> Decoder:

@@ -1,4 +1,4 @@
-"""Generating on tiny random packages with the real runtime; loading and closing is in test_model_load.py."""
+"""Generating on tiny random packages with the real runtime; loading and closing is in tests/loading/test_load.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders made by others: by hand here; test_external_peer.py has those that the others wrote themselves."""
+"""Folders made by others: by hand here; test_onnx_folders_peer.py has those that the others wrote themselves."""
 
 from __future__ import annotations
 

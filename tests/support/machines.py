@@ -1,4 +1,4 @@
-"""Machines that are made up: which devices they have or lack, and what is chosen on them. Read by test_select.py."""
+"""Machines that are made up: which devices they have or lack, and what is chosen on them. Read by test_selection.py."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ export function forgetGpuRuntime() {
 const started = new Map();
 
 /**
- * The build for the CPU, and the module inside it: see host_steps.js. Its property `lastSession` is the handle of the
+ * The build for the CPU, and the module inside it: see wasm_steps.js. Its property `lastSession` is the handle of the
  * session that was made last.
  *
  * @param {string} base @param {number} threads 0: as many as ONNX Runtime takes; the first call decides

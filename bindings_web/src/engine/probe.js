@@ -25,7 +25,7 @@ const TOLERANCES = /** @type {Record<string, number>} */ ({ "gpu-float32": 0.02,
 export async function probe(device, { base, url }) {
   const key = [device.name, device.description, device.backend, device.variants, navigator.userAgent].join("|");
   const remembered = await recall();
-  if (remembered[key]) return remembered[key];
+  if (remembered[key]?.variant) return remembered[key];
   const outcome = await withinTime(run(device, { base, url }));
   if (!outcome) return { variant: "", reason: `the probe did not end within ${LIMIT_MS / 1000} s` };
   if (outcome.variant) await remember({ ...remembered, [key]: outcome }); // what failed is tried again the next time

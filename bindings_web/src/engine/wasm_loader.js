@@ -1,4 +1,4 @@
-// What ONNX Runtime imports in place of its own loader, where a policy allows no blob (an extension): see runtime.js.
+// What ONNX Runtime imports in place of its own loader, where a policy allows no blob (an extension): see ort_runtime.js.
 
 const loader = String(new URL(import.meta.url).searchParams.get("loader"));
 

@@ -1,4 +1,4 @@
-// The options of sampling: the twin of Sampling in embedllm/sampling/sampler.py, which says in which order they are applied.
+// The options of sampling: the twin of embedllm/sampling/options.py; sampler.py there says in which order they are applied.
 
 import { checkedSeed } from "./mersenne_twister.js";
 

@@ -1,4 +1,4 @@
-// Sums of softmax weights over a part of a row, the inner loops of row.js.
+// Sums of softmax weights over a part of a row, the inner loops of array_logits.js.
 //
 // A weight is exp((logit - best) * scale), where scale is 1 / temperature. Each function adds to the sum it is given,
 // token by token in the order of ids, so that a sum taken up again in the middle of a row has the same rounding.

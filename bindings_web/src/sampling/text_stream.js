@@ -1,4 +1,4 @@
-// Text out of a stream of tokens, and stop strings in a stream of text: the twins of those in embedllm/text/tokenizer.py.
+// Text out of a stream of tokens, and stop strings in a stream of text: the twins of those in embedllm/text/stream.py.
 
 const BYTE_TOKEN = /^<0x[0-9A-Fa-f]{2}>$/;
 const REPLACEMENT = "\ufffd";

@@ -3,7 +3,7 @@
 //   embedllm/files/SHA256        whole, its hash was checked
 //   embedllm/files/SHA256.part   the beginning of one
 //   embedllm/models/KEY.json     what is known of a model (store.js)
-//   embedllm/conversations/KEY   a saved one (saved.js)
+//   embedllm/conversations/KEY   a saved one (saved_conversations.js)
 
 /**
  * The beginning of a file, being written. Only one can be open for a name.

@@ -65,7 +65,7 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  */
 
 /**
- * What a worker answers. started: its turn has come. lost: the device failed, and the model with it. life: of life.js.
+ * What a worker answers. started: its turn has come. lost: the device failed, and the model with it. life: of worker_liveness.js.
  *
  * @typedef {{id: number, result: unknown} | {id: number, error: Posted} | {id: number, started: true}
  *   | {id: number, chunk: Chunk} | {id: number, progress: Progress} | {lost: Posted}

@@ -59,7 +59,7 @@ class CachedSequence {
   }
 }
 
-/** Runs requests on an engine, one at a time: turns.js sees to that. */
+/** Runs requests on an engine, one at a time: request_queue.js sees to that. */
 export class Runner {
   #engine;
   #text;

@@ -1,4 +1,4 @@
-"""Several sequences in one run on OpenVINO's CPU, and the blocks that their KV lies in; sessions alone: test_ov.py."""
+"""Several sequences in one run on OpenVINO's CPU, and the blocks of their KV; sessions alone: test_engine.py."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_what_a_source_holds_is_stored_bit_for_bit(family: str, folders: dict[st
     source.close()
 
 
-ATOL = 2e-5  # of logits up to 5: as in test_variants.py, the order of float32 sums differs
+ATOL = 2e-5  # of logits up to 5: the order of float32 sums differs
 TOKENS = np.random.default_rng(3).integers(0, 307, 40).tolist()
 
 

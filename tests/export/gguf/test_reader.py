@@ -54,7 +54,7 @@ def test_sizes_of_types_are_those_of_the_gguf_package() -> None:
         assert (kind.name, (kind.values, kind.bytes)) == (theirs.name, gguf.GGML_QUANT_SIZES[theirs])
 
 
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])  # the others: test_ggml_types.py
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])  # the others: test_dequantize.py
 def test_floats_are_those_of_the_gguf_package(name: str) -> None:
     kind = next(kind for kind in TYPES.values() if kind.name == name)
     theirs = gguf.GGMLQuantizationType[name]

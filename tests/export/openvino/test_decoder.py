@@ -329,7 +329,7 @@ def test_the_interface_is_what_openvino_genai_expects(tiny_package: MakePackage)
     assert variables == expected
 
 
-# --- openvino_ir.py
+# --- ir.py
 
 
 def test_equal_small_constants_are_one_and_lie_at_multiples_of_eight() -> None:

@@ -1,4 +1,4 @@
-// Holds chat.js, the template engine under it, and settings.js to Python: tests/web/test_text.py makes the vectors.
+// Holds chat_template.js, the template engine under it, and generation_config.js to Python: tests/web/test_text.py makes the vectors.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

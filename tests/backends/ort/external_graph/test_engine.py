@@ -1,4 +1,4 @@
-"""Models whose graph another exporter has traced: made by hand here; test_optimum.py has optimum's own."""
+"""Models whose graph another exporter has traced: made by hand here; tests/export/optimum has optimum's own."""
 
 from __future__ import annotations
 
