@@ -74,7 +74,7 @@ ENCODERS: dict[str, Case] = {
     "bert": _case("bert", "Bert", "mean pooling"),
     "bert-cls": _case("bert", "Bert", "CLS pooling, a dense layer, L2-normalised", pooling="cls", denses=(24,),
                       normalised=True, values={"hidden_act": "gelu_new"}),
-    "bert-scored": _scored("bert", "Bert", "scores of pairs, rows for their parts", {}),
+    "bert-scored": _scored("bert", "Bert", "scores of pairs, token type embeddings", {}),
     "roberta": _case("roberta", "Roberta", "max pooling", values={"type_vocab_size": 1}, pooling="max"),
     "roberta-scored": _scored("roberta", "Roberta", "scores of pairs", {"type_vocab_size": 1}),
     "xlm-roberta": _case("xlm-roberta", "XLMRoberta", "CLS pooling, L2-normalised", values={"type_vocab_size": 1},

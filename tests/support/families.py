@@ -197,7 +197,7 @@ FAMILIES: dict[str, Case] = {
                   max_window_layers=1, head_dim=..., **WINDOWED),
     "qwen3": case("qwen3", "Qwen3Config", "q and k norms"),
     "qwen3 base": Case(family="qwen3", config_class="Qwen3Config", rearranged=as_base_model,
-                       verified="a checkpoint without the names' first part, as Qwen3-Embedding's",
+                       verified="a checkpoint without the name prefix 'model.', as Qwen3-Embedding's",
                        values={"tie_word_embeddings": True}),
     "gemma": case("gemma", "GemmaConfig", "norms, scaled embeddings, tied head"),
     "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both soft caps", attn_logit_softcapping=5.0,
@@ -313,7 +313,7 @@ FAMILIES: dict[str, Case] = {
     "deepseek_v3 halves": case("deepseek_v3", "DeepseekV3Config", "RoPE by halves, values as wide as keys, biases",
                                first_k_dense_replace=1, rope_interleave=False, attention_bias=True,
                                **{**MLA, "v_head_dim": 32}, **GROUPED_EXPERTS),
-    "glm4_moe_lite": case("glm4_moe_lite", "Glm4MoeLiteConfig", "experts on the layers that 'mlp_layer_types' says",
+    "glm4_moe_lite": case("glm4_moe_lite", "Glm4MoeLiteConfig", "MoE layers by 'mlp_layer_types'",
                           mlp_layer_types=["sparse", "dense"], **{**MLA, "head_dim": ...}, **GROUPED_EXPERTS),
     "minicpm3": case("minicpm3", "MiniCPM3Config", "MLA with a query latent, all three multipliers, LongRoPE",
                      dim_model_base=16, rope_parameters=LONG_ROPE_8, **MLA),
@@ -329,7 +329,7 @@ FAMILIES: dict[str, Case] = {
     "vaultgemma": case("vaultgemma", "VaultGemmaConfig", "window on one of two layers, both soft caps",
                        attn_logit_softcapping=5.0, final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
     "gemma3n_text": case("gemma3n_text", "Gemma3nTextConfig", "AltUp, LAuReL, per-layer embeddings (PLE), KV sharing "
-                         "across layers, sparse MLPs, tokens without a row, window", **GEMMA3N),
+                         "across layers, sparse MLPs, tokens without a PLE row, window", **GEMMA3N),
     "gemma3n": Case(family="gemma3n", config_class="Gemma3nTextConfig", rearranged=as_gemma3n, values=GEMMA3N,
                     verified="the text decoder of a multimodal checkpoint: the vision tower's package is not "
                     "installed"),
@@ -337,13 +337,13 @@ FAMILIES: dict[str, Case] = {
                         "wider MLP; larger heads with partial RoPE in global layers",
                         num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=4.0,
                         **GEMMA4),
-    "gemma4": case("gemma4", "Gemma4Config", "the text decoder of a multimodal checkpoint; keys that are values too, "
+    "gemma4": case("gemma4", "Gemma4Config", "the text decoder of a multimodal checkpoint; keys used as values, "
                    "and fewer KV heads, in global layers", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
                    vision_config=None, audio_config=None),
     "apertus": case("apertus", "ApertusConfig", "xIELU, q and k norms, llama3 RoPE scaling"),
     "lfm2": case("lfm2", "Lfm2Config", "convolutions in two of three layers, q and k norms", num_hidden_layers=3,
                  layer_types=["conv", "full_attention", "conv"], block_multiple_of=32, head_dim=...),
-    "lfm2 biases": case("lfm2", "Lfm2Config", "biases, four tokens seen, a head of its own, attention last",
+    "lfm2 biases": case("lfm2", "Lfm2Config", "biases, convolution over 4 tokens, untied head, attention last",
                         layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4, head_dim=...,
                         block_auto_adjust_ff_dim=False, tie_word_embeddings=False),
     "lfm2_moe": case("lfm2_moe", "Lfm2MoeConfig", "convolutions, 2 of 4 experts, score correction bias, in two of "
