@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -25,21 +26,23 @@ _BOUNDS = (
     "maxItems",
 )
 _MOST_SHOWN = 100  # characters
+_NOTHING: dict[str, JSON] = {"not": {}}  # as "false"
 
 
 def check_arguments(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON]) -> None:
     """Raises ValueError, naming the argument, what was found and what is expected, unless the arguments are valid.
 
     parameters: the "parameters" of a tool's schema, of the draft that its "$schema" names, else 2020-12; OpenAPI's
-    "nullable" counts too, and a type that JSON Schema does not know is no restriction. An argument that it does not
-    name is refused, unless "additionalProperties" lets it in. A "$ref" is followed within the schema only.
+    "nullable" counts too. A type that JSON Schema does not know is no restriction, nor is a keyword that is null, as an
+    empty "required" is written by programs in Go. An argument that the schema does not name is refused, unless
+    "additionalProperties" lets it in. A "$ref" is followed within the schema only.
     """
     from jsonschema import Draft202012Validator  # not at the top: 0.1 s
     from jsonschema.exceptions import best_match
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    schema = {"additionalProperties": False, **parameters}
+    schema = {"additionalProperties": False, **{name: rule for name, rule in parameters.items() if rule is not None}}
     validator = _lenient(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
     try:
         error = best_match(validator.iter_errors(dict(arguments)))
@@ -53,7 +56,7 @@ def check_arguments(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON
 
 @cache
 def _lenient(base: type[Validator]) -> Callable[..., Validator]:
-    """The validator, lenient on "nullable" values that are null, and on types that it does not know."""
+    """The validator, lenient on "nullable" values and keywords that are null, and on types that it does not know."""
     from jsonschema.validators import extend
 
     def of_known_types(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,35 +67,49 @@ def _lenient(base: type[Validator]) -> Callable[..., Validator]:
 
         return check
 
-    def unless_null(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def with_paths(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def check(validator: Validator, properties: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
+            # jsonschema 4.26 gives the error of a schema that is "false" no path
+            given = cast("Mapping[str, JSON]", properties)
+            known = {name: _NOTHING if each is False else each for name, each in given.items()}
+            return rule(validator, known, value, schema) or ()
+
+        return check
+
+    def unless_null(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         def check(validator: Validator, keyword: object, value: JSON, schema: JSON) -> Iterable[ValidationError]:
             is_free = value is None and isinstance(schema, Mapping) and schema.get("nullable") is True
+            is_free = is_free or (keyword is None and name != "const")
             return () if is_free else rule(validator, keyword, value, schema) or ()
 
         return check
 
-    rules = {**base.VALIDATORS, "type": of_known_types(base.VALIDATORS["type"])}
-    return extend(base, {name: unless_null(rule) for name, rule in rules.items()})
+    own = {"type": of_known_types(base.VALIDATORS["type"]), "properties": with_paths(base.VALIDATORS["properties"])}
+    return extend(base, {name: unless_null(name, rule) for name, rule in {**base.VALIDATORS, **own}.items()})
 
 
 def _message(error: ValidationError) -> str:
     """What is wrong with which argument."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-    where, value, schema = f"the argument '{path[1:]}'", cast("Any", error.instance), error.schema
+    where = f"the argument '{path[1:]}' is" if path else "the arguments are"
+    value, schema = cast("Any", error.instance), error.schema
     rule, expected = error.validator, cast("Any", error.validator_value)
-    if not isinstance(schema, Mapping):  # "false"; jsonschema 4.26 gives such an error no path of its own
-        return f"{where if path else 'an argument'} is {_shown(value)}, expected none."
+    if not isinstance(schema, Mapping):  # "false", elsewhere than in "properties"
+        return f"{where if path else 'an argument is'} {_shown(value)}, expected none."
     if rule == "required":
         name = next(name for name in expected if name not in value)
         return f"the argument '{f'{path}.{name}'[1:]}' is missing."
     if rule == "additionalProperties":
-        named = schema.get("properties", {})
-        name = next(name for name in value if name not in named)
+        named = schema.get("properties") or {}
+        patterns = schema.get("patternProperties") or ()
+        name = next(name for name in value if name not in named and not any(re.search(one, name) for one in patterns))
         return f"there is no argument '{f'{path}.{name}'[1:]}'; expected {', '.join(named) or 'none'}."
-    return f"{where} is {_shown(value)}, expected {_expected(str(rule), expected, schema)}."
+    return f"{where} {_shown(value)}, expected {_expected(str(rule), expected, schema)}."
 
 
 def _expected(rule: str, value: object, schema: Mapping[str, JSON]) -> str:
+    if schema == _NOTHING:
+        return "none"
     if rule == "type":
         return " or ".join(map(str, value if isinstance(value, list) else [value]))
     if rule in ("enum", "const"):

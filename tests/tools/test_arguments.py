@@ -61,7 +61,7 @@ def test_what_the_schema_describes_is_taken(more: dict[str, Any]) -> None:
         ({"list": [{"a": 1}]}, r"'list\[0\].a' is 1, expected string"),
         ({"list": [{"b": 1}]}, r"'list\[0\].a' is missing"),
         ({"word": "b"}, r'\'word\' is "b", expected \{"pattern": "\^a"\}'),
-        ({"closed": 1}, "is 1, expected none"),
+        ({"closed": 1}, "the argument 'closed' is 1, expected none"),
         ({"both": 7}, "'both' is 7, expected exactly one of"),
         ({"other": 1}, "there is no argument 'other'; expected text, count"),
     ],
@@ -69,6 +69,22 @@ def test_what_the_schema_describes_is_taken(more: dict[str, Any]) -> None:
 def test_what_it_does_not_describe_is_refused_by_name(more: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         check_arguments({"text": "abc", **more}, SCHEMA)
+
+
+def test_a_keyword_that_is_null_is_no_restriction() -> None:
+    check_arguments({}, {"type": "object", "properties": None, "required": None})
+    inner = {"type": "object", "properties": None, "required": None}
+    check_arguments({"a": {"b": 1}}, {"properties": {"a": inner}, "required": None})
+    with pytest.raises(ValueError, match="'a' is 1, expected null"):
+        check_arguments({"a": 1}, {"properties": {"a": {"const": None}}})
+
+
+def test_what_is_wrong_with_all_arguments_together_names_none() -> None:
+    with pytest.raises(ValueError, match=r"the arguments are \{\}, expected \{\"minProperties\": 1\}"):
+        check_arguments({}, {"minProperties": 1})
+    patterns: dict[str, Any] = {"properties": {}, "patternProperties": {"^p": {}}}
+    with pytest.raises(ValueError, match="there is no argument 'y'"):
+        check_arguments({"p1": 1, "y": 2}, patterns)
 
 
 def test_a_missing_argument_is_named() -> None:
