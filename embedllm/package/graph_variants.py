@@ -181,5 +181,5 @@ OPENVINO = "openvino"  # the variant of the OpenVINO model, whose operators need
 # its layers, by the index of the decoder's: where a session cuts to the positions whose logits are wanted
 OPENVINO_CONTEXT = "layers.{}.context"  # what attention saw, [B, T, heads * D]
 OPENVINO_SUM = "layers.{}.sum"  # adds the projection of that to its first input, the residual
-OPENVINO_PER_LAYER_INPUT = "layers.{}.per_layer_input"  # the per-layer embeddings of the tokens, [B, T, size], where it is
+OPENVINO_PER_LAYER_INPUT = "layers.{}.per_layer_input"  # per-layer embeddings of the tokens, [B, T, size], where it is
 OPENVINO_OUTPUT = "layers.{}.output"  # the stream behind the layer, [B, T, hidden]
