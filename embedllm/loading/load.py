@@ -69,18 +69,18 @@ def load(
     rightly (docs/devices.md#probes), has the memory and opens is taken.
     threads: for the CPU; 0 takes one a physical core.
     exact: float activations in every product; slower to decode (docs/numerics.md). The reference has no others.
-    kv: "int8" keeps what was read in a quarter of the memory, "int4" in an eighth, and approximately; None as floats.
+    kv: "int8" or "int4" quantizes the KV cache to 1/4 or 1/8 of float32; None keeps floats.
     The CPU's take a graph that an export does not have: embedllm graph FOLDER --variant int8-kv (docs/numerics.md).
     adapters: LoRA adapters as PEFT saves them, folders or safetensors files by the names that calls choose them by
     (docs/guide-python.md#adapters); {} for a model that is given some later. On `cpu`, `openvino` and `reference`.
     openvino: choices for OpenVINO's devices, the NPU among them.
-    draft: a much smaller model with the same vocabulary, which guesses for this one (speculate= of Model.generate()): a
-    folder, opened on the same device, or a Model, which stays yours to close.
+    draft: a draft model for speculative decoding (speculate= of Model.generate()), much smaller and with the same
+    vocabulary: a folder, opened on the same device, or a Model, which stays yours to close.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
     prefix_cache: bytes of memory at most for KV that calls have in common (docs/guide-python.md#prefix-cache); it is
     taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
-    nothing. What users said can be read from it.
+    nothing. Cached prompts are stored unencrypted.
     max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
     None: as many as have room for a whole context each in the memory that is free, at least 16.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
