@@ -125,7 +125,7 @@ def test_a_text_in_parts_is_read_like_any_other(page: Page, url: str, tmp_path: 
     halves = {"tokenizer.json.1-of-2": b'{"version"', "tokenizer.json.2-of-2": b': "1.0"}'}
     for name, data in halves.items():
         (place / name).write_bytes(data)
-    manifest["parts"]["tokenizer.json"] = [
+    manifest["shards"]["tokenizer.json"] = [
         {"file": name, "bytes": len(data), "sha256": digest(data)} for name, data in halves.items()
     ]
     (place / "tokenizer.json").unlink()
