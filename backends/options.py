@@ -47,14 +47,12 @@ class OpenVINOOptions:
     """
 
     precision: str | None = None  # of activations: "f32", "f16", "bf16". A CPU with AMX takes bf16 by itself
-    rounding_group: int | None = (
-        None  # values that share a scale when f32 activations are rounded to int8; 0: not rounded
-    )
+    # values that share a scale when f32 activations are rounded to int8; 0: not rounded
+    rounding_group: int | None = None
     kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8"
     cache: str | Path | None = None  # folder for compiled models; None: in the user's cache folder
-    prompt: int = (
-        1024  # NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps
-    )
+    # NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps
+    prompt: int = 1024
     reply: int = 512  # NPU: tokens that it holds beyond those
 
     def __post_init__(self) -> None:

@@ -140,9 +140,9 @@ class SequencePool:
                 and self._engine is not None
             ):
                 self._writing.add(lambda: prefix_cache.write_to_disk(sequence, prompt, adapter))
-        if not is_kept and isinstance(sys.exception(), GeneratorExit):
+        if not is_kept and isinstance(sys.exception(), GeneratorExit) and sys.platform != "emscripten":
             # a stream that is closed, maybe by the garbage collector: then this thread may have what drop() waits for,
-            # or lead a run of others
+            # or lead a run of others; a browser has no other threads
             self._writing.add(lambda: self.drop(sequence))
         elif not is_kept:
             self.drop(sequence)
