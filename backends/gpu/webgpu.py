@@ -233,7 +233,8 @@ def _listed(index: int, found: plugins.ProviderDevice, adapters: list[vulkan.Ada
         description = f"{description}, software"
         if os.environ.get(ALLOW_SOFTWARE) != "1":
             lack = "only a software driver is there, slower than the CPU itself"
-            remedy = f"{_DRIVER}; for tests, set {ALLOW_SOFTWARE}=1"
+            needed = {ALLOW_SOFTWARE: "1", **plugins.WEBGPU.environment}  # without the second it lists no such adapter
+            remedy = f"{_DRIVER}; for tests, set {' and '.join(f'{name}={value}' for name, value in needed.items())}"
     return Device(name=name, backend=backend, description=description, available=not lack, reason=lack, remedy=remedy,
                   memory=memory)  # fmt: skip
 

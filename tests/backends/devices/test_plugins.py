@@ -151,7 +151,10 @@ def test_memory_is_read_where_it_is_told(told: str, expected: int) -> None:
 
 
 @pytest.mark.skipif(not plugins.is_installed(WEBGPU), reason=f"{WEBGPU.package} is not installed")
-def test_the_real_webgpu_library_is_registered_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_real_webgpu_library_is_registered_quietly(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EMBEDLLM_HOST_TUNING", "quiet")
     found = plugins.devices(WEBGPU)
     assert {device.provider for device in found} == {"WebGpuExecutionProvider"}  # the CPU, where there is no GPU
     assert capfd.readouterr() == ("", "")
