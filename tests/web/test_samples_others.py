@@ -159,6 +159,7 @@ def test_a_packed_sample_is_whole_and_written_once(node_modules: Path, tmp_path:
         "index.html",
         "shared/places.js",
         "embedllm/worker.js",
+        "embedllm/worker/load_model.js",
         "probe/answers.json",
         "models/demo/embedllm.json",
     ):
