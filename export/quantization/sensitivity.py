@@ -29,7 +29,7 @@ _LENGTH = 128  # tokens of a sequence: many beginnings say more than a few long 
 _LOGITS = 1 << 24  # of all tokens together, which bounds the time with a large vocabulary
 _FEWEST = 512  # tokens, however large it is
 _BLOCK = 1 << 22  # logits of one model in memory: 16 MB
-_PIECE = 1 << 18  # values that are quantized at once, as in stream.py
+_PIECE = 1 << 18  # values that are quantized at once, as in export/writing/stream.py
 
 
 def excerpt(sequences: NDArray[np.int64], vocabulary: int) -> NDArray[np.int64]:
