@@ -140,9 +140,10 @@ class SequencePool:
                 and self._engine is not None
             ):
                 self._writing.add(lambda: prefix_cache.write_to_disk(sequence, prompt, adapter))
-        if not is_kept and isinstance(sys.exception(), GeneratorExit) and sys.platform != "emscripten":
-            # a stream that is closed, maybe by the garbage collector: then this thread may have what drop() waits for,
-            # or lead a run of others; a browser has no other threads
+        is_stream_closed = isinstance(sys.exception(), GeneratorExit) and self._engine is not None
+        if not is_kept and is_stream_closed and sys.platform != "emscripten":
+            # maybe by the garbage collector: then this thread may have what drop() waits for, or lead a run of others;
+            # a browser has no other threads, and a pool that is closed no runs
             self._writing.add(lambda: self.drop(sequence))
         elif not is_kept:
             self.drop(sequence)
