@@ -144,13 +144,13 @@ def pyodide(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setitem(sys.modules, "pyodide", SimpleNamespace(ffi=ffi))
     monkeypatch.setitem(sys.modules, "pyodide.ffi", ffi)
     monkeypatch.setitem(sys.modules, "js", SimpleNamespace(Int32Array=SimpleNamespace(of=lambda *numbers: numbers)))
-    names = [f"embedllm.backends.{name}" for name in ("javascript", "web_row", "web")]
+    from embedllm.backends import browser
     from embedllm.backends.browser import engine as web
 
     yield web
-    for name in names:
-        sys.modules.pop(name, None)
-        delattr(sys.modules["embedllm.backends"], name.rpartition(".")[2])
+    for name in ("javascript", "logits", "engine"):
+        del sys.modules[f"{browser.__name__}.{name}"]
+        delattr(browser, name)
 
 
 @pytest.fixture
