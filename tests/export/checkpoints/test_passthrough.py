@@ -197,7 +197,7 @@ def test_the_graphs_for_gpus_compute_the_same(folders: dict[str, Path]) -> None:
 
 def test_what_has_the_same_input_shares_the_sums_of_its_groups(folders: dict[str, Path]) -> None:
     graph = onnx.load(folders["llama"] / "model.onnx", load_external_data=False).graph
-    sums = [node for node in graph.node if node.op_type == "ReduceSum" and "sums" in node.name]
+    sums = [node for node in graph.node if node.op_type == "ReduceSum" and "block_sum" in node.name]
     # of a layer: one for q and k, one for gate, one of smaller groups for up; down is unpacked to floats when exact
     assert len(sums) == 2 * 3
 
@@ -223,7 +223,7 @@ def test_experts_have_minimums_too(name: str, variant: str, tmp_path: Path) -> N
     folder = described_package(tmp_path / "package", decoder, Recipe(exact=True), variant=variant,
                                source=HeldExperts(decoder))  # fmt: skip
     package = open_package(folder)
-    assert {"minimum": True, "scale_bits": 32}.items() <= section(package.manifest, "layers.0.mlp.experts.0.up").items()
+    assert {"has_minimum": True, "scale_bits": 32}.items() <= section(package.manifest, "layers.0.mlp.experts.0.up").items()
     assert section(package.manifest, "layers.0.attention.q")["bits"] == 16
     found, expected = logits(engine(folder, name)), logits(engine(folder, "reference"))
     np.testing.assert_allclose(found, expected, atol=ATOL, rtol=0)
