@@ -21,13 +21,11 @@ os.environ.pop("EMBEDLLM_DEVICE", None)  # the machine's choice is not the tests
 os.environ["EMBEDLLM_TUNED"] = "off"  # nor is what was measured on it
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1 ...: of pytest -n
-if WORKER and hasattr(os, "sched_getaffinity"):
-    # The runtimes of a worker compute in one thread: threads of a pool spin while they wait for one another, which
-    # takes a hundred times as long when those of two processes share the cores. Only what the worker counts is
-    # changed: the scheduler still moves it, and the processes that it starts, to whichever core is free
-    CORE = min(os.sched_getaffinity(0))
-    os.sched_getaffinity = lambda pid=0: {CORE}
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    # Cores of its own for a worker and the processes that it starts: threads of a runtime spin while they wait for one
+    # another, which takes ten to a hundred times as long when those of two processes share the cores
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, CORES[int(WORKER[2:]) % len(CORES) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])])
 
 # machines are shared: a slow example is no failure
 settings.register_profile("quick", max_examples=25, deadline=None)
