@@ -81,7 +81,14 @@ def test_everything_at_once_on_two_engines(tmp_path: Path) -> None:
     result = embed("bench", "demo", "--against", "demo@openvino", *sizes, *more, "--json", str(out), "--plot",
                    str(tmp_path / "plot.svg"))  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    for title in ("load and memory", "cold", "replies", "a shared prefix", "held to a JSON schema", "concurrent requests"):
+    for title in (
+        "load and memory",
+        "cold",
+        "replies",
+        "a shared prefix",
+        "held to a JSON schema",
+        "concurrent requests",
+    ):
         assert title in result.stdout
     assert "round 2: embedllm demo@openvino, reply: prompt 16, behind 20, 4 new" in result.stderr
     found = json.loads(out.read_text(encoding="utf-8"))

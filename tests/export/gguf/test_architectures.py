@@ -169,7 +169,7 @@ def test_what_files_say_in_other_words_is_that_family(
 
 @pytest.mark.parametrize(("name", "more", "error", "message"), [
     ("glm4_moe", {"glm4moe.expert_gating_func": 1}, UnsupportedModel, "chooses experts by 'expert_gating_func' 1"),
-    ("glm4_moe", {"glm4moe.nextn_predict_layers": 2}, ExportError, "has 2 layers, of which 2 are multi-token prediction"),
+    ("glm4_moe", {"glm4moe.nextn_predict_layers": 2}, ExportError, "has 2 layers, of which 2 are multi-token"),
     ("deepseek_v2 lite", {"deepseek2.attention.value_length_mla": 99}, UnsupportedModel, "v_head_dim is 99"),
     ("qwen3_5_text", {"qwen35.ssm.time_step_rank": 1 << 30}, ExportError, "'ssm.time_step_rank' is .*ssm_a' have 4"),
     ("qwen3_5_text", {"qwen35.ssm.group_count": 3}, UnsupportedModel, "4 value heads are no multiple of 3 key"),
