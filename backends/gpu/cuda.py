@@ -19,13 +19,13 @@ from functools import cache
 from embedllm.backends.base import Device
 from embedllm.backends.gpu.cuda_driver import gpus, stream
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+from embedllm.backends.ort.plugins import quiet
 from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.backends.system.host_tuning import ENVIRONMENT, QUIET, is_on
+from embedllm.backends.system.host_tuning import ENVIRONMENT, is_on
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 
 PROVIDER = "CUDAExecutionProvider"
-_QUIET, _WARNING = 4, 2  # log severities; the second is what ONNX Runtime starts with
 
 
 def devices() -> list[Device]:
@@ -82,7 +82,7 @@ def start(
 ) -> ort.InferenceSession:
     """A session on a GPU, whose steps are captured or not. tf32: products round float32 to 10 bits."""
     _load_libraries()
-    with _unlogged(), _fast_attention():
+    with _SETTINGS, quiet(), _fast_attention():  # CUDA is no plug-in, which ONNX Runtime warns of
         try:
             options.add_provider(PROVIDER, _provider_options(index, capture=captures, tf32=tf32))
             return ort.InferenceSession(path, options, enable_fallback=0)
@@ -106,25 +106,6 @@ def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str
     if shared := stream(index):
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(shared)}
     return options | ({"enable_cuda_graph": "1"} if capture else {}) | ({} if tf32 else {"use_tf32": "0"})
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Without the warning that CUDA is no plug-in, where the host allows it.
-
-    ONNX Runtime 1.31 writes it whatever a session's severity.
-
-    For one thread at a time, as this and the environment are the whole process's.
-    """
-    with _SETTINGS:
-        if not is_on(QUIET):
-            yield
-            return
-        ort.set_default_logger_severity(_QUIET)
-        try:
-            yield
-        finally:
-            ort.set_default_logger_severity(_WARNING)
 
 
 _SETTINGS = threading.RLock()
