@@ -32,7 +32,7 @@ START = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.argv = ["embedllm", "worker"]
-from embedllm.cli import main
+from embedllm.cli.main import main
 {{}}
 main()
 """
@@ -121,7 +121,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
     folder = tmp_path_factory.mktemp("office")
     profile, extension = folder / "profile", build(folder / "embedllm_writer.oxt")
     (profile / "user").mkdir(parents=True)
-    command = [PYTHON, str(ROOT / "tests" / "libreoffice_driver.py"), str(profile), str(extension)]
+    command = [PYTHON, str(ROOT / "tests" / "support" / "libreoffice_driver.py"), str(profile), str(extension)]
     programs, part, opened = folder / "bin", folder / "part", folder / "opened"
     programs.mkdir()
     (programs / "xdg-open").write_text(f"#!/bin/sh\necho \"$1\" >'{part}' && mv '{part}' '{opened}'\n")
