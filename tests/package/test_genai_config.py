@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import embedllm
-from embedllm import backends
+from embedllm.backends import genai
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.package.graph_variants import GENAI
 from embedllm.package.package import open_package
@@ -97,6 +97,6 @@ def test_what_a_configuration_lacks_is_said(
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
     monkeypatch.delitem(sys.modules, "embedllm.backends.genai.engine", raising=False)
-    monkeypatch.delattr(backends, "genai", raising=False)
+    monkeypatch.delattr(genai, "engine", raising=False)
     with pytest.raises(DeviceUnavailable, match=r"(?s)cannot be imported.*pip install embedllm\[genai\]"):
         embedllm.load(pipeline(tmp_path / "model"))
