@@ -108,7 +108,7 @@ def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str
     return options | ({"enable_cuda_graph": "1"} if capture else {}) | ({} if tf32 else {"use_tf32": "0"})
 
 
-_SETTINGS = threading.RLock()
+_SETTINGS = threading.RLock()  # for one thread at a time: the environment is the whole process's
 
 
 @contextmanager
