@@ -178,28 +178,45 @@ class Interruptible(Protocol):
         ...
 
 
-PRIORITY_S = 10.0  # priority aging: one step of priority is worth this many seconds of waiting
+class BatchRow(NamedTuple):
+    """What one session is fed in a run of several."""
+
+    session: Session
+    tokens: Sequence[int]
 
 
 @runtime_checkable
-class Prioritized(Protocol):
-    """A session that may have to wait for others."""
+class RunsBatches(Protocol):
+    """An engine that feeds several of its sessions in one run, which reads the weights once for all of them."""
 
-    priority: int  # lower ones are fed earlier
+    max_batch: int  # sessions in one run, at most; 1: none are fed together (exact mode, say)
+    mixes_lengths: bool  # a run may hold rows of several tokens: pieces of prompts beside steps; else rows of one token
+    prompt_budget: int  # tokens of prompts that one iteration may read beside the steps of others
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """Appends to each session its tokens; the logits after the last of each, valid until its next feed.
+
+        1 to max_batch rows, each session once and of this engine, with room for its tokens in the context. A run is not
+        interrupted. Raises DeviceError, and then has appended nothing to any of them.
+        """
+        ...
 
 
 @runtime_checkable
-class FeedsTogether(Protocol):
-    """An engine that makes one run of what several threads feed to its sessions."""
+class WarmsUp(Protocol):
+    """An engine whose first feeds cost more than later ones, unless they were made while it was loaded."""
 
-    @property
-    def parallel(self) -> int:
-        """How many sessions are best fed at once."""
+    def warm_up(self) -> None:
+        """Makes them: captures, plans, compiled shaders. Raises DeviceError."""
         ...
 
 
 class Engine(Protocol):
-    """A loaded model on one device; opens sessions that share its weights."""
+    """A loaded model on one device; opens sessions that share its weights.
+
+    The methods of an engine and of its sessions are called from one thread, that of the device's engine loop
+    (embedllm/generation/engine_loop.py); only Interruptible.interrupt comes from any.
+    """
 
     device: Device
     chunk: int  # how many tokens of a prompt are best fed at once
@@ -215,9 +232,9 @@ class Engine(Protocol):
         ...
 
 
-def best_parallel(engine: Engine) -> int:
-    """How many sessions of an engine are best fed at once."""
-    return engine.parallel if isinstance(engine, FeedsTogether) else 1
+def max_batch(engine: Engine) -> int:
+    """How many sessions of an engine are fed in one run at most."""
+    return engine.max_batch if isinstance(engine, RunsBatches) else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
