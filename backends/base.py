@@ -256,6 +256,14 @@ class MemoryEstimate:
         return self.weights_bytes + self.kv_bytes + self.scratch_bytes
 
     @property
+    def kv_tokens(self) -> int | None:
+        """Tokens for whose KV there is memory beside the weights; None: what is free is not told."""
+        if self.free_bytes is None or not self.kv_bytes:
+            return None
+        left = self.free_bytes - self.weights_bytes - self.scratch_bytes
+        return max(left * self.context // self.kv_bytes, self.context)
+
+    @property
     def fits(self) -> bool | None:
         """None: what is free is not told."""
         return None if self.free_bytes is None else self.needed_bytes <= self.free_bytes

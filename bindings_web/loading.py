@@ -172,7 +172,8 @@ def _model(url: str, loaded: JsLoaded, chat_template: str | None) -> Model:
         _log.info("running '%s' on %s (%s)%s", package.name, engine.device.name, engine.device.backend, passed)
         tokenizer = WebCodec(loaded.tokenizer)
         template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
-        model = Model(package, engine, tokenizer=tokenizer, defaults=read_defaults(folder), template=template)
+        model = Model(package, engine, tokenizer=tokenizer, defaults=read_defaults(folder), template=template,
+                      is_direct=True)  # fmt: skip
     except BaseException:
         shutil.rmtree(parent)
         raise

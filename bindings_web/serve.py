@@ -127,7 +127,7 @@ class Server:
         """Frees the KV cache of a conversation."""
         sequence = self._sequences.pop(conversation, None)
         if sequence is not None:
-            sequence.session.close()
+            self._model.runner.sequences.drop(sequence)
 
     def close(self) -> None:
         self._sequences.clear()

@@ -14,9 +14,7 @@ from embedllm.cancel import Cancel
 from embedllm.conversation.conversation import Conversation
 from embedllm.embeddings import Encoding, Ranked
 from embedllm.embeddings import present as encoding_of
-from embedllm.generation.admission import Slots
 from embedllm.generation.async_stream import AsyncStream
-from embedllm.generation.batch import reject_first_only, run_batch
 from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
@@ -24,7 +22,8 @@ from embedllm.generation.defaults import Defaults
 from embedllm.generation.options import PromptOptions, WhenFull
 from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.runner import Request, Runner, reject_first_only
+from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.package.package import Package
@@ -59,7 +58,10 @@ class Model:
         owns_draft: bool = False,
         memory: MemoryEstimate | None = None,
         prefix_cache: PrefixCache | None = None,  # None: no prefix cache
-        slots: Slots | None = None,  # None: the usual number
+        max_running: int = MAX_RUNNING,  # requests
+        max_waiting: int = MAX_WAITING,  # requests
+        kv_tokens: int | None = None,  # for whose KV there is memory; None: that is not known
+        is_direct: bool = False,  # without a thread: whoever calls computes
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
         tuned: str = "",
@@ -73,8 +75,9 @@ class Model:
         self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
         self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
         draft_runner = None if draft is None else draft.runner
-        self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, slots=slots,
-                             adapters=adapters)  # fmt: skip
+        self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
+                             max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
+                             is_direct=is_direct)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters)  # fmt: skip
         self._kind_of = package, engine.device, settings
@@ -87,7 +90,7 @@ class Model:
 
     @property
     def device(self) -> Device:
-        return self.runner.engine.device
+        return self.runner.device
 
     @property
     def kind(self) -> dict[str, str]:
@@ -181,7 +184,8 @@ class Model:
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
         already. ValueError for a response_format that cannot be followed exactly.
         """
-        return collect(self.stream(prompt, sampling, cancel=cancel, **options))
+        (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], cancel or Cancel())
+        return collect(chunks)
 
     def generate_batch(
         self,
@@ -200,13 +204,8 @@ class Model:
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
         requests = [self.request(prompt, sampling, **options) for prompt in prompts]
-        requests = reject_first_only(requests)
-
-        def run(request: Request, switch: Cancel) -> Completion:
-            return collect(self.runner.stream(request, switch))
-
-        return run_batch(requests, run, cancel or Cancel(),
-                         parallel=min(self.runner.parallel, self.runner.slots.max_running))  # fmt: skip
+        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
+        return [collect(chunks) for chunks in replies]
 
     def generate_n(
         self,
@@ -226,7 +225,7 @@ class Model:
         used, cancel = sampling or self.sampling, cancel or Cancel()
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
         requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
-        return [collect(self.runner.stream(request, cancel)) for request in reject_first_only(requests)]
+        return [collect(chunks) for chunks in self.runner.run_all(reject_first_only(requests), cancel)]
 
     def beam_search(
         self,
@@ -460,7 +459,7 @@ class Model:
 
     def release(self) -> None:
         """Frees the KV cache that waits for the next call, and the prefix cache in memory."""
-        self.runner.sequences.release()
+        self.runner.call(self.runner.sequences.release)
 
     def close(self) -> None:
         """Frees weights and KV caches. A generation that still runs ends as cancelled, at its next step.

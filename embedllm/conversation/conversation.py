@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
@@ -18,7 +20,7 @@ from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
-from embedllm.kv_cache.sequence_pool import CachedSequence
+from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
@@ -89,10 +91,11 @@ class Conversation:
         self._when_full: WhenFull = when_full
         self._seen = WHOLE_HISTORY
         self._sequence: CachedSequence | None = None
+        self._drop: Callable[[], object] = lambda: None  # what frees it
         if when_full == "shift":
-            self._sequence = model.runner.sequences.new()
+            held = self._hold(0)
             try:
-                check_movable(self._sequence.session, model.device.name, model.package.decoder)
+                check_movable(held.session, model.device.name, model.package.decoder)
             except ValueError:
                 self.close()
                 raise
@@ -154,7 +157,7 @@ class Conversation:
     ) -> AsyncStream:
         """As stream(), for `async for`."""
         turn, request = self._request(text, sampling, options)
-        sequence = self._held(request)
+        sequence = self._sequence or self._hold(len(request.prompt))
         return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=turn)
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
@@ -189,14 +192,23 @@ class Conversation:
             return shift_context(asked, self._seen, held, model.package.decoder)
         return asked.request(messages), WHOLE_HISTORY
 
-    def _held(self, request: Request) -> CachedSequence:
-        if self._sequence is None:
-            self._sequence = self.model.runner.sequences.new(len(request.prompt))
+    def _hold(self, capacity: int) -> CachedSequence:
+        """A sequence of its own from now on, with room for so many tokens."""
+        runner = self.model.runner
+        self._keep(runner.call(lambda: runner.sequences.new(capacity)))
+        assert self._sequence is not None
         return self._sequence
+
+    def _keep(self, sequence: CachedSequence) -> None:
+        """Has this sequence until close(), or until the conversation is dropped."""
+        self._sequence = sequence
+        pool = self.model.runner.sequences
+        self._drop = weakref.finalize(self, pool.loop.post, partial(pool.drop, sequence))
 
     def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
         with turn as note:
-            for chunk in self.model.runner.stream(request, cancel, self._held(request)):
+            sequence = self._sequence or self._hold(len(request.prompt))
+            for chunk in self.model.runner.stream(request, cancel, sequence):
                 note(chunk)
                 yield chunk
 
@@ -252,8 +264,15 @@ class Conversation:
             adapter=self.adapter,
         )
         sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
-        with nullcontext() if self._sequence is None else self.model.runner.sequences.reserve(self._sequence):
+        runner = self.model.runner
+        reserved = None if self._sequence is None else runner.sequences.reserve(self._sequence)
+        try:
+            if reserved is not None:
+                runner.call(reserved.__enter__)
             write_conversation(Path(path), saved, sequence=sequence, model=self.model.kind, cancel=cancel)
+        finally:
+            if reserved is not None:
+                runner.call(lambda: reserved.__exit__(None, None, None))
 
     @classmethod
     def open(
@@ -284,7 +303,7 @@ class Conversation:
             raise
         if sequence is not None:
             conversation.close()
-            conversation._sequence = sequence
+            conversation._keep(sequence)
         return conversation
 
     @property
@@ -296,8 +315,8 @@ class Conversation:
     def close(self) -> None:
         """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""
         if self._sequence is not None:
-            self.model.runner.sequences.drop(self._sequence)
             self._sequence = None
+            self._drop()
 
     def __enter__(self) -> Conversation:
         return self

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -24,7 +25,8 @@ from embedllm.text.prompt import check_messages
 if TYPE_CHECKING:
     from embedllm.adapters.adapter import Adapters
     from embedllm.backends.base import KeyValues
-    from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
+    from embedllm.kv_cache.sequence import CachedSequence
+    from embedllm.kv_cache.sequence_pool import SequencePool
     from embedllm.text.chat_template import JSON
 
 _log = logging.getLogger("embedllm")
@@ -70,9 +72,9 @@ def write_conversation(
         write_state(path, about, [])
         return
     tokens = list(sequence.reusable_tokens)
-    with sequence.lock:
-        kind = kv_fingerprint(model, sequence.session, sequence.adapter)
-        about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
+    session, adapter = sequence.session, sequence.adapter
+    kind = sequence.loop.call(lambda: kv_fingerprint(model, session, adapter))
+    about |= {"kind": json.dumps(kind), "tokens": json.dumps(tokens)}
     write_state(path, about, _pieces(sequence, len(tokens), cancel))
 
 
@@ -109,27 +111,28 @@ def restore_sequence(
     tokens = json.loads(file.about["tokens"])
     if not tokens:
         return None
-    sequence = sequences.new(len(tokens))
+    in_loop = sequences.loop.call
+    sequence = in_loop(lambda: sequences.new(len(tokens)))
     session = sequence.session
     kind = json.loads(file.about["kind"])
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
-    if not isinstance(session, MovesState) or kind != kv_fingerprint(model, session, adapter):
+    if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
         _log.info(
             "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
         )
-        sequence.close()
+        in_loop(lambda: sequences.drop(sequence))
         return None
     try:
         if adapter is not None:
-            sequence.adapt(adapter)
+            in_loop(lambda: sequence.adapt(adapter))
         for state in file.read():
             if cancel.cancelled:
                 raise Interrupted
-            sequence.append(tokens, state)
+            in_loop(partial(sequence.append, tokens, state))
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
     except BaseException:
-        sequence.close()
+        in_loop(lambda: sequences.drop(sequence))
         raise
     return sequence
 
@@ -138,8 +141,12 @@ def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[Ke
     for start in range(0, count, TRANSFER_TOKENS):
         if cancel.cancelled:
             raise Interrupted
-        with sequence.lock:
-            if sequence.is_ended or not isinstance(sequence.session, MovesState):
-                raise ValueError("this model was closed")
-            state = exported(sequence.session, start, min(start + TRANSFER_TOKENS, count))
-        yield state
+        yield sequence.loop.call(partial(_exported, sequence, start, min(start + TRANSFER_TOKENS, count)))
+
+
+def _exported(sequence: CachedSequence, start: int, stop: int) -> KeyValues:
+    from embedllm.backends.sessions.kv_arrays import on_host  # numpy
+
+    if sequence.is_ended or not isinstance(sequence.session, MovesState):
+        raise ValueError("this model was closed")
+    return on_host(exported(sequence.session, start, stop))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,30 +13,32 @@ from embedllm.backends.base import FeedsAll
 from embedllm.evaluation.measures import Record, measure
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Engine, Session
+    from embedllm.backends.base import Session
+    from embedllm.generation.runner import Runner
     from embedllm.text.windows import Windows
     from embedllm.types import F32
 
 PIECE = 64  # tokens per feed, so that most of what is attended to comes out of the KV cache
 
 
-def read_text(engines: Sequence[Engine], windows: Windows, *, has_base: bool, done: Callable[[], None]) -> list[Record]:
+def read_text(models: Sequence[Runner], windows: Windows, *, has_base: bool, done: Callable[[], None]) -> list[Record]:
     """What each model's logits say of a text. has_base: the first is what the others are compared with.
 
     done: called after each window. Raises DeviceError.
     """
-    records = [Record() for _ in engines]
+    records = [Record() for _ in models]
     with ExitStack() as stack:
-        sessions: list[Session] = []
-        for engine in engines:
-            sessions.append(engine.open(windows.size))
-            stack.callback(sessions[-1].close)
+        sessions: list[tuple[Runner, Session]] = []
+        for model in models:
+            session = model.call(partial(model.engine.open, windows.size))
+            sessions.append((model, session))
+            stack.callback(model.call, session.close)
         for window in windows.pieces:
-            for session in sessions:
-                session.rewind(0)
+            for model, session in sessions:
+                model.call(partial(session.rewind, 0))
             for at in range(0, windows.size, PIECE):
                 piece = window[at : at + PIECE]
-                rows = [_logits(session, piece) for session in sessions]
+                rows = [model.call(partial(_logits, session, piece)) for model, session in sessions]
                 measure(rows, window[at + 1 : at + 1 + PIECE], records, has_base=has_base)
             done()
     return records

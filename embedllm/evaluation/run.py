@@ -131,8 +131,8 @@ def _records(opened: Sequence[Opened], asked: _Asked, *, has_base: bool) -> list
         return []
     step = windows.size * len(opened)
     count = _Count(asked, "text", len(windows.pieces) * step)
-    engines = [one.model.runner.engine for one in opened]
-    return read_text(engines, windows, has_base=has_base, done=lambda: count.add(step))
+    runners = [one.model.runner for one in opened]
+    return read_text(runners, windows, has_base=has_base, done=lambda: count.add(step))
 
 
 def _tasks_done(opened: Sequence[Opened], asked: _Asked) -> list[tuple[TaskScore, ...]]:

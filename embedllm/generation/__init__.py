@@ -1,1 +1,1 @@
-"""The generate loop: requests, admission, the rule that picks tokens, batches, beam search, streams."""
+"""The generate loop: requests, the engine loop and its scheduler, the rule that picks tokens, beam search, streams."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
 from embedllm.generation.beam_search import Beam, BeamSearch
 from embedllm.generation.chunk import Statistics
-from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
+from embedllm.generation.loop import Feed
+from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.kv_cache.transfer import exported
 from embedllm.types import Logits
 
 # options of a reply that single tokens are chosen or cut by, or that cannot go back, as a beam does
 BEAMLESS = frozenset({"min_tokens", "stop", "logprobs", "speculate", "response_format"})
+
+
+Asked: TypeAlias = "Feed | list[Feed] | tuple[Reply, ...]"  # feeds, and at the end the replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,52 +50,70 @@ class BeamRunner:
         search: BeamSearch,
         sequences: SequencePool,
         prompt: Sequence[int],
-        cancel: Cancel,
         *,
-        queued_s: float = 0.0,
         adapter: Adapter | None = None,
     ) -> None:
-        """queued_s: waited before, for the statistics. adapter: of every beam."""
+        """adapter: of every beam."""
         self._search = search
         self._sequences = sequences
         self._prompt = list(prompt)
-        self._cancel = cancel
         self._adapter = adapter
         self._held = ExitStack()
         self._free: list[CachedSequence] = []
         self._cached_tokens = 0
-        self._queued_s = queued_s
+        self._queued_s = 0.0
         self._prefill_s = 0.0
         self._decode_s = 0.0
 
-    def run(self, limit_reason: str) -> list[Reply]:
-        """The replies, best first; of a search that was cancelled, what was found and what it was following."""
-        is_whole = self._searched()
+    def steps(self, limit_reason: str, cancel: Cancel, *, queued_s: float = 0.0) -> Generator[Asked, Any, None]:
+        """Asks for feeds, and at the end gives the replies, best first.
+
+        Of a search that was cancelled: what was found, and what it was following. queued_s: waited before.
+        """
+        self._queued_s = queued_s
+        with self._held:
+            try:
+                yield from self._searched(cancel)
+                is_whole = True
+            except Interrupted:
+                is_whole = False
         replies = [self._reply(found.beam, limit_reason) for found in self._search.found]
-        return replies if is_whole else replies + self.cancelled()
+        yield tuple(replies if is_whole else replies + self.cancelled())
+
+    def run_directly(self, limit_reason: str, cancel: Cancel) -> list[Reply]:
+        """As steps(), fed by the caller."""
+        steps = self.steps(limit_reason, cancel)
+        asked = next(steps)
+        while not isinstance(asked, tuple):
+            feeds = asked if isinstance(asked, list) else [asked]
+            try:
+                rows = [feed() for feed in feeds]
+            except Exception as error:  # noqa: BLE001  # raises it again, or ends
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(rows if isinstance(asked, list) else rows[0])
+        return list(asked)
 
     def cancelled(self) -> list[Reply]:
         """What it is following, which was cancelled."""
         return [self._reply(beam, "cancelled") for beam in self._search.running]
 
-    def _searched(self) -> bool:
-        """Searches to the end; False when it was cancelled before."""
-        with self._held:
-            try:
-                started = time.perf_counter()
-                used = [self._taken(first=True)]
-                rows: list[Logits] = [self._prefill(used[0])]
-                self._prefill_s = time.perf_counter() - started
-                while True:
-                    self._search.accept(rows)
-                    if self._search.is_done:
-                        return True
-                    used = self._placed(used)
-                    rows = [self._feed(each, beam.tokens[-1:]) for each, beam in zip(used, self._search.running,
-                                                                                    strict=True)]  # fmt: skip
-                    self._decode_s = time.perf_counter() - started - self._prefill_s
-            except Interrupted:
-                return False
+    def _searched(self, cancel: Cancel) -> Generator[Asked, Any, None]:
+        """Searches to the end; all beams take a step at once. Raises Interrupted."""
+        started = time.perf_counter()
+        used = [self._taken(cancel, is_new=False)]
+        rows = [(yield from self._prefill(used[0]))[-1]]
+        self._prefill_s = time.perf_counter() - started
+        while True:
+            self._search.accept(rows)
+            if self._search.is_done:
+                return
+            if cancel.cancelled:
+                raise Interrupted
+            used = yield from self._placed(used, cancel)
+            feeds = [Feed(each, beam.tokens[-1:]) for each, beam in zip(used, self._search.running, strict=True)]
+            rows = [last[-1] for last in (yield feeds)]
+            self._decode_s = time.perf_counter() - started - self._prefill_s
 
     def _reply(self, beam: Beam, otherwise: str) -> Reply:
         is_stop = bool(beam.tokens) and beam.tokens[-1] in self._search.stop_tokens
@@ -109,20 +133,19 @@ class BeamRunner:
             statistics=statistics,
         )
 
-    def _prefill(self, sequence: CachedSequence) -> Logits:
+    def _prefill(self, sequence: CachedSequence) -> Generator[Feed, Any, Sequence[Logits]]:
+        self._cached_tokens = self._sequences.begin(sequence, self._prompt, self._adapter)
+        return (yield from self._fed(sequence, self._prompt[self._cached_tokens :]))
+
+    def _fed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Generator[Feed, Any, Sequence[Logits]]:
+        """In pieces, which are all that a session without a scheduler takes at once."""
+        rows: Sequence[Logits] = ()
         step = self._sequences.engine.chunk
+        for at in range(0, len(tokens), step):
+            rows = yield Feed(sequence, tokens[at : at + step], is_prompt=True)
+        return rows
 
-        def note_held(held: int) -> None:
-            self._cached_tokens = held
-
-        self._cached_tokens = self._sequences.begin(
-            sequence, self._prompt, step=step, note_held=note_held, adapter=self._adapter
-        )
-        rest = self._prompt[self._cached_tokens :]
-        logits = [self._feed(sequence, rest[at : at + step]) for at in range(0, len(rest), step)]
-        return logits[-1]
-
-    def _placed(self, used: Sequence[CachedSequence]) -> list[CachedSequence]:
+    def _placed(self, used: Sequence[CachedSequence], cancel: Cancel) -> Generator[Asked, Any, list[CachedSequence]]:
         """For each beam a sequence that holds all of it but the last token.
 
         The first beam that prolongs another takes its sequence over; the others get copies, made while it still stands
@@ -133,13 +156,14 @@ class BeamRunner:
         for place, beam in enumerate(beams):
             heirs.setdefault(beam.parent, place)
         self._free += [sequence for place, sequence in enumerate(used) if place not in heirs]
-        return [
-            used[beam.parent] if heirs[beam.parent] == place else self._copy(used[beam.parent], beam)
-            for place, beam in enumerate(beams)
-        ]
+        placed: list[CachedSequence] = []
+        for place, beam in enumerate(beams):
+            parent = used[beam.parent]
+            placed.append(parent if heirs[beam.parent] == place else (yield from self._copy(parent, beam, cancel)))
+        return placed
 
-    def _copy(self, parent: CachedSequence, beam: Beam) -> CachedSequence:
-        copy = self._free.pop() if self._free else self._taken()
+    def _copy(self, parent: CachedSequence, beam: Beam, cancel: Cancel) -> Generator[Asked, Any, CachedSequence]:
+        copy = self._free.pop() if self._free else self._taken(cancel, is_new=True)
         if copy.adapter is not self._adapter:  # a new one
             copy.adapt(self._adapter)
         tokens = [*self._prompt, *beam.tokens]
@@ -149,22 +173,13 @@ class BeamRunner:
             copy.session.import_state(exported(parent.session, held, len(tokens) - 1))
             copy.tokens += missing
         elif missing:
-            step = self._sequences.engine.chunk
-            for at in range(0, len(missing), step):
-                self._feed(copy, missing[at : at + step])
+            yield from self._fed(copy, missing)
         return copy
 
-    def _feed(self, sequence: CachedSequence, tokens: Sequence[int]) -> Logits:
-        if self._cancel.cancelled:
-            raise Interrupted
-        return sequence.feed(tokens)
-
-    def _taken(self, *, first: bool = False) -> CachedSequence:
-        """A sequence until the end of the search; the first may have the prompt from an earlier call."""
-        needed = len(self._prompt) + self._search.limit
-        found = self._sequences.take(needed) if first else None
-        sequence = found or self._sequences.new(len(self._prompt), is_running=True)
-        self._held.callback(self._sequences.give_back, sequence, to_pool=True)
+    def _taken(self, cancel: Cancel, *, is_new: bool) -> CachedSequence:
+        """A sequence until the end of the search; one that is not new may have the prompt of an earlier call."""
+        sequence = self._sequences.taken(self._prompt, self._search.limit, is_new=is_new)
+        self._held.callback(self._sequences.give_back, sequence, self._prompt, to_pool=True)
         sequence.keep_all()  # others get copies
-        self._held.enter_context(sequence.interruptible(self._cancel))
+        self._held.enter_context(sequence.interruptible(cancel))
         return sequence

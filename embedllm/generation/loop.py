@@ -40,6 +40,7 @@ class Feed:
     sequence: Feedable
     tokens: Sequence[int]
     is_all: bool = False  # the logits after each token are wanted; else those after the last
+    is_prompt: bool = False  # may be fed in pieces, beside the steps of others
 
     def __call__(self) -> Sequence[Logits]:
         return self.sequence.feed_all(self.tokens) if self.is_all else (self.sequence.feed(self.tokens),)
@@ -90,7 +91,7 @@ def decode_steps(
     for piece in pieces:
         _check(cancel)
         with generation.clocked():
-            rows = yield Feed(sequence, piece)
+            rows = yield Feed(sequence, piece, is_prompt=True)
     proposed: Sequence[int] = ()
     began_s = fed_s = generation.spent_s
     while True:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from embedllm.adapters.adapter import Adapter, Adapters
-from embedllm.backends.base import Engine, FeedsAll, Interrupted, Prioritized, best_parallel
+from embedllm.backends.base import Engine, FeedsAll, Interrupted
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull
-from embedllm.generation.admission import Slot, Slots
-from embedllm.generation.async_stream import AsyncStream, Feeder, Running
+from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
 from embedllm.generation.chunk import Chunk, Statistics
+from embedllm.generation.engine_loop import CallerThread, EngineLoop
 from embedllm.generation.generation import Generation
-from embedllm.generation.loop import run
+from embedllm.generation.loop import Proposer, arun, decode_steps, run
 from embedllm.generation.options import Speculate
+from embedllm.generation.outbox import AsyncOutbox, Outbox, Ticket
+from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Job, Scheduler, Steps
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.speculator import Draft, Speculator
 from embedllm.kv_cache.context_shift import ContextShift
 from embedllm.kv_cache.prefix_cache import PrefixCache
-from embedllm.kv_cache.sequence_pool import CachedSequence, SequencePool
+from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
 from embedllm.text.protocols import TextCodec
 from embedllm.text.stream import StopStrings, TextStream
 from embedllm.tools.calls import ReplyReader
+
+T = TypeVar("T")
+Running: TypeAlias = tuple[CachedSequence, list[Sequence[int]], Generation, Proposer | None]
 
 _MEASURED = frozenset({"cpu", "openvino"})  # devices where speculation was seen to pay (docs/performance.md)
 
@@ -54,12 +63,18 @@ class Request:
     shift: ContextShift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
     dropped_tokens: int = 0  # of a conversation, before this
     priority: int = 0  # lower ones are served earlier
+    timeout_s: float = math.inf  # after which it ends with "timeout", in the queue too
     is_rejectable: bool = True  # by a full queue; False: part of a call that was begun
     adapter: Adapter | None = None
 
 
+def reject_first_only(requests: Sequence[Request]) -> list[Request]:
+    """The requests of one call: a full queue may reject only the first, so that a started batch is not lost."""
+    return [*requests[:1], *(replace(request, is_rejectable=False) for request in requests[1:])]
+
+
 class Runner:
-    """Runs requests on an engine. May be used from several threads: each running request has its own sequence."""
+    """Runs requests on an engine, in the thread of its device's loop. May be used from any thread."""
 
     def __init__(
         self,
@@ -68,29 +83,44 @@ class Runner:
         *,
         draft: Runner | None = None,
         prefix_cache: PrefixCache | None = None,
-        slots: Slots | None = None,
         adapters: Adapters | None = None,
+        max_running: int = MAX_RUNNING,
+        max_waiting: int = MAX_WAITING,
+        kv_tokens: int | None = None,
+        is_direct: bool = False,
     ) -> None:
-        """draft: of a smaller model with the same vocabulary. slots: None: DEFAULT_SEQUENCES.
+        """draft: of a smaller model with the same vocabulary. adapters: None: the engine takes none.
 
-        adapters: None: the engine takes none.
+        max_running, max_waiting: see Scheduler. kv_tokens: see SequencePool. is_direct: without the thread: whoever
+        calls computes, in one thread at a time, and several calls take turns (in a browser).
         """
-        self.sequences = SequencePool(engine, prefix_cache)
+        self._loop = None if is_direct else EngineLoop.of(engine.device.name)
+        self._in_loop = self._loop or CallerThread()
+        self.sequences = SequencePool(engine, self._in_loop, prefix_cache, kv_tokens=kv_tokens)
+        self.scheduler = Scheduler(self.sequences, max_running=max_running, max_waiting=max_waiting)
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
+        self.device = engine.device
         self.draft = draft
         self.adapters = adapters
         self._experience = SpeculationStatistics()
-        self.parallel = best_parallel(engine)  # best number of concurrent requests
-        self.slots = slots or Slots()
-        # a device for several has them take turns by itself: a thread for each, so that no prompt keeps a step from it
-        self._feeder = Feeder(max(self.parallel, self.slots.max_running) if self.parallel > 1 else 1)
+        if self._loop is not None:
+            self._loop.host(self.scheduler)
+            # a model that is dropped is closed, too, where its runtime is used
+            weakref.finalize(self, self._loop.post, partial(_close, self._loop, self.scheduler, self.sequences))
 
     @property
     def engine(self) -> Engine:
         """Raises ValueError once it was closed."""
         return self.sequences.engine
+
+    def call(self, work: Callable[[], T]) -> T:
+        """What `work` gives, done in the thread that the engine and its sessions are used in.
+
+        Raises what it raises; DeviceError in a process that was forked after the model was loaded.
+        """
+        return self._in_loop.call(work)
 
     def check(self, request: Request) -> None:
         """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
@@ -115,28 +145,45 @@ class Runner:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
         if isinstance(request.priority, bool) or not isinstance(request.priority, int):
             raise ValueError(f"priority is {request.priority!r}; expected a whole number, lower for earlier.")
+        if not request.timeout_s > 0:
+            raise ValueError(f"timeout is {request.timeout_s!r}; expected seconds, more than 0, or None.")
         StopStrings(request.stop)
 
     def stream(
         self, request: Request, cancel: Cancel, sequence: CachedSequence | None = None
     ) -> Generator[Chunk, None, None]:
-        """Runs a request on the given sequence, or on one from the pool, once it has a slot.
+        """Runs a request on the given sequence, or on one from the pool, once it is admitted.
 
-        Raises Busy when too many wait for one.
+        A few chunks are computed before they are asked for. Raises Busy when too many requests wait.
         """
-        with self._entered(request, sequence) as slot:
+        if self._loop is None:
+            with self._decoding(request, cancel, sequence) as (used, pieces, generation, proposer):
+                yield from run(generation, used, pieces, cancel, proposer)
+            return
+        outbox: Outbox[Chunk] = Outbox()
+        with cancel.passed_on() as own:
+            ticket = self._submit(request, own, outbox, sequence)
             try:
-                slot.acquire(cancel)
-            except Interrupted:
-                yield _cancelled_in_queue(request, slot)
-                return
-            with self._decoding(request, cancel, sequence, slot) as (used, pieces, generation, proposer):
-                for chunk in run(generation, used, pieces, cancel, proposer):
-                    if chunk.finish_reason is not None:
-                        slot.release()
-                    slot.mark_idle()
-                    yield chunk
-                    slot.reacquire(cancel)
+                yield from outbox.read(self._loop)
+            finally:
+                ticket.leave()
+
+    def run_all(self, requests: Sequence[Request], cancel: Cancel) -> Iterator[list[Chunk]]:
+        """The chunks of each of several requests, in their order, which run together; when one fails, all end."""
+        if self._loop is None:
+            yield from (list(self.stream(request, cancel)) for request in requests)
+            return
+        with cancel.passed_on() as own:
+            outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True) for _ in requests]
+            tickets: list[Ticket] = []
+            try:
+                for request, outbox in zip(requests, outboxes, strict=True):
+                    tickets.append(self._submit(request, own, outbox))
+                for outbox in outboxes:
+                    yield list(outbox.read(self._loop))
+            finally:
+                for ticket in tickets:
+                    ticket.leave()
 
     def astream(
         self,
@@ -146,18 +193,29 @@ class Runner:
         *,
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> AsyncStream:
-        """As stream(), with every feed awaited: by the session itself where it can, else in a worker thread.
+        """As stream(), for `async for`, without blocking the event loop.
 
         noting: a context manager around the stream; gives a function that is called with each chunk.
         """
-        return AsyncStream(
-            self._entered(request, sequence),
-            partial(self._decoding, request, cancel, sequence),
-            cancel,
-            self._feeder.feed,
-            cancelled_in_queue=partial(_cancelled_in_queue, request),
-            noting=noting,
-        )
+        loop = self._loop
+        if loop is None:
+
+            def start() -> DirectSource:
+                held = ExitStack()
+                used, pieces, rule, proposer = held.enter_context(self._decoding(request, cancel, sequence))
+                return DirectSource(arun(rule, used, pieces, cancel, proposer, feed=awaited_feed), held)
+
+            return AsyncStream(start, noting=noting)
+
+        def submit() -> TicketSource:
+            outbox: AsyncOutbox[Chunk] = AsyncOutbox()
+            held = ExitStack()
+            own = held.enter_context(cancel.passed_on())
+            ticket = self._submit(request, own, outbox, sequence)
+            held.callback(ticket.leave)
+            return TicketSource(loop, outbox, held)
+
+        return AsyncStream(submit, noting=noting)
 
     def beam_search(
         self,
@@ -168,27 +226,75 @@ class Runner:
         length_penalty: float,
         early_stopping: bool | Literal["never"],
     ) -> list[Reply]:
-        """The best replies of a search with `beams` beams; see BeamSearch. The search has one slot."""
+        """The best replies of a search with `beams` beams, which is one request; see BeamSearch."""
         room = self._context - len(request.prompt)
         limit = min(room, request.max_tokens or room)
         search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
                             stop_tokens=request.stop_tokens, limit=limit)  # fmt: skip
         limit_reason = "length" if request.max_tokens is not None and request.max_tokens <= room else "context"
-        with self._entered(request, None) as slot:
-            is_served = True
+        runner = BeamRunner(search, self.sequences, request.prompt, adapter=request.adapter)
+        if self._loop is None:
+            return runner.run_directly(limit_reason, cancel)
+        outbox: Outbox[list[Reply]] = Outbox()
+
+        def begin(job: Job) -> Steps:
+            return runner.steps(limit_reason, job.cancel, queued_s=job.queued_s)
+
+        with cancel.passed_on() as own:
+            job = Job(begin, outbox, own, unstarted=lambda job: tuple(runner.cancelled()),
+                      tokens=len(request.prompt) * beams, priority=request.priority, timeout_s=request.timeout_s,
+                      is_rejectable=request.is_rejectable)  # fmt: skip
+            ticket = self._queued(job)
             try:
-                slot.acquire(cancel)
-            except Interrupted:
-                is_served = False
-            runner = BeamRunner(search, self.sequences, request.prompt, cancel, queued_s=slot.queued_s,
-                                adapter=request.adapter)  # fmt: skip
-            return runner.run(limit_reason) if is_served else runner.cancelled()
+                (replies,) = outbox.read(self._loop)
+                return list(replies)
+            finally:
+                ticket.leave()
 
     def close(self) -> None:
-        """Frees the engine and every sequence that waits; a request that runs ends as cancelled at its next step."""
-        self.slots.close()
-        self._feeder.close()
-        self.sequences.close()
+        """Frees the engine and every sequence; a request that runs ends as cancelled at its next step.
+
+        In a process that was forked since, nothing is freed: it waits for nobody.
+        """
+        if self._loop is None:
+            self.sequences.close()
+        elif self._loop.is_alive:
+            self.scheduler.cancel_all()
+            self._loop.call(partial(_close, self._loop, self.scheduler, self.sequences))
+
+    def _submit(
+        self,
+        request: Request,
+        own: Cancel,
+        outbox: Outbox[Chunk] | AsyncOutbox[Chunk],
+        sequence: CachedSequence | None = None,
+    ) -> Ticket:
+        """Queues a request; own: its own switch."""
+
+        def begin(job: Job) -> Steps:
+            return self._steps(request, job, sequence)
+
+        return self._queued(
+            Job(begin, outbox, own, unstarted=partial(_cancelled_in_queue, request), tokens=len(request.prompt),
+                priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable)
+        )  # fmt: skip
+
+    def _queued(self, job: Job) -> Ticket:
+        assert self._loop is not None
+        self._loop.check_process()
+        _ = self.engine  # raises when it was closed
+        ticket = Ticket(self._loop, job.cancel)
+        self._loop.post(partial(self.scheduler.submit, job))
+        return ticket
+
+    def _steps(self, request: Request, job: Job, sequence: CachedSequence | None) -> Steps:
+        """All that a request asks for and gives, in the loop's thread."""
+        with self._decoding(request, job.cancel, sequence, job.queued_s) as (used, pieces, generation, proposer):
+            steps = decode_steps(generation, used, pieces, job.cancel, proposer)
+            try:
+                yield from steps
+            except Interrupted:
+                yield _ended(generation.cancelled(), job)
 
     @contextmanager
     def draft_sequence(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
@@ -197,27 +303,18 @@ class Runner:
             yield Draft(used, prompt, context=self._context, chunk=self.engine.chunk)
 
     @contextmanager
-    def _entered(self, request: Request, sequence: CachedSequence | None) -> Iterator[Slot]:
-        """Within the block a request has the given sequence, and a slot to ask for."""
-        with nullcontext() if sequence is None else self.sequences.reserve(sequence):
-            slot = Slot(self.slots, request.priority, is_rejectable=request.is_rejectable)
-            try:
-                yield slot
-            finally:
-                slot.release()
-
-    @contextmanager
     def _decoding(
-        self, request: Request, cancel: Cancel, sequence: CachedSequence | None, slot: Slot
+        self, request: Request, cancel: Cancel, sequence: CachedSequence | None, queued_s: float = 0.0
     ) -> Iterator[Running]:
         """Within the block the request has a sequence: it, the prompt chunks to feed, the generation, the proposer."""
         with ExitStack() as held:
-            pooled = self.sequences.borrow(request.prompt, reply=request.max_tokens or 0)
-            used = sequence or held.enter_context(pooled)
-            if isinstance(used.session, Prioritized):
-                used.session.priority = request.priority
+            if sequence is None:
+                used = held.enter_context(self.sequences.borrow(request.prompt, reply=request.max_tokens or 0))
+            else:
+                held.enter_context(self.sequences.reserve(sequence, request.prompt))
+                used = sequence
             held.enter_context(used.interruptible(cancel))
-            pieces, generation = self._begin(used, request, slot.queued_s)
+            pieces, generation = self._begin(used, request, queued_s)
             proposer = None
             if self._speculates(request) and isinstance(used.session, FeedsAll) and used.awaited is None:
                 draft = None
@@ -237,25 +334,21 @@ class Runner:
         if request.speculate != "auto" or self.draft is not None:
             return request.speculate != "off"
         is_repeatable = request.sampling.is_greedy or request.sampling.seed is not None
-        return not is_repeatable and self.engine.device.name in _MEASURED
+        return not is_repeatable and self.device.name in _MEASURED
 
     def _begin(
         self, sequence: CachedSequence, request: Request, queued_s: float
     ) -> tuple[list[Sequence[int]], Generation]:
-        """Rewinds to what the sequence shares with the prompt; the pieces that are left, and the rule."""
-        step = self.engine.chunk
-
-        def note_held(held: int) -> None:
-            generation.statistics = replace(generation.statistics, cached_tokens=held)
+        """Leaves in the sequence what it shares with the prompt; the pieces that are left, and the rule."""
 
         def note_dropped(dropped: int) -> None:
             generation.dropped_tokens += dropped
 
         if request.shift is not None:
-            step = min(step, request.shift.step)
             sequence.shift, sequence.note_dropped = request.shift, note_dropped
             sequence.keep_all()  # it is moved
-        held = self.sequences.begin(sequence, request.prompt, step=step, note_held=note_held, adapter=request.adapter)
+        began_s = time.perf_counter()
+        held = self.sequences.begin(sequence, request.prompt, request.adapter)
         limit, limit_reason = self._limit(request)
         generation = Generation(
             sampler=Sampler(
@@ -276,11 +369,15 @@ class Runner:
             statistics=Statistics(
                 prompt_tokens=len(request.prompt),
                 cached_tokens=held,
+                prefill_s=time.perf_counter() - began_s,
                 dropped_tokens=request.dropped_tokens,
                 queued_s=queued_s,
             ),
             dropped_tokens=request.dropped_tokens,
         )
+        step = len(request.prompt) if self._loop is not None else self.engine.chunk  # the scheduler parts them itself
+        if request.shift is not None:
+            step = min(step, self.engine.chunk, request.shift.step)
         return [request.prompt[at : at + step] for at in range(held, len(request.prompt), step)], generation
 
     def _limit(self, request: Request) -> tuple[int, str]:
@@ -292,7 +389,21 @@ class Runner:
         return min(room, wanted), "context" if wanted > room else "length"
 
 
-def _cancelled_in_queue(request: Request, slot: Slot) -> Chunk:
-    """All of a reply that was cancelled while it waited for its slot."""
-    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=slot.queued_s)
-    return Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
+def _close(loop: EngineLoop, scheduler: Scheduler, sequences: SequencePool) -> None:
+    """In the loop's thread. Twice is fine."""
+    scheduler.end_all()
+    loop.leave(scheduler)
+    sequences.close()
+
+
+def _ended(chunk: Chunk, job: Job) -> Chunk:
+    """The last chunk of a request that was ended from outside: by its caller, or by its time."""
+    return chunk if job.cancel.cancelled else replace(chunk, finish_reason="timeout")
+
+
+def _cancelled_in_queue(request: Request, job: Job) -> Chunk:
+    """All of a reply that was ended before it was admitted."""
+    waited_s = time.monotonic() - job.submitted_s
+    statistics = Statistics(prompt_tokens=len(request.prompt), cached_tokens=0, queued_s=waited_s)
+    chunk = Chunk(text="", token=None, logprob=None, finish_reason="cancelled", statistics=statistics)
+    return _ended(chunk, job)

@@ -15,7 +15,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
-        self._lock = threading.RLock()  # the garbage collector may add a job in the thread that has it
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, job: Callable[[], None]) -> None:
@@ -23,12 +23,13 @@ class BackgroundWriter:
             self._jobs.append(job)
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="embedllm-cache")
+                self._thread = thread
                 try:
                     thread.start()
-                except RuntimeError:  # the process is ending
-                    self._jobs.clear()
-                    return
-                self._thread = thread
+                except RuntimeError:  # the process is ending: done here then
+                    self._thread = None
+                    self._jobs.pop()
+                    job()
 
     def wait(self) -> None:
         """Until no job is left."""

@@ -69,6 +69,7 @@ class BlockCache:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.bytes = 0
+        self.evicted_bytes = 0  # so far
         self._blocks: dict[tuple[bytes, tuple[int, ...]], Block] = {}  # the least recently used first
         self._after: dict[bytes, list[Block]] = {}  # by the key before them
 
@@ -106,7 +107,9 @@ class BlockCache:
     def make_room(self, size: int) -> None:
         """Drops blocks used least recently until `size` more bytes are within the budget, or none is left."""
         while self._blocks and self.bytes + size > self.budget_bytes:
-            self._drop(next(iter(self._blocks.values())))
+            oldest = next(iter(self._blocks.values()))
+            self.evicted_bytes += oldest.bytes
+            self._drop(oldest)
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Notes that a chain of blocks was used; of a chain the last ones go first."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from embedllm.adapters.adapter import Adapter, is_same
-from embedllm.backends.base import Interrupted, MovesState, Session
+from embedllm.backends.base import MovesState, Session
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys, common_prefix, slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
 from embedllm.kv_cache.transfer import export_spans, exported
@@ -36,7 +36,6 @@ class PeerSequence(Protocol):
 
     session: Session
     adapter: Adapter | None  # that its tokens were computed with
-    lock: threading.Lock  # held by whoever uses the session
 
     @property
     def reusable_tokens(self) -> list[int]:
@@ -73,8 +72,25 @@ class CachedSpan:
     read: Callable[[], KeyValues | None]  # None when it is gone meanwhile
 
 
+class Writer(Protocol):
+    """Does jobs in a thread of its own."""
+
+    def add(self, job: Callable[[], None]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatistics:
+    """What a prefix cache did so far, and holds; tokens and bytes."""
+
+    hit_tokens: int  # of prompts, that were not computed again
+    prompt_tokens: int  # of all prompts
+    evicted_bytes: int  # dropped for others
+    held_bytes: int
+    capacity_bytes: int
+
+
 class PrefixCache:
-    """The prefix cache of a model. May be used from several threads."""
+    """The prefix cache of a model. Used in the thread of the device's loop."""
 
     def __init__(
         self, budget_bytes: int, *, model: Mapping[str, str] | None = None, folder: BlockStore | None = None
@@ -86,7 +102,7 @@ class PrefixCache:
         self._about: dict[str, str] = {}
         self._memory = BlockCache(budget_bytes)
         self._bytes_per_token = 0  # 0: not known yet
-        self._lock = threading.Lock()  # of the memory; nothing else is locked within
+        self._hit_tokens = self._prompt_tokens = 0
 
     def bind_session(self, session: Session) -> None:
         """Takes the KV fingerprint of the first session, which the blocks on disk must have."""
@@ -98,6 +114,17 @@ class PrefixCache:
     def bytes(self) -> int:
         """Bytes of KV in memory."""
         return self._memory.bytes
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        memory = self._memory
+        return CacheStatistics(hit_tokens=self._hit_tokens, prompt_tokens=self._prompt_tokens, held_bytes=memory.bytes,
+                               evicted_bytes=memory.evicted_bytes, capacity_bytes=memory.budget_bytes)  # fmt: skip
+
+    def count(self, hit_tokens: int, prompt_tokens: int) -> None:
+        """Counts a prompt for the statistics."""
+        self._hit_tokens += hit_tokens
+        self._prompt_tokens += prompt_tokens
 
     def find(
         self, prompt: Sequence[int], start: int, peers: Iterable[PeerSequence], adapter: Adapter | None = None
@@ -123,8 +150,7 @@ class PrefixCache:
                 break
             sources.append(source)
             at = source.stop
-        with self._lock:
-            self._memory.touch(used)
+        self._memory.touch(used)
         return sources if at - start >= MIN_TOKENS else []
 
     def insert(self, holder: PeerSequence, start: int) -> None:
@@ -147,26 +173,28 @@ class PrefixCache:
                 break
             count = spans[-1][1] - spans[0][0]
             left -= count
-            with self._lock:
-                self._memory.make_room(count * size)  # before the copy, which gets their memory then
+            self._memory.make_room(count * size)  # before the copy, which gets their memory then
             states = export_spans(holder.session, spans)
             blocks = [Block(parent=keys[first // BLOCK], tokens=tuple(tokens[first:last]), state=state)
                       for (first, last), state in zip(spans, states, strict=True)]  # fmt: skip
-            with self._lock:
-                for block in blocks:
-                    self._memory.put(block)
+            for block in blocks:
+                self._memory.put(block)
             kept += blocks
-        with self._lock:
-            self._memory.touch(kept)
+        self._memory.touch(kept)
 
-    def write_to_disk(self, holder: PeerSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> None:
-        """Writes the whole blocks of a prompt to disk that are not there, from a sequence or from memory.
+    def exports(
+        self, holder: PeerSequence, prompt: Sequence[int], writer: Writer, adapter: Adapter | None = None
+    ) -> Iterator[None]:
+        """Has the whole blocks of a prompt written to disk that are not there, a few with each item that is taken.
 
-        adapter: that they were computed with; by now the sequence may have another.
+        They are copied from the sequence or from memory, and written by the writer. adapter: that they were computed
+        with; by the time the sequence may have another.
         """
         folder = self.folder
         if folder is None:
             return
+        from embedllm.backends.sessions.kv_arrays import on_host  # numpy
+
         keys = block_keys(prompt, self._root_of(adapter))
         missing = [at for at in range(len(keys) - 1) if not folder.has(keys[at + 1])]
         for group in _runs(missing, TRANSFER_TOKENS // BLOCK):
@@ -176,10 +204,11 @@ class PrefixCache:
                 tokens = prompt[at * BLOCK : (at + 1) * BLOCK]
                 block = slice_state(state, offset, offset + BLOCK) if state else self._whole(keys[at], tokens)
                 if block is not None:
-                    folder.write(keys[at + 1], tokens, block, self._about)
-        folder.used(keys[1:])
+                    writer.add(partial(folder.write, keys[at + 1], tokens, on_host(block), self._about))
+            yield
+        writer.add(partial(folder.used, keys[1:]))
         if missing:
-            folder.trim()
+            writer.add(folder.trim)
 
     def _root_of(self, adapter: Adapter | None) -> bytes:
         """The key before every token: nothing under one adapter is found under another, or under none."""
@@ -187,8 +216,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Frees what is in memory."""
-        with self._lock:
-            self._memory.clear()
+        self._memory.clear()
 
     def _missing(self, tokens: Sequence[int], start: int, keys: Sequence[bytes]) -> list[int]:
         """The indices of the blocks from a token on that are not in memory."""
@@ -202,20 +230,17 @@ class PrefixCache:
         return self._bytes_per_token
 
     def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
-        with self._lock:
-            found = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
+        found = self._memory.find(keys[at // BLOCK], tokens[at : at + BLOCK])
         return found is not None and found[1] == len(tokens[at : at + BLOCK])
 
     def _whole(self, parent: bytes, tokens: Sequence[int]) -> KeyValues | None:
         """A whole block in memory."""
-        with self._lock:
-            found = self._memory.find(parent, tokens)
+        found = self._memory.find(parent, tokens)
         return found[0].state if found is not None and found[1] == BLOCK else None
 
     def _in_memory(self, prompt: Sequence[int], at: int, keys: Sequence[bytes], used: list[Block]) -> CachedSpan | None:
         first = at - at % BLOCK
-        with self._lock:
-            found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
+        found = self._memory.find(keys[at // BLOCK], prompt[first : first + BLOCK])
         if found is None:
             return None
         block, count = found
@@ -242,7 +267,7 @@ class PrefixCache:
 
 def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
     """The KV of consecutive spans, in pieces of about TRANSFER_TOKENS; ends at the first span that is gone."""
-    from embedllm.backends.sessions.kv_concat import joined
+    from embedllm.backends.sessions.kv_arrays import is_on_device, joined
 
     states: list[KeyValues] = []
     count = 0
@@ -250,11 +275,11 @@ def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
         state = source.read()
         if state is None:
             break
-        states.append(state)
-        count += source.stop - source.start
-        if count >= TRANSFER_TOKENS:
+        if states and (count >= TRANSFER_TOKENS or is_on_device(state) or is_on_device(states[0])):
             yield joined(states)
             states, count = [], 0
+        states.append(state)
+        count += source.stop - source.start
     if states:
         yield joined(states)
 
@@ -279,17 +304,13 @@ def _in_sequence(
 def _exported(
     holder: PeerSequence, prompt: Sequence[int], start: int, stop: int, adapter: Adapter | None
 ) -> KeyValues | None:
-    """A copy of a sequence's KV of a prompt, after its current step; None when it was dropped meanwhile."""
-    with holder.lock:
-        session = holder.session
-        if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
-            return None
-        if list(prompt[:stop]) != holder.reusable_tokens[:stop]:
-            return None
-        try:
-            return exported(session, start, stop)
-        except Interrupted:  # it is being cancelled, which is no matter of ours
-            return None
+    """A copy of a sequence's KV of a prompt; None when it was dropped meanwhile."""
+    session = holder.session
+    if not isinstance(session, MovesState) or not is_same(holder.adapter, adapter):
+        return None
+    if list(prompt[:stop]) != holder.reusable_tokens[:stop]:
+        return None
+    return exported(session, start, stop)
 
 
 def _runs(places: Sequence[int], most: int) -> Iterator[list[int]]:

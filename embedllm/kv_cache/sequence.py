@@ -1,26 +1,26 @@
-"""A sequence: a session and its tokens, used by one request at a time; other requests may copy its KV."""
+"""A sequence: a session and its tokens, used by one request at a time. Called in the thread of the device's loop."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from embedllm.adapters.adapter import is_same
 from embedllm.backends.base import (
+    Engine,
     FeedsAll,
     FeedsAsync,
     Forgets,
     Interrupted,
     Interruptible,
     MovesState,
-    Session,
     TakesAdapters,
 )
 from embedllm.cancel import Cancel
 from embedllm.kv_cache.block_cache import common_prefix
-from embedllm.kv_cache.prefix_cache import CachedSpan, read_spans
+from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS, CachedSpan, read_spans
+from embedllm.kv_cache.transfer import exported
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 
 
 _RECOMPUTE_TOKENS = 512  # per feed, when dropped KV is computed again
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Has work done in the thread that a device's sessions are used in (embedllm/generation/engine_loop.py)."""
+
+    def call(self, work: Callable[[], T]) -> T:
+        """What the work gives; raises what it raises."""
+        ...
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Has it done later; from any thread, finalizers too."""
+        ...
 
 
 def ignore(count: int) -> None:
@@ -39,18 +52,20 @@ def ignore(count: int) -> None:
 class CachedSequence:
     """A session and the tokens in its KV cache."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.awaited = session if isinstance(session, FeedsAsync) else None  # asked once, not at every step
+    def __init__(self, engine: Engine, loop: Caller, capacity: int = 0) -> None:
+        """capacity: tokens that it has room for from the beginning."""
+        self.engine = engine
+        self.loop = loop
+        self.session = engine.open(capacity)
+        self.awaited = self.session if isinstance(self.session, FeedsAsync) else None  # asked once, not at every step
         self.tokens: list[int] = []
         self.adapter: Adapter | None = None  # that they were computed with
-        self.lock = threading.Lock()  # held by whoever uses the session: its request, or one that copies from it
-        self.prompt: Sequence[int] = ()  # of the request that runs
-        self.is_running = False  # a request has it; closed by nobody else then
+        self.is_running = False  # a request has it
         self.is_ended = False  # by the end of the model
-        self.before_feed: Callable[[], None] | None = None  # of a request's first feed; may take its time
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
+        self.evicted: list[int] = []  # tokens whose KV was taken away while their request waits
+        self._swapped: list[KeyValues] = []  # that KV, in the host's memory
         self._shifted_from: int | None = None  # tokens from here on have seen others that are gone
 
     @property
@@ -60,25 +75,40 @@ class CachedSequence:
         return plain[: self.session.whole()] if isinstance(self.session, Forgets) else plain
 
     def feed(self, tokens: Sequence[int]) -> Logits:
-        self._make_ready()
-        return self._feed(tokens)
-
-    def room(self) -> int | None:
-        """How many tokens may be fed before a context shift; None: there is no context shift."""
-        return None if self.shift is None else self.shift.context - len(self.tokens)
+        self.prepare(len(tokens))
+        logits = self.session.feed(tokens)
+        self.tokens += tokens
+        return logits
 
     def feed_all(self, tokens: Sequence[int]) -> list[Logits]:
         """As feed, in a session that FeedsAll; the logits after each token."""
         from embedllm.sampling.numpy_logits import NumpyLogits  # numpy
 
-        with self.lock:
-            if self.is_ended:
-                raise Interrupted
-            self._make_room(len(tokens))
-            assert isinstance(self.session, FeedsAll)
-            rows = self.session.feed_all(tokens)
-            self.tokens += tokens
+        self.prepare(len(tokens))
+        assert isinstance(self.session, FeedsAll)
+        rows = self.session.feed_all(tokens)
+        self.tokens += tokens
         return [NumpyLogits(row) for row in rows]  # views
+
+    async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
+        self.prepare(len(tokens))
+        logits = await awaited.afeed(tokens)
+        self.tokens += tokens
+        return logits
+
+    def prepare(self, count: int) -> None:
+        """Before so many tokens are fed: makes room for them. Raises Interrupted after the end of the model."""
+        if self.is_ended:
+            raise Interrupted
+        self._make_room(count)
+
+    def note_appended(self, tokens: Sequence[int]) -> None:
+        """Its session was fed these, together with others."""
+        self.tokens += tokens
+
+    def room(self) -> int | None:
+        """How many tokens may be fed before a context shift; None: there is no context shift."""
+        return None if self.shift is None else self.shift.context - len(self.tokens)
 
     def truncate_to_prefix(self, prompt: Sequence[int]) -> int:
         """Truncates to the common prefix with a prompt; the number of cached tokens of the prompt.
@@ -86,8 +116,7 @@ class CachedSequence:
         The last one is always fed again, for its logits.
         """
         held = self.back(min(common_prefix(self.tokens, prompt), len(prompt) - 1))
-        with self.lock:
-            self.forget_from(held)
+        self.forget_from(held)
         return held
 
     def back(self, position: int) -> int:
@@ -102,12 +131,11 @@ class CachedSequence:
     def keep_all(self) -> None:
         """As set_keeps_all, and what is no longer all there is computed again."""
         if isinstance(self.session, Forgets):
-            with self.lock:
-                self.session.keeps_all = True
-                self.forget_from(self.session.whole())
+            self.session.keeps_all = True
+            self.forget_from(self.session.whole())
 
     def forget_from(self, position: int) -> None:
-        """Forgets the tokens from a position on; with the lock."""
+        """Forgets the tokens from a position on."""
         back = self.back(position)
         self.session.rewind(back)
         for start in range(back, position, _RECOMPUTE_TOKENS):
@@ -122,79 +150,81 @@ class CachedSequence:
 
     def adapt(self, adapter: Adapter | None) -> None:
         """Forgets everything, to go on with another adapter."""
-        with self.lock:
-            if self.is_ended:
-                raise Interrupted
-            assert isinstance(self.session, TakesAdapters)  # else the model has none
-            self.forget_from(0)
-            self.session.adapt(adapter)
-            self.adapter = adapter
+        if self.is_ended:
+            raise Interrupted
+        assert isinstance(self.session, TakesAdapters)  # else the model has none
+        self.forget_from(0)
+        self.session.adapt(adapter)
+        self.adapter = adapter
 
     def rewind_by(self, count: int) -> None:
         """Forgets the last tokens."""
-        with self.lock:
-            if not self.is_ended:
-                self.forget_from(len(self.tokens) - count)
-
-    async def afeed(self, awaited: FeedsAsync, tokens: Sequence[int]) -> Logits:
-        self._make_ready()  # sessions that are awaited have no KV to move
-        if self.is_ended:
-            raise Interrupted
-        logits = await awaited.afeed(tokens)
-        self.tokens += tokens
-        return logits
+        if not self.is_ended:
+            self.forget_from(len(self.tokens) - count)
 
     def end(self) -> None:
         """Stops the feed that is running, and every later one; from any thread."""
         self.is_ended = True
+        self.interrupt()
+
+    def interrupt(self, stop: bool = True) -> None:
+        """Stops the feed that is running, where that can be; from any thread."""
         if isinstance(self.session, Interruptible):
-            self.session.interrupt()
+            self.session.interrupt(stop)
+
+    def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
+        """Within the block, `cancel` stops a feed that is running."""
+        return cancel.watching(self.interrupt)
 
     def close(self) -> None:
-        """Frees the session, once nobody copies from it."""
-        with self.lock:
-            self.session.close()
-            self.tokens.clear()
+        """Frees the session."""
+        self.session.close()
+        self.tokens.clear()
+        self._swapped = []
 
-    def restore(self, sources: Sequence[CachedSpan], step: int) -> int:
-        """Takes the KV of more of the prompt; spans that are gone meanwhile are computed, `step` tokens per feed.
+    def evict(self) -> None:
+        """Gives the memory of its KV to others until recall(): its request waits.
 
-        Gives how many tokens of the prompt are held without having been computed.
+        KV in a device's own memory goes to the host's, which is sooner there again than computed; other KV is dropped.
         """
-        prompt, stop = self.prompt, sources[-1].stop
+        self.evicted = list(self.tokens)
+        if self.engine.device.memory and isinstance(self.session, MovesState) and self._shifted_from is None:
+            from embedllm.backends.sessions.kv_arrays import on_host  # numpy
+
+            count = len(self.tokens)
+            self._swapped = [
+                on_host(exported(self.session, at, min(at + TRANSFER_TOKENS, count)))
+                for at in range(0, count, TRANSFER_TOKENS)
+            ]
+        self.session.close()
+        self.tokens.clear()
+        self.session = self.engine.open()
+        if self.adapter is not None and isinstance(self.session, TakesAdapters):
+            self.session.adapt(self.adapter)
+
+    def recall(self) -> list[int]:
+        """Takes the KV back that evict() has put away; the tokens that have to be computed again."""
+        missing, swapped = self.evicted, self._swapped
+        self.evicted, self._swapped = [], []
+        for state in swapped:
+            self.append(missing, state)
+        return missing if not swapped else []
+
+    def restore(self, prompt: Sequence[int], sources: Sequence[CachedSpan]) -> None:
+        """Takes the cached KV of more of a prompt, up to the first span that is gone meanwhile."""
         for state in read_spans(sources):
             self.append(prompt, state)
-        held = len(self.tokens)
-        while len(self.tokens) < stop:
-            self._feed(prompt[len(self.tokens) : min(len(self.tokens) + step, stop)])
-        return held
 
     def append(self, prompt: Sequence[int], state: KeyValues) -> None:
         """Takes the KV of the next tokens of a prompt."""
-        with self.lock:
-            session = self.session
-            assert isinstance(session, MovesState)  # there are no sources for others
-            if self.is_ended:
-                raise Interrupted
-            session.import_state(state)
-            self.tokens += prompt[len(self.tokens) : session.position]
-
-    def _make_ready(self) -> None:
-        ready, self.before_feed = self.before_feed, None
-        if ready is not None:
-            ready()
-
-    def _feed(self, tokens: Sequence[int]) -> Logits:
-        with self.lock:
-            if self.is_ended:
-                raise Interrupted
-            self._make_room(len(tokens))
-            logits = self.session.feed(tokens)
-            self.tokens += tokens
-        return logits
+        assert isinstance(self.session, MovesState)  # there are no sources for others
+        if self.is_ended:
+            raise Interrupted
+        self.session.import_state(state)
+        self.tokens += prompt[len(self.tokens) : self.session.position]
 
     def _make_room(self, count: int) -> None:
-        """Applies the context shift when that many more tokens do not fit; with the lock."""
+        """Applies the context shift when that many more tokens do not fit."""
         shift, held = self.shift, len(self.tokens)
         if shift is None or not (dropped := shift.tokens_to_drop(held, count)):
             return
@@ -208,7 +238,3 @@ class CachedSequence:
             self.tokens += rest
             self._shifted_from = shift.keep
         self.note_dropped(dropped)
-
-    def interruptible(self, cancel: Cancel) -> AbstractContextManager[None]:
-        """Within the block, `cancel` stops a feed that is running."""
-        return cancel.watching(self.session.interrupt) if isinstance(self.session, Interruptible) else nullcontext()

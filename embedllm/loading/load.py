@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from embedllm.adapters.adapter import Adapters
-from embedllm.backends.base import Device
+from embedllm.backends.base import Device, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
-from embedllm.generation.admission import make_slots
 from embedllm.generation.defaults import read_defaults
+from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES, PrefixCache, open_disk_store
 from embedllm.loading.device_search import open_first
@@ -82,7 +82,7 @@ def load(
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
     nothing. Cached prompts are stored unencrypted.
     max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
-    None: as many as have room for a whole context each in the memory that is free, at least 16.
+    None: as many as the device feeds in one run, at least 16. Fewer run while their KV needs more memory than is free.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
     tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs
     as it was fastest unless `threads` is given. Not for loads with `adapters` or `openvino`. Model.tuned says what was
@@ -208,7 +208,9 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         memory=memory,
         prefix_cache=_prefix_cache(package, engine, options, disk, settings),
         settings=settings,
-        slots=make_slots(memory, engine, options.max_sequences, options.max_waiting),
+        max_running=options.max_sequences or max(MAX_RUNNING, max_batch(engine)),
+        max_waiting=MAX_WAITING if options.max_waiting is None else options.max_waiting,
+        kv_tokens=None if memory is None else memory.kv_tokens,
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
     )

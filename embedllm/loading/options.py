@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
-from embedllm.generation.admission import check_concurrency
 from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES
 
 if TYPE_CHECKING:
@@ -87,6 +86,13 @@ class LoadOptions:
         """Raises ValueError for an option that a browser does not have."""
         if odd := [name for name in _NOT_IN_A_BROWSER if getattr(self, name) not in (None, False)]:
             raise ValueError(f"{' and '.join(odd)} cannot be chosen in a browser; leave out what does not run there.")
+
+
+def check_concurrency(max_sequences: int | None, max_waiting: int | None) -> None:
+    """Raises ValueError for values out of range and for what is no whole number."""
+    for name, value, least in (("max_sequences", max_sequences, 1), ("max_waiting", max_waiting, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"{name} is {value!r}; expected a whole number from {least} on, or None.")
 
 
 def check_kv(kv: str | None, *, exact: bool, openvino: OpenVINOOptions | None) -> None:

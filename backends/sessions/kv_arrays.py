@@ -1,4 +1,4 @@
-"""KV states as arrays: several in a row as one."""
+"""KV states as arrays: several in a row as one, and those of a device on the host."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def joined(states: Sequence[KeyValues]) -> KeyValues:
         (np.concatenate([key for key, _ in layer], axis=1), np.concatenate([value for _, value in layer], axis=1))
         for layer in zip(*states, strict=True)
     ]
+
+
+def is_on_device(state: KeyValues) -> bool:
+    """Whether its arrays are in a device's own memory, where only its own engine joins them."""
+    return bool(state) and getattr(state[0][0], "is_on_device", False)
+
+
+def on_host(state: KeyValues) -> KeyValues:
+    """The state in the host's memory."""
+    if not is_on_device(state):
+        return state
+    return [(np.asarray(key), np.asarray(value)) for key, value in state]

@@ -1,0 +1,227 @@
+"""The engine loop: one thread a device owns its runtime; callers enqueue and read.
+
+As vLLM, llama.cpp's server and ExLlamaV3 have it. Runtimes keep captured graphs and handles a thread, and sequences
+that are fed from several threads take turns at best. So every call of an engine or a session is made in the loop's
+thread: a caller's thread may be short-lived, be interrupted, or be one of hundreds. Standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias, TypeVar
+
+from embedllm.errors import DeviceError
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[], object]
+_WAKE_S = 0.25  # in which a caller that waits looks whether the loop is still there, and Windows for its Ctrl-C
+_END_S = 5.0  # at most, that the end of the process waits for a step that runs
+_ENDING = "the process is ending, and the model with it."
+_log = logging.getLogger("embedllm")
+
+
+class Hosted(Protocol):
+    """What a loop runs: a scheduler."""
+
+    def step(self) -> bool:
+        """Runs one iteration; False when there was nothing to do."""
+        ...
+
+    def cancel_all(self) -> None:
+        """Ends all that waits and runs at its next step; from any thread."""
+        ...
+
+    def finish(self) -> None:
+        """Does what could wait until now."""
+        ...
+
+
+class CallerThread:
+    """In place of a loop where there are no threads: whoever calls does the work."""
+
+    def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def post(self, work: Work) -> None:
+        work()
+
+
+class EngineLoop:
+    """The thread of one device, which all models on it share. It ends when nobody holds this object any more."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the device."""
+        self._pid = os.getpid()
+        self._hosted: list[Hosted] = []
+        self._inbox: SimpleQueue[Work | None] = SimpleQueue()  # put() is reentrant: finalizers and signal handlers may
+        self._thread = threading.Thread(
+            target=_run, args=(self._inbox, self._hosted), name=f"embedllm-{name}", daemon=True
+        )
+        weakref.finalize(self, self._inbox.put, None)
+        self._thread.start()
+        _ALL.add(self)
+
+    @staticmethod
+    def of(name: str) -> EngineLoop:
+        """The loop of a device by its name; a new one where there is none."""
+        with _LOCK:
+            loop = _BY_DEVICE.get(name)
+            if loop is None or not loop.is_alive:
+                loop = _BY_DEVICE[name] = EngineLoop(name)
+            return loop
+
+    @property
+    def is_alive(self) -> bool:
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the loop's own thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def host(self, scheduler: Hosted) -> None:
+        self.call(lambda: self._hosted.append(scheduler))
+
+    def leave(self, scheduler: Hosted) -> None:
+        """Runs it no more. In the loop's thread."""
+        if scheduler in self._hosted:
+            self._hosted.remove(scheduler)
+
+    def post(self, work: Work) -> None:
+        """Has the loop do this between two iterations; what it raises is logged. From any thread, finalizers too."""
+        self._inbox.put(work)
+
+    def wake(self) -> None:
+        """Has the loop look for what changed."""
+        self._inbox.put(_nothing)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """What `work` gives, done by the loop between two iterations; raises what it raises.
+
+        Raises DeviceError in a process that was forked since.
+        """
+        self.check_process()
+        if self.is_current:
+            return work()
+        answer: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                answer.put((work(), None))
+            except BaseException as error:  # noqa: BLE001  # the caller's
+                answer.put((None, error))
+
+        self._inbox.put(run)
+        value, error = self.wait(answer)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, answer  # the traceback holds this frame
+        return value  # type: ignore[return-value]  # as `work` gave it
+
+    def wait(self, queue: SimpleQueue[T]) -> T:
+        """The next item of a queue that the loop fills. Raises DeviceError when the loop has ended."""
+        if self.is_current:  # called by what a step calls: a logits processor, say
+            while queue.empty():
+                if not _turn(self._inbox, self._hosted):
+                    self._inbox.put(None)  # for the outer one
+                    raise DeviceError(_ENDING)
+            return queue.get()
+        while True:
+            try:
+                return queue.get(timeout=_WAKE_S)
+            except Empty:
+                if not self.is_alive and queue.empty():
+                    self.check_process()
+                    raise DeviceError(_ENDING) from None
+
+    def check_process(self) -> None:
+        """Raises DeviceError in a process that was forked after the model was loaded."""
+        if self._pid != os.getpid():
+            raise DeviceError(
+                "this model was loaded before os.fork(), and its threads are not in the child. Load it in the child, "
+                "or start processes by multiprocessing's 'spawn' or 'forkserver'."
+            )
+
+    def end(self) -> None:
+        """Ends the thread after the step that runs, which is interrupted where it can be."""
+        for scheduler in [*self._hosted]:
+            scheduler.cancel_all()
+        self._inbox.put(None)
+        if self.is_alive and not self.is_current:
+            self._thread.join(_END_S)
+
+    def keep_for_ever(self) -> None:
+        """In a forked child: never frees what runtimes hold, since they would wait for threads that are not there."""
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._hosted))
+
+
+_LOCK = threading.Lock()
+_BY_DEVICE: weakref.WeakValueDictionary[str, EngineLoop] = weakref.WeakValueDictionary()
+_ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> None:
+    """What the thread does. It holds no EngineLoop, so that one that nobody uses goes, and ends it."""
+    while _turn(inbox, hosted):
+        pass
+    for scheduler in [*hosted]:
+        scheduler.step()  # what was cancelled by the end
+        scheduler.finish()
+
+
+def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
+    """One iteration of each scheduler, then what was posted; waits for that when there was nothing else to do.
+
+    False at the end.
+    """
+    is_busy = False
+    for scheduler in [*hosted]:
+        try:
+            is_busy |= scheduler.step()
+        except Exception:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
+            _log.exception("the engine loop failed; what it ran is cancelled")
+            scheduler.cancel_all()
+    try:
+        while (work := inbox.get(block=not is_busy)) is not None:
+            is_busy = True
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # of a finalizer, which nobody waits for
+                _log.warning("what was left to the engine loop failed: %s", error)
+            del work  # before it waits: it may hold a model
+    except Empty:
+        return True
+    return False
+
+
+def _nothing() -> None:
+    """What wakes the loop, and no more."""
+
+
+def _end_all() -> None:
+    for loop in [*_ALL]:
+        loop.end()
+
+
+def _after_fork_in_child() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+    for loop in [*_ALL]:
+        loop.keep_for_ever()
+    _BY_DEVICE.clear()
+
+
+atexit.register(_end_all)
+if sys.platform not in ("win32", "emscripten"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

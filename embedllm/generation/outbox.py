@@ -1,0 +1,144 @@
+"""What a request has for its caller: the loop puts items in, a thread or a task takes them out.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from embedllm.cancel import Cancel
+from embedllm.generation.engine_loop import EngineLoop
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+AHEAD = 8  # items that nobody has taken yet, after which a request pauses
+
+
+class Outbox(Generic[T]):
+    """Written by the loop, read by one thread.
+
+    At its end it has what ended it: an error, or None.
+    """
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        """is_whole: the reader wants all at the end only, and is not woken before."""
+        self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
+        self._is_whole = is_whole
+        self._items: list[T] = []
+        self._put = 0
+        self._taken = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader is far behind, so that the request pauses (back-pressure)."""
+        return not self._is_whole and self._put - self._taken >= AHEAD
+
+    def put(self, item: T) -> None:
+        self._put += 1
+        if self._is_whole:
+            self._items.append(item)
+        else:
+            self._queue.put((item,))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more comes. Without an error what was held back until now comes first."""
+        if self._items and error is None:
+            self._queue.put(tuple(self._items))
+        self._queue.put(_End(error))
+
+    def read(self, loop: EngineLoop) -> Iterator[T]:
+        """The items, each as soon as it is there. Raises the error that ended them."""
+        while not isinstance(got := loop.wait(self._queue), _End):
+            self._taken += len(got)
+            if self._put - self._taken >= AHEAD - 1:  # it was full, or became so meanwhile
+                loop.wake()
+            yield from got
+        got.check()
+
+
+class AsyncOutbox(Generic[T]):
+    """As Outbox, read by one task of an event loop; made in it."""
+
+    def __init__(self) -> None:
+        import asyncio  # a third of the import time of the whole package
+
+        self._queue: deque[T | _End] = deque()
+        self._events = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_woken = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._queue) >= AHEAD
+
+    def put(self, item: T) -> None:
+        self._append(item)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._append(_End(error))
+
+    async def get(self, loop: EngineLoop) -> T | None:
+        """The next item; None at the end. Raises the error that ended them."""
+        while not self._queue:
+            self._waiting = self._events.create_future()
+            if self._queue:  # put meanwhile
+                break
+            await self._waiting
+        got = self._queue.popleft()
+        if len(self._queue) >= AHEAD - 1:
+            loop.wake()
+        if isinstance(got, _End):
+            self._queue.append(got)  # asked again, it says the same
+            got.check()
+            return None
+        return got
+
+    def _append(self, item: T | _End) -> None:
+        self._queue.append(item)
+        if (waiting := self._waiting) is not None:
+            self._waiting = None
+            with suppress(RuntimeError):  # the event loop was closed, and its task with it
+                self._events.call_soon_threadsafe(_wake, waiting)
+
+
+class _End:
+    """The last entry."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Ticket:
+    """A caller's hold of a request: dropping it, for whatever reason, ends the request."""
+
+    def __init__(self, loop: EngineLoop, cancel: Cancel) -> None:
+        """cancel: of this request alone."""
+        self._loop = loop
+        self._cancel = cancel
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Nobody reads any more. Twice is fine."""
+        if not self._is_left:
+            self._is_left = True
+            self._cancel.cancel()
+            self._loop.wake()
+
+    def __del__(self) -> None:
+        self.leave()  # where a KeyboardInterrupt came before whoever had it could
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,361 @@
+"""The scheduler of a model: waiting and running requests, and what the next iteration feeds. It has no thread.
+
+As vLLM has it: each iteration takes one step of all running replies in one run of the device, and beside them pieces of
+the prompts of others, within a budget of tokens (chunked prefill). A request is a generator that asks for feeds and
+gives chunks (loop.py), so that everything that chooses tokens is its own. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import insort
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from embedllm.backends.base import BatchRow, Engine, Interrupted, RunsBatches
+from embedllm.errors import Busy
+from embedllm.generation.loop import Feed
+from embedllm.kv_cache.sequence import CachedSequence
+
+if TYPE_CHECKING:
+    from embedllm.cancel import Cancel
+    from embedllm.kv_cache.sequence_pool import SequencePool
+    from embedllm.types import Logits
+
+# gives what goes to the caller; asks for a feed, and is sent its rows; or for several, and is sent a list of rows
+Steps: TypeAlias = "Generator[object, Any, None]"
+PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting, so that none waits for ever
+MAX_WAITING = 1024  # requests; each costs its prompt
+_TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
+MAX_RUNNING = 16  # requests, where neither memory nor the device says another number
+
+
+class Receiver(Protocol):
+    """Where the items of a request go."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody reads them at present: the request pauses."""
+        ...
+
+    def put(self, item: Any) -> None: ...  # noqa: ANN401  # of the request's kind
+
+    def end(self, error: BaseException | None = None) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """A feed that a request waits for."""
+
+    feed: Feed
+    fed: int = 0  # tokens of it, so far
+    rows: Sequence[Logits] | None = None
+    error: BaseException | None = None
+
+    @property
+    def left(self) -> int:
+        return len(self.feed.tokens) - self.fed
+
+    @property
+    def sequence(self) -> CachedSequence:
+        assert isinstance(self.feed.sequence, CachedSequence)
+        return self.feed.sequence
+
+    @property
+    def is_answered(self) -> bool:
+        return self.rows is not None or self.error is not None
+
+
+class Job:
+    """One request on its way through a scheduler."""
+
+    def __init__(
+        self,
+        begin: Callable[[Job], Steps],
+        outbox: Receiver,
+        cancel: Cancel,
+        *,
+        unstarted: Callable[[Job], object],
+        tokens: int = 1,
+        priority: int = 0,
+        timeout_s: float = math.inf,
+        is_rejectable: bool = True,
+    ) -> None:
+        """begin: makes the generator, in the loop's thread, once the request is admitted. cancel: of it alone.
+
+        unstarted: what the caller gets when it is cancelled before. tokens: of the prompt, whose KV needs memory.
+        priority: lower ones are served earlier. timeout_s: after which it ends as cancelled. is_rejectable: by a full
+        queue.
+        """
+        self.outbox = outbox
+        self.cancel = cancel
+        self.tokens = tokens
+        self.is_rejectable = is_rejectable
+        self.submitted_s = time.monotonic()
+        self.queued_s = 0.0  # seconds it waited until it was admitted
+        self.rank = self.submitted_s + priority * PRIORITY_S  # lower ones are served earlier
+        self.deadline_s = self.submitted_s + timeout_s
+        self.unstarted = unstarted
+        self.begin = begin
+        self.steps: Steps | None = None  # None: it waits
+        self.asks: list[_Ask] = []
+        self.is_list = False  # it asked for several at once
+        self.is_busy = False  # its own code runs, which may have called the model again
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it can go on: its reader keeps up, and its own code does not run."""
+        return not self.is_busy and not self.outbox.is_full
+
+    def is_over(self, now_s: float) -> bool:
+        return self.cancel.cancelled or now_s >= self.deadline_s
+
+
+class Scheduler:
+    """The requests of one model. Its methods are called in the thread of the device's loop, if nothing else is said."""
+
+    def __init__(self, pool: SequencePool, *, max_running: int = MAX_RUNNING, max_waiting: int = MAX_WAITING) -> None:
+        """max_running: requests that are fed in turns or together; more wait, or are rejected beyond max_waiting."""
+        self.max_running = max_running
+        self.max_waiting = max_waiting
+        self.waiting: list[Job] = []  # by rank
+        self.running: list[Job] = []  # in the order in which they were admitted
+        self.preempted = 0  # times, so far
+        self._iterations = 0
+        self._pool = pool
+
+    def submit(self, job: Job) -> None:
+        """Queues a request; one too many ends with Busy at once."""
+        new = sum(other.is_rejectable for other in self.waiting)
+        if job.is_rejectable and self._active() >= self.max_running and new >= self.max_waiting:
+            message = (
+                f"the queue is full: {self._active()} requests run and {new} wait. Try again later, or load the model "
+                "with larger max_sequences and max_waiting."
+            )
+            job.outbox.end(Busy(message, running=self._active(), waiting=new))
+            return
+        insort(self.waiting, job, key=lambda one: one.rank)
+
+    def cancel_all(self) -> None:
+        """Ends all that waits and runs at the next step; from any thread."""
+        for job in [*self.waiting, *self.running]:
+            job.cancel.cancel()
+
+    def end_all(self) -> None:
+        """Ends all that waits and runs, now: the model is closed."""
+        self.cancel_all()
+        self._end_cancelled()
+
+    def finish(self) -> None:
+        """Does what could wait until now: the loop ends."""
+        self._pool.finish()
+
+    def step(self) -> bool:
+        """Runs one iteration: ends what was cancelled, admits what has room, feeds, gives. False: nothing to do."""
+        ended = self._end_cancelled()
+        self._admit()
+        self._make_room()
+        jobs = [job for job in self.running if job.is_active][: self.max_running]
+        asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
+        steps = [ask for ask in asks if not ask.feed.is_prompt]
+        beside = _prompts_beside(steps, asks)
+        self._feed([*((ask, ask.left) for ask in steps), *(one for one in beside if _mixes(one[0], steps))])
+        self._resume(jobs)  # the steps' chunks go out before prompts are read
+        self._feed([one for one in beside if not one[0].is_answered and not _mixes(one[0], steps)])
+        self._resume(jobs)
+        self._iterations += 1
+        if asks and self._iterations % _TIDY_EVERY:
+            return True
+        return self._pool.tidy() or bool(asks) or ended
+
+    def _active(self) -> int:
+        return sum(job.is_active for job in self.running)
+
+    def _end_cancelled(self) -> bool:
+        now_s = time.monotonic()
+        ended = [job for job in [*self.waiting, *self.running] if job.is_over(now_s) and not job.is_busy]
+        for job in ended:
+            if job in self.waiting:
+                self.waiting.remove(job)
+                self.running.append(job)
+            if job.steps is not None:
+                self._advance(job, error=Interrupted())
+            else:
+                job.outbox.put(job.unstarted(job))
+                self._end(job, None)
+        return bool(ended)
+
+    def _admit(self) -> None:
+        while self.waiting and self._active() < self.max_running:
+            job = self.waiting[0]
+            if self._active() and not self._pool.make_room(job.tokens):
+                return
+            del self.waiting[0]
+            self.running.append(job)
+            if job.steps is not None:  # preempted before
+                job.asks = [_recalled(ask) for ask in job.asks]
+                continue
+            job.queued_s = time.monotonic() - job.submitted_s
+            job.steps = job.begin(job)
+            self._advance(job)
+
+    def _make_room(self) -> None:
+        """Preempts the requests admitted last while the KV of all takes more memory than there is."""
+        while len(self.running) > 1 and not self._pool.make_room(0):
+            last = next((job for job in reversed(self.running[1:]) if not job.is_busy and _can_wait(job)), None)
+            if last is None:
+                return
+            last.asks[0].sequence.evict()
+            last.tokens = len(last.asks[0].sequence.evicted)
+            last.rank = -math.inf  # it has been served before those that wait
+            self.running.remove(last)
+            self.waiting.insert(0, last)
+            self.preempted += 1
+
+    def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
+        """Feeds so many tokens of each."""
+        together: dict[int, list[tuple[_Ask, int]]] = {}
+        alone: list[tuple[_Ask, int]] = []
+        for ask, count in parts:
+            engine = ask.sequence.engine
+            if isinstance(engine, RunsBatches) and engine.max_batch > 1 and not ask.feed.is_all:
+                together.setdefault(id(engine), []).append((ask, count))
+            else:
+                alone.append((ask, count))
+        for group in together.values():
+            engine = group[0][0].sequence.engine
+            assert isinstance(engine, RunsBatches)
+            longer = [] if engine.mixes_lengths else [part for part in group if part[1] > 1]
+            rows = [part for part in group if part not in longer]
+            alone += longer
+            for at in range(0, len(rows), engine.max_batch):
+                self._feed_together(engine, rows[at : at + engine.max_batch])
+        for ask, count in alone:
+            self._feed_alone(ask, count)
+
+    def _feed_together(self, engine: RunsBatches, parts: Sequence[tuple[_Ask, int]]) -> None:
+        if len(parts) == 1:
+            self._feed_alone(*parts[0])
+            return
+        ready: list[tuple[_Ask, Sequence[int]]] = []
+        for ask, count in parts:
+            tokens = ask.feed.tokens[ask.fed : ask.fed + count]
+            try:
+                ask.sequence.prepare(count)
+                ready.append((ask, tokens))
+            except Exception as error:  # noqa: BLE001  # of this request only: its context is full, say
+                ask.error = error
+        if not ready:
+            return
+        try:
+            logits = engine.run_batch([BatchRow(ask.sequence.session, tokens) for ask, tokens in ready])
+        except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
+            for ask, _ in ready:
+                ask.error = error
+            return
+        for (ask, tokens), row in zip(ready, logits, strict=True):
+            ask.sequence.note_appended(tokens)
+            _note(ask, len(tokens), (row,))
+
+    def _feed_alone(self, ask: _Ask, count: int) -> None:
+        feed, sequence = ask.feed, ask.sequence
+        tokens = feed.tokens if count == len(feed.tokens) else feed.tokens[ask.fed : ask.fed + count]
+        try:  # a draft model may be on another device, which has a loop of its own
+            rows = sequence.loop.call(lambda: sequence.feed_all(tokens) if feed.is_all else (sequence.feed(tokens),))
+        except BaseException as error:  # noqa: BLE001  # the request's, which raises it
+            ask.error = error
+        else:
+            _note(ask, count, rows)
+
+    def _resume(self, jobs: Iterable[Job]) -> None:
+        """Gives the requests what they asked for, and lets them go on."""
+        for job in jobs:
+            if job.steps is None or job.is_busy or not job.asks or not all(ask.is_answered for ask in job.asks):
+                continue
+            asks, job.asks = job.asks, []
+            error = next((ask.error for ask in asks if ask.error is not None), None)
+            rows = [ask.rows for ask in asks if ask.rows is not None]
+            self._advance(job, rows if job.is_list else rows[0] if rows else None, error=error)
+
+    def _advance(
+        self,
+        job: Job,
+        rows: Sequence[Logits] | list[Sequence[Logits]] | None = None,
+        *,
+        error: BaseException | None = None,
+    ) -> None:
+        """Runs a request's own code until it asks for the next feeds, or ends."""
+        assert job.steps is not None
+        job.asks = []
+        job.is_busy = True
+        try:
+            asked = job.steps.send(rows) if error is None else job.steps.throw(error)
+            while not isinstance(asked, (Feed, list)):
+                job.outbox.put(asked)
+                asked = next(job.steps)
+            job.is_list = isinstance(asked, list)
+            job.asks = [_Ask(feed) for feed in (asked if isinstance(asked, list) else [asked])]
+        except StopIteration:
+            self._end(job, None)
+        except BaseException as problem:  # noqa: BLE001  # the caller's, whatever it is
+            self._end(job, problem)
+        finally:
+            job.is_busy = False
+
+    def _end(self, job: Job, error: BaseException | None) -> None:
+        self.running.remove(job)
+        job.steps = None
+        job.outbox.end(error)
+
+
+def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_Ask, int]]:
+    """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
+    budgets: dict[int, int] = {}
+    stepping = {id(ask.sequence.engine) for ask in steps}
+    chosen: list[tuple[_Ask, int]] = []
+    for ask in asks:
+        if not ask.feed.is_prompt:
+            continue
+        engine = ask.sequence.engine
+        budget = budgets.setdefault(id(engine), _prompt_budget(engine) if id(engine) in stepping else engine.chunk)
+        if budget > 0:
+            count = min(ask.left, budget)
+            chosen.append((ask, count))
+            budgets[id(engine)] = budget - count
+    return chosen
+
+
+def _prompt_budget(engine: Engine) -> int:
+    """Tokens of prompts that one iteration reads beside the steps of others."""
+    return engine.prompt_budget if isinstance(engine, RunsBatches) else min(engine.chunk, 64)
+
+
+def _mixes(ask: _Ask, steps: Sequence[_Ask]) -> bool:
+    """Whether a piece of a prompt goes into the run of the steps."""
+    engine = ask.sequence.engine
+    return (
+        isinstance(engine, RunsBatches)
+        and engine.mixes_lengths
+        and engine.max_batch > 1
+        and any(step.sequence.engine is engine and not step.feed.is_all for step in steps)
+    )
+
+
+def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:
+    ask.fed += count
+    if not ask.left:
+        ask.rows = rows
+
+
+def _can_wait(job: Job) -> bool:
+    """Whether its KV can be taken away until there is room again."""
+    return len(job.asks) == 1 and not job.asks[0].feed.is_all
+
+
+def _recalled(ask: _Ask) -> _Ask:
+    """What is fed after a preemption: the rest, behind what has to be computed again."""
+    missing = ask.sequence.recall()
+    tokens = [*missing, *ask.feed.tokens[ask.fed :]]
+    return _Ask(replace(ask.feed, tokens=tokens, is_prompt=ask.feed.is_prompt or bool(missing)))
