@@ -51,7 +51,7 @@ class Chunk:
     token: int | None  # None when the stream ends without one: cancelled
     logprob: float | None  # natural log of the token's probability in the model's own distribution
     top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
-    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context" or "cancelled"
+    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context", "cancelled", "timeout"
     stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
     statistics: Statistics
     reasoning: str = ""  # what the model thinks, apart from the answer

@@ -28,6 +28,7 @@ class ReplyOptions(TypedDict, total=False):
     speculate: Speculate | None
     tool_choice: str
     priority: int
+    timeout: float | None
     adapter: str | None
 
 

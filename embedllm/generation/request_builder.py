@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -83,6 +84,7 @@ class RequestBuilder:
         response_format: ResponseFormat | None = None,
         tool_choice: str = "auto",
         priority: int = 0,
+        timeout: float | None = None,
         adapter: str | None = None,
     ) -> Request:
         """See Model.generate()."""
@@ -104,6 +106,7 @@ class RequestBuilder:
             special=special,
             speculate=speculate or "off",
             priority=priority,
+            timeout_s=math.inf if timeout is None else timeout,
             adapter=None if adapter is None else present(self._adapters).named(adapter),
         )
         if written is not None and not special and response_format is None:
