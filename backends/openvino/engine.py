@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -97,9 +96,6 @@ class OvEngine:
         self.context = package.context
         self.remedy = LARGER_EXPORT if package.external is None else LARGER_MODEL
         self.adapts = adapts
-        # one step at a time: a step that is cancelled beside another one corrupts memory (2026.4,
-        # tests/backends/openvino/test_engine.py)
-        self.lock = threading.Lock()
         self.last = (0, 0)  # tokens of the last whole step, of any session, and what that held then
         chosen = properties(target, options or OpenVINOOptions(), threads, exact)
         self._compiled: ov.CompiledModel | None = compile_folder(
@@ -131,7 +127,7 @@ class OvEngine:
         return {name: value for name, value in _inputs(tokens, start, logits_from).items() if name in self._takes}
 
     def settle(self, cancelled: tuple[int, int]) -> None:
-        """To be called, with the lock, when a step was cancelled; its tokens, and what would have been held.
+        """To be called when a step was cancelled; its tokens, and what would have been held.
 
         All requests share one graph in the plugin (2026.4). After a cancelled step part of it is left with that step's
         shapes and takes those of the last whole step for current, so that one of the same size would fail. A step of
@@ -183,16 +179,13 @@ class OvSession:
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
         self.position = position
-        if not position and self._engine.lock.acquire(blocking=False):  # else with the next feed
-            try:
-                self._cut()  # gives the memory back
-            finally:
-                self._engine.lock.release()
+        if not position:
+            self._cut()  # gives the memory back
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=self._engine.adapts)
         if self._engine.adapts and self._request is not None:
-            with self._engine.lock, as_device_error("cannot take an adapter"):
+            with as_device_error("cannot take an adapter"):
                 set_adapter(self._request, self._engine.package.decoder, adapter)
             self._adapter = adapter  # its arrays are set, not copied
 
@@ -210,11 +203,11 @@ class OvSession:
         self.position = self._held = 0
 
     def states(self) -> dict[str, F32]:
-        with self._engine.lock, as_device_error("cannot give the states away"):
+        with as_device_error("cannot give the states away"):
             return {name: variable.state.data[0].astype(np.float32) for name, variable in self._recurrent.items()}
 
     def set_states(self, states: Mapping[str, F32]) -> None:
-        with self._engine.lock, as_device_error("cannot take states"):
+        with as_device_error("cannot take states"):
             for name, variable in self._recurrent.items():
                 _set(variable, states[name])
 
@@ -223,7 +216,7 @@ class OvSession:
         if not self.position:  # the state of a new request has no shape yet
             shapes = [(heads, 0, size) for heads, size in self._kv]
             return [(np.empty(shape, np.float32), np.empty(shape, np.float32)) for shape in shapes]
-        with self._engine.lock, as_device_error("cannot give the KV away"):
+        with as_device_error("cannot give the KV away"):
             return [
                 (_held(key)[:, start:stop].copy(), _held(value)[:, start:stop].copy()) for key, value in self._states
             ]
@@ -235,7 +228,7 @@ class OvSession:
         check_room(self.position, count, limit=self._context, remedy=self._engine.remedy)
         kept = self.position
         self._held = -1  # until all is written: a failure in between must not pass for a whole state
-        with self._engine.lock, as_device_error("cannot take a KV"):
+        with as_device_error("cannot take a KV"):
             for variables, pair in zip(self._states, state, strict=True):
                 for variable, new in zip(variables, pair, strict=True):
                     _set(variable, np.concatenate([_held(variable)[:, :kept], new], axis=1) if kept else new)
@@ -248,11 +241,10 @@ class OvSession:
         check_tokens(
             tokens, self.position, vocabulary=self._model.vocabulary, limit=self._context, remedy=self._engine.remedy
         )
-        with self._engine.lock:
-            if self._stopping:
-                raise Interrupted
-            self._cut()
-            self._step(self._request, tokens, logits_from)
+        if self._stopping:
+            raise Interrupted
+        self._cut()
+        self._step(self._request, tokens, logits_from)
         return self._request.get_output_tensor(0).data
 
     def _step(self, request: ov.InferRequest, tokens: Sequence[int], logits_from: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 
@@ -64,8 +63,7 @@ class NpuEngine:
             "compiling '%s' for %s: prompts of %d tokens, %d in all; takes up to minutes, unless it lies in %s",
             package.name, device.name, self.prompt, self.context, properties.get("CACHE_DIR", "no cache"),
         )  # fmt: skip
-        self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests,
-        self.lock = threading.Lock()  # so that one session can be fed at a time
+        self.holder: NpuSession | None = None  # whose tokens the wrapper holds: it has one KV for all requests
         self._compiled: ov.CompiledModel | None = compile_folder(package, graph, "NPU", properties, cut_logits=False)
         _log.info("compiled in %.1f s", time.monotonic() - start)
 
@@ -109,8 +107,7 @@ class NpuSession:
             remedy=self._remedy,
         )
         everything = [*self._tokens, *tokens]
-        with self._engine.lock:
-            logits = self._computed(everything)
+        logits = self._computed(everything)
         self._tokens = everything
         self.position = self._held = len(everything)
         return NumpyLogits(logits)

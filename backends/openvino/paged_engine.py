@@ -6,10 +6,9 @@ the graph of the folder's model; keys have a scale for each token, so that what 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from embedllm.backends.checks import check_change, check_rewind, check_room, che
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, layout_of
 from embedllm.backends.openvino.logits_slice import cut
 from embedllm.backends.openvino.runtime import as_device_error, core, ov, paged_attention
-from embedllm.backends.sessions.step_batcher import MOST, Batch, Member
-from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
@@ -29,14 +26,14 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 op = ov.opset13
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from embedllm.adapters.adapter import Adapter
-    from embedllm.backends.base import Cached, KeyValues, Span
+    from embedllm.backends.base import BatchRow, KeyValues, Span
     from embedllm.package.architecture import Decoder
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
+MAX_BATCH = 16  # sequences in one run
+PROMPT_BUDGET = 48
 _PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in the middle
 _SMALL = 512 << 20  # bytes of weights with which a long one takes half a second, and saves 7 % (docs/performance.md)
 _BY_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}  # a scale for a channel of a block changes with each token (2026.4)
@@ -48,6 +45,8 @@ class PagedEngine:
     """A folder on OpenVINO's CPU. Weights are mapped from the file, then packed by the plugin."""
 
     chunk = CHUNK
+    mixes_lengths = True
+    prompt_budget = PROMPT_BUDGET
 
     def __init__(
         self,
@@ -68,14 +67,12 @@ class PagedEngine:
             )
         if package.decoder.is_recurrent:
             raise DeviceError(f"layers of '{package.name}' keep a state of fixed size, which has no pages.")
-        self.joins = joins
-        self.parallel = MOST if joins else 1  # sessions that are best fed at once; their steps are one run
+        self.max_batch = MAX_BATCH if joins else 1
         self.device = device
         self.package = package
         self.context = package.context
         self.remedy = LARGER_EXPORT
         self.piece = _LONG_PIECE if package.files[WEIGHTS].bytes < _SMALL else _PIECE
-        self.lock = threading.RLock()  # of the request and the blocks
         path = package.folder / graph.file
         with as_device_error(f"cannot load '{path}' on CPU"):
             model = core().read_model(path, package.weights)
@@ -89,7 +86,6 @@ class PagedEngine:
                 raise RuntimeError(f"the model with paged attention has inputs that are not known: {unknown}")
             layouts = {name: layout_of(port) for name, port in caches.items() if "_cache." in name}
             self.blocks = Blocks(layouts, self._bind)
-        self.batch = Batch(StepsTogether(self), context=package.context)
 
     @property
     def compiled(self) -> ov.CompiledModel:
@@ -102,25 +98,36 @@ class PagedEngine:
             raise ValueError("this model was closed")
         return PagedSession(self)
 
+    def run_batch(self, rows: Sequence[BatchRow]) -> list[NumpyLogits]:
+        feeds = [(cast("PagedSession", row.session), row.tokens) for row in rows]
+        for session, tokens in feeds:
+            session.check(tokens)
+        logits = self.run(feeds)
+        for session, tokens in feeds:
+            session.position += len(tokens)
+        return [NumpyLogits(row) for row in logits]
+
     def run(self, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False) -> F32:
         """Appends tokens to each session; the logits after the last of each, or after all, [rows, V].
 
-        The positions of the sessions are left to the caller.
+        The positions of the sessions are left to the caller. Raises DeviceError.
         """
-        with self.lock, as_device_error("cannot make a step"):
-            if self._request is None:
-                raise Interrupted  # closed meanwhile
+        if self._request is None:
+            raise ValueError("this model was closed")
+        try:
             for session, tokens in feeds:
                 session.reserve(session.position + len(tokens))
+        except MemoryError as error:
+            raise DeviceError(f"there is no memory for the KV of {len(feeds)} sequences in one run.") from error
+        with as_device_error("cannot make a step"):
             for name, values in _inputs(feeds, is_all=is_all).items():
                 self._request.set_tensor(name, ov.Tensor(values))
             self._request.infer()
             return self._request.get_output_tensor(0).data[:, 0].astype(np.float32)  # a copy
 
     def close(self) -> None:
-        with self.lock:  # sessions may be kept, and this with them: so that both go now
-            self._request = self._compiled = None
-            return_freed_memory()
+        self._request = self._compiled = None  # sessions may be kept, and this with them: so that both go now
+        return_freed_memory()
 
     def _bind(self, name: str, buffer: ov.Tensor) -> None:
         if self._request is not None:  # else a session gives its blocks back after the end
@@ -134,11 +141,6 @@ class PagedSession:
         self.position = 0
         self.capacity = 0
         self.is_stopping = False
-        self.priority = 0
-        self.adapter: Adapter | None = None  # an engine for adapters is OvEngine
-        self.kv: dict[str, NDArray[Cached]] = {}  # nothing is moved to step together
-        self.retention = WindowedKvRetention({})  # nor does anything forget what windows do not see
-        self.logits = np.empty((1, 1, engine.package.decoder.vocabulary), np.float32)
         self._engine = engine
         self._decoder = engine.package.decoder
         self._blocks: list[int] = []
@@ -149,20 +151,20 @@ class PagedSession:
         return self._blocks
 
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
-        self._check(tokens)
-        if len(tokens) == 1 and self._engine.joins:
-            self._engine.batch.step(self, tokens[0])
-        else:
-            self._feed_apart(tokens)
-        return NumpyLogits(self.logits[0, 0])
+        """As Session. Several runs where the tokens are many: a run is not stopped in the middle."""
+        self.check(tokens)
+        start, most = self.position, self._engine.piece
+        try:
+            for at in range(0, len(tokens) - most, most):
+                self._run(tokens[at : at + most])
+            return NumpyLogits(self._run(tokens[self.position - start :])[0])
+        except BaseException:
+            self.position = start
+            raise
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
-        self._check(tokens)
-        with self._engine.batch.apart(self, len(tokens)):
-            return self._run(tokens, is_all=True)
-
-    def run_alone(self, token: int) -> None:
-        self.logits[0] = self._run([token])
+        self.check(tokens)
+        return self._run(tokens, is_all=True)
 
     def rewind(self, position: int) -> None:
         check_rewind(position, self.position)
@@ -175,69 +177,48 @@ class PagedSession:
 
     def interrupt(self, stop: bool = True) -> None:
         self.is_stopping = stop
-        self._engine.batch.wake()
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
-        with self._engine.lock:
-            read = self._engine.blocks.read
-            return [
-                (read(f"key_cache.{layer}", self._blocks, start, stop),
-                 read(f"value_cache.{layer}", self._blocks, start, stop))
-                for layer in range(len(self._decoder.kv_attentions))
-            ]  # fmt: skip
+        read = self._engine.blocks.read
+        return [
+            (read(f"key_cache.{layer}", self._blocks, start, stop),
+             read(f"value_cache.{layer}", self._blocks, start, stop))
+            for layer in range(len(self._decoder.kv_attentions))
+        ]  # fmt: skip
 
     def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
         for start, stop in spans:
             check_span(start, stop, self.position)
-        with self._engine.lock:
-            read = self._engine.blocks.read_stored
-            return [
-                [(read(f"key_cache.{layer}", self._blocks, start, stop),
-                  read(f"value_cache.{layer}", self._blocks, start, stop))
-                 for layer in range(len(self._decoder.kv_attentions))]
-                for start, stop in spans
-            ]  # fmt: skip
+        read = self._engine.blocks.read_stored
+        return [
+            [(read(f"key_cache.{layer}", self._blocks, start, stop),
+              read(f"value_cache.{layer}", self._blocks, start, stop))
+             for layer in range(len(self._decoder.kv_attentions))]
+            for start, stop in spans
+        ]  # fmt: skip
 
     def import_state(self, state: KeyValues) -> None:
         if self._is_closed:
             raise ValueError("this session was closed")
         count = self._count(state)
         check_room(self.position, count, limit=self._engine.context, remedy=LARGER_EXPORT)
-        with self._engine.lock:
-            self.reserve(self.position + count)
-            for layer, pair in enumerate(state):
-                for part, values in zip(("key", "value"), pair, strict=True):
-                    self._engine.blocks.write(f"{part}_cache.{layer}", self._blocks, self.position, values)
+        self.reserve(self.position + count)
+        for layer, pair in enumerate(state):
+            for part, values in zip(("key", "value"), pair, strict=True):
+                self._engine.blocks.write(f"{part}_cache.{layer}", self._blocks, self.position, values)
         self.position += count
 
     def close(self) -> None:
-        self._engine.batch.forget(self)
         self._is_closed = True
         self.position = 0
         self._give_back()
 
-    def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
-        """Nothing: the blocks stay where they are."""
-
     def reserve(self, tokens: int) -> None:
-        """Makes room for that many; called with the engine's lock."""
+        """Makes room for that many."""
         if (more := -(-tokens // BLOCK) - len(self._blocks)) > 0:
             self._blocks += self._engine.blocks.take(more)
             self.capacity = BLOCK * len(self._blocks)
-
-    def _feed_apart(self, tokens: Sequence[int]) -> None:
-        """By runs of its own, small ones where the sessions of others are in the middle of replies."""
-        start, batch, most = self.position, self._engine.batch, self._engine.piece
-        try:
-            with batch.apart(self, len(tokens)):
-                for size in batch.pieces(self, len(tokens)):
-                    at = self.position - start
-                    for piece in range(at, at + size, most):
-                        self.logits[0] = self._run(tokens[piece : min(piece + most, at + size)])
-        except BaseException:
-            self.position = start
-            raise
 
     def _run(self, tokens: Sequence[int], *, is_all: bool = False) -> F32:
         if self.is_stopping:
@@ -246,7 +227,8 @@ class PagedSession:
         self.position += len(tokens)
         return logits
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raises ValueError and ContextFull, as feed."""
         if self._is_closed:
             raise ValueError("this session was closed")
         check_tokens(tokens, self.position, vocabulary=self._decoder.vocabulary, limit=self._engine.context,
@@ -261,33 +243,8 @@ class PagedSession:
         return check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
 
     def _give_back(self) -> None:
-        with self._engine.lock:
-            self._engine.blocks.give_back(self._blocks)
-            self._blocks, self.capacity = [], 0
-
-
-class StepsTogether:
-    """Runs a step of several sessions."""
-
-    def __init__(self, engine: PagedEngine) -> None:
-        self._engine = engine
-
-    def __call__(
-        self,
-        kv: dict[str, NDArray[Cached]],
-        tokens: NDArray[np.int64],
-        positions: Sequence[int],
-        adapter: Adapter | None,
-        stepping: Sequence[Member | None],
-    ) -> NDArray[np.floating]:
-        feeds = [(session, row.tolist()) for session, row in zip(stepping, tokens, strict=True)
-                 if isinstance(session, PagedSession)]  # fmt: skip
-        logits = np.empty((len(stepping), 1, self._engine.package.decoder.vocabulary), np.float32)
-        logits[[place for place, session in enumerate(stepping) if session is not None], 0] = self._engine.run(feeds)
-        return logits
-
-    def release(self) -> None:
-        pass
+        self._engine.blocks.give_back(self._blocks)
+        self._blocks, self.capacity = [], 0
 
 
 def _inputs(feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool) -> dict[str, np.ndarray]:

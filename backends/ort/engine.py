@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device, Unsupported
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.options import DEFAULT, RuntimeOptions
+from embedllm.backends.ort.batch import MAX_BATCH, Batch
 from embedllm.backends.ort.runtime import first_line, left_to_the_cpu, ort
-from embedllm.backends.ort.session import OrtSession, StepsTogether
+from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.sessions.sparse_memory import GIVES_BACK
-from embedllm.backends.sessions.step_batcher import MOST, Batch
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.hardware import processor
 from embedllm.backends.system.host_memory import HugePages, return_freed_memory
@@ -27,13 +27,16 @@ from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
+from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.backends.base import Cached
+    from embedllm.backends.base import BatchRow, Cached, Session
+    from embedllm.types import Logits
 
 CHUNK = 512  # tokens of a prompt fed at once: from here on prefill gets no faster, only larger (docs/performance.md)
+PROMPT_BUDGET = 32
 _OLDEST = (1, 31)  # the first with mlas.qnbit.force_fp32; it goes when no build without it is left (DirectML's: 1.24.4)
 _PAST = "past_key_values."
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
@@ -92,6 +95,8 @@ class OrtEngine:
     """
 
     chunk = CHUNK
+    mixes_lengths = False
+    prompt_budget = PROMPT_BUDGET
 
     def __init__(
         self,
@@ -134,7 +139,9 @@ class OrtEngine:
         # not when exact: float products round by their number of rows, and a reply would depend on what runs beside it
         # nor of a recurrent model: a step beside others would change the states of those that only lie between
         joins = attachment is None and not exact and not package.decoder.is_recurrent
-        self.batch = Batch(StepsTogether(self), context=self.context) if joins else None
+        self.max_batch = MAX_BATCH if joins else 1
+        self._batches: list[Batch] = []  # one for each adapter that sessions step together with
+        self._options = ort.RunOptions()
         if attachment is not None and (left := left_to_the_cpu(self._session, attachment.runs)):
             raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "use another device")
 
@@ -166,10 +173,41 @@ class OrtEngine:
         session = OrtSession(self, capacity)
         return StatefulSession(self, session) if self.package.decoder.is_recurrent else session  # type: ignore[return-value]  # a Session, too
 
-    @property
-    def parallel(self) -> int:
-        """How many sessions are best fed at once; their steps are one run."""
-        return 1 if self.batch is None else MOST
+    def run_batch(self, rows: Sequence[BatchRow]) -> list[Logits]:
+        """As RunsBatches; sessions with different adapters are fed by a run for each adapter."""
+        by_adapter: dict[int, dict[OrtSession, int]] = {}
+        for row in rows:
+            session = cast("OrtSession", row.session)
+            session.check(row.tokens)
+            (token,) = row.tokens
+            by_adapter.setdefault(id(session.adapter), {})[session] = token
+        positions = {session: session.position for group in by_adapter.values() for session in group}
+        logits: dict[Session, Logits] = {}
+        try:
+            for group in by_adapter.values():
+                logits |= self._step(group)
+        except BaseException as error:
+            for session, position in positions.items():
+                session.position = position
+            if isinstance(error, MemoryError):
+                raise DeviceError(f"there is no memory for the KV of {len(rows)} sequences in one run.") from error
+            raise
+        self._batches = [batch for batch in self._batches if batch.shared.members]
+        return [logits[row.session] for row in rows]
+
+    def _step(self, tokens: Mapping[OrtSession, int]) -> dict[OrtSession, Logits]:
+        """One run, of sessions with one adapter."""
+        if len(tokens) == 1:
+            return {session: session.step(token, self._options) for session, token in tokens.items()}
+        for session in tokens:
+            session.begin_feed(1)
+        adapter = next(iter(tokens)).adapter
+        batch = next((one for one in self._batches if one.adapter is adapter), None)
+        if batch is None:
+            batch = Batch(self, adapter)
+            self._batches.append(batch)
+        rows = batch.step(list(tokens), list(tokens.values()))
+        return {session: NumpyLogits(row) for session, row in zip(tokens, rows, strict=True)}
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -187,6 +225,7 @@ class OrtEngine:
     def close(self) -> None:
         self._pages.stop()
         self._session = None
+        self._batches = []  # they hold it, too
         return_freed_memory()
 
 

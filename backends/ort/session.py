@@ -1,9 +1,8 @@
-"""Sequences in ONNX Runtime whose KV lies in the memory of the host, alone or several in one run."""
+"""Sequences in ONNX Runtime whose KV lies in the memory of the host; several in one run: batch.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Cached, KeyValues, Span
-    from embedllm.backends.sessions.step_batcher import Batch, Member
+    from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.architecture import Decoder
     from embedllm.package.package import Package
     from embedllm.types import F32
@@ -40,7 +39,6 @@ class SessionHost(Protocol):
     adapts: bool
     only_last: bool
     windows: dict[str, int]  # by the name of the keys or values
-    batch: Batch | None
 
     @property
     def session(self) -> ort.InferenceSession: ...
@@ -58,16 +56,16 @@ class OrtSession:
         self.position = 0
         self.capacity = 0
         self.is_stopping = False
-        self.priority = 0
+        self.shared: SharedKv | None = None  # where it has a slot, with sessions that step together
         self.adapter: Adapter | None = None
         self._adapts = engine.adapts
         self._context = engine.package.context
         self._decoder = engine.package.decoder
         self._vocabulary = self._decoder.vocabulary
         self._session: ort.InferenceSession | None = engine.session
-        self._binding: ort.IOBinding | None = engine.session.io_binding()
-        self._batch = engine.batch
+        self._binding: ort.IOBinding | None = None  # of an open session
         self._run_options = ort.RunOptions()
+        self._is_bound = False  # to its KV as that lies now
         self._first: ort.OrtValue | None = None  # the value of logits_from
         self._only_last = engine.only_last
         self.kv = engine.empty_kv()
@@ -76,50 +74,49 @@ class OrtSession:
         self._states = States(self._decoder)
         self._ones = np.ones((1, 0), np.int64)
         self.logits = np.empty((1, 1, self._vocabulary), engine.dtype)
-        self._binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
-        if self._adapts:
-            bind_adapter(self._binding, self._decoder, None)
+        self._unbind()
         self._reserve(max(capacity, 1))
 
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
-        self._check(tokens)
-        if len(tokens) == 1 and self._was_many:
+        self.check(tokens)
+        self.begin_feed(len(tokens))
+        return self._feed(tokens, self._run_options)
+
+    def step(self, token: int, options: ort.RunOptions) -> NumpyLogits:
+        """As feed of a token that was checked, which `interrupt` does not stop."""
+        self.begin_feed(1)
+        return self._feed([token], options)
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raises ValueError and ContextFull, as feed."""
+        if self._binding is None:
+            raise ValueError("this session was closed")
+        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
+
+    def begin_feed(self, count: int) -> None:
+        """To be called before that many tokens are fed: by then its place is settled.
+
+        Frees what no window sees any more.
+        """
+        if count == 1 and self._was_many:
             self.retention.end_prompt(self.position)
-        self._was_many = len(tokens) > 1
-        self._forget()
-        if len(tokens) == 1 and self._batch is not None:
-            self._batch.step(self, tokens[0])
-        else:
-            self._feed_apart(tokens)
-        return NumpyLogits(self.logits[0, 0].astype(np.float32, copy=False))
-
-    def _feed_apart(self, tokens: Sequence[int]) -> None:
-        """By runs of its own: several, where the sessions of others are in the middle of replies."""
-        start = self.position
-        with self._apart(len(tokens)):
-            sizes = [len(tokens)] if self._batch is None else self._batch.pieces(self, len(tokens))
-            try:
-                for size in sizes:
-                    at = self.position - start
-                    self._feed(tokens[at : at + size])
-            except BaseException:
-                self.position = start
-                raise
-
-    def run_alone(self, token: int) -> None:
-        self._feed([token])
+        self._was_many = count > 1
+        if self.retention.may_forget(self.position):
+            forget(self)
 
     def feed_all(self, tokens: Sequence[int]) -> F32:
-        self._check(tokens)
+        self.check(tokens)
         if self._only_last:
             return self._feed_each(tokens)
-        self._forget()
-        with self._apart(len(tokens)):
-            binding = self._prepare(tokens, logits_from=0)
-            # without a buffer of ours, which would be checked against the one position that the graph declares
-            binding.bind_output("logits")
-            self._run(binding, len(tokens))
-            return binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+        if self.retention.may_forget(self.position):
+            forget(self)
+        binding = self._prepare(tokens, logits_from=0)
+        # without a buffer of ours, which would be checked against the one position that the graph declares
+        binding.bind_output("logits")
+        self._run(binding, len(tokens), self._run_options)
+        rows = binding.get_outputs()[0].numpy()[0].astype(np.float32, copy=False)
+        self._end_feed()
+        return rows
 
     def _feed_each(self, tokens: Sequence[int]) -> F32:
         """As feed_all, where the graph gives one row at a time."""
@@ -176,12 +173,10 @@ class OrtSession:
                     f"the KV of tokens {start} to {stop} is not kept in layers with windows; there is that of the "
                     f"first {self.whole()}. Feed the tokens again where they are needed, or set keeps_all before."
                 )
-        with self._apart(1):
-            pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
-            return [
-                [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in pairs]
-                for start, stop in spans
-            ]
+        pairs = [(self.kv[f"{index}.key"][0], self.kv[f"{index}.value"][0]) for index in range(len(self.kv) // 2)]
+        return [
+            [(key[:, start:stop].copy(), value[:, start:stop].copy()) for key, value in pairs] for start, stop in spans
+        ]
 
     def import_state(self, state: KeyValues) -> None:
         if self._binding is None:
@@ -190,60 +185,60 @@ class OrtSession:
         held = self.kv["0.key"].dtype
         end = self.position + check_state(state, shapes, dtype="" if held.kind == "f" else held.name)
         check_room(self.position, end - self.position, limit=self._context, remedy=LARGER_EXPORT)
-        with self._apart(end - self.position):
-            self._reserve(end)
-            for index, pair in enumerate(state):
-                for part, values in zip(("key", "value"), pair, strict=True):
-                    self.kv[f"{index}.{part}"][0, :, self.position : end] = values
-            self.position = end
+        self._reserve(end)
+        for index, pair in enumerate(state):
+            for part, values in zip(("key", "value"), pair, strict=True):
+                self.kv[f"{index}.{part}"][0, :, self.position : end] = values
+        self.position = end
 
     def adapt(self, adapter: Adapter | None) -> None:
         check_change(adapter, self.position, can=self._adapts)
         if self._adapts and self._binding is not None:
+            if self.shared is not None and adapter is not self.adapter:
+                self.shared.leave(self)  # its members have one
             bind_adapter(self._binding, self._decoder, adapter)
             self.adapter = adapter  # its arrays are bound, not copied
 
     def interrupt(self, stop: bool = True) -> None:
         self.is_stopping = stop
         self._run_options.terminate = stop
-        if self._batch is not None:
-            self._batch.wake()
 
     def close(self) -> None:
-        if self._batch is not None:
-            self._batch.forget(self)
+        if self.shared is not None:
+            self.shared.close(self)
         self._binding = None
         self._session = None  # the weights go with the last session that holds it
         self.kv.clear()
         self.capacity = self.position = 0
 
     def hold(self, kv: dict[str, NDArray[Cached]], capacity: int) -> None:
+        if self._is_bound:
+            self._unbind()  # a binding holds the buffers
         self.kv.update(kv)
-        if self._binding is not None:
-            bind_kv(self._binding, kv)
         if capacity != self.capacity:
             self._ones = np.ones((1, capacity), np.int64)
             self.capacity = capacity
 
-    def _apart(self, count: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._batch is None else self._batch.apart(self, count)
-
-    def _forget(self) -> None:
-        """Frees what no window sees any more, before a feed: by then its place is settled."""
-        if self.retention.may_forget(self.position):
-            with self._apart(1):  # else its memory may be another's by now
-                forget(self)
-
-    def _check(self, tokens: Sequence[int]) -> None:
-        if self._binding is None:
-            raise ValueError("this session was closed")
-        check_tokens(tokens, self.position, vocabulary=self._vocabulary, limit=self._context, remedy=LARGER_EXPORT)
-
-    def _feed(self, tokens: Sequence[int]) -> None:
-        """Appends tokens by a run of its own."""
+    def _feed(self, tokens: Sequence[int], options: ort.RunOptions) -> NumpyLogits:
         binding = self._prepare(tokens, logits_from=-1)
         binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
-        self._run(binding, len(tokens))
+        self._run(binding, len(tokens), options)
+        self._end_feed()
+        return NumpyLogits(self.logits[0, 0].astype(np.float32, copy=False))
+
+    def _unbind(self) -> None:
+        """A binding that has nothing of the KV yet."""
+        assert self._session is not None  # as long as there is a binding
+        binding = self._session.io_binding()
+        binding.bind_output("logits")  # the first to be bound is the first of get_outputs()
+        if self._adapts:
+            bind_adapter(binding, self._decoder, self.adapter)
+        self._binding = binding
+        self._is_bound = False
+
+    def _end_feed(self) -> None:
+        if self.shared is not None:
+            self.shared.end_feed(self)
 
     def _prepare(self, tokens: Sequence[int], *, logits_from: int) -> ort.IOBinding:
         """Makes room for the tokens and binds the inputs."""
@@ -251,6 +246,9 @@ class OrtSession:
         end = self.position + len(tokens)
         self._reserve(end)
         binding = self._binding
+        if not self._is_bound:
+            bind_kv(binding, self.kv)
+            self._is_bound = True
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
         binding.bind_cpu_input("attention_mask", self._ones[:, :end])
         if not self._only_last:
@@ -261,12 +259,12 @@ class OrtSession:
         self._states.bind(binding)
         return binding
 
-    def _run(self, binding: ort.IOBinding, count: int) -> None:
+    def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
         assert self._session is not None  # as long as there is a binding
         try:
-            self._session.run_with_iobinding(binding, self._run_options)
+            self._session.run_with_iobinding(binding, options)
         except Exception as error:
-            if self.is_stopping:
+            if options is self._run_options and self.is_stopping:
                 raise Interrupted from error
             raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self._states.advance()
@@ -275,6 +273,9 @@ class OrtSession:
     def _reserve(self, tokens: int) -> None:
         """Makes room for that many tokens; buffers grow one by one, so that only one is there twice."""
         if tokens <= self.capacity:
+            return
+        if self.shared is not None:
+            self.shared.leave(self, room=tokens - self.position)
             return
         wanted = max(tokens, int(self.capacity * _GROWTH))
         capacity = min(-(-wanted // _STEP) * _STEP, self._context)
@@ -289,57 +290,6 @@ class OrtSession:
         new = empty_rows((1, heads, capacity, size), old.dtype, is_windowed=self.retention.is_windowed(name))
         move_rows(name, self, new)
         self.hold({name: new}, capacity)
-
-
-class StepsTogether:
-    """Runs a step of several sequences."""
-
-    def __init__(self, engine: SessionHost) -> None:
-        self._engine = engine
-        self._options = ort.RunOptions()
-        self._binding: ort.IOBinding | None = None
-        self._bound: list[int] = []  # where the buffers lie that it is bound to, and of how many sequences
-        self._adapter: Adapter | None = None  # that it is bound to
-        self._logits = np.empty((0, 1, 0), np.float32)
-
-    def __call__(
-        self,
-        kv: dict[str, NDArray[Cached]],
-        tokens: NDArray[np.int64],
-        positions: Sequence[int],
-        adapter: Adapter | None,
-        stepping: Sequence[Member | None],
-    ) -> NDArray[np.floating]:
-        binding = self._binding_of(kv, len(tokens))
-        if self._engine.adapts and adapter is not self._adapter:
-            bind_adapter(binding, self._engine.package.decoder, adapter)
-            self._adapter = adapter
-        mask = np.arange(max(positions) + 1) <= np.array(positions)[:, None]
-        binding.bind_cpu_input("input_ids", tokens)
-        binding.bind_cpu_input("attention_mask", mask.astype(np.int64))
-        first = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))  # kept until the run, as in _prepare
-        binding.bind_ortvalue_input("logits_from", first)
-        try:
-            self._engine.session.run_with_iobinding(binding, self._options)
-        except Exception as error:
-            raise DeviceError(f"ONNX Runtime failed at {list(positions)}: {first_line(error)}") from error
-        return self._logits
-
-    def release(self) -> None:
-        self._binding = self._adapter = None
-
-    def _binding_of(self, kv: dict[str, NDArray[Cached]], count: int) -> ort.IOBinding:
-        bound = [count, *(array.ctypes.data for array in kv.values())]
-        if self._binding is None or bound != self._bound:
-            self._binding = self._engine.session.io_binding()
-            vocabulary = self._engine.package.decoder.vocabulary
-            self._logits = np.empty((count, 1, vocabulary), self._engine.dtype)
-            self._binding.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self._logits))
-            bind_kv(self._binding, kv)
-            if self._engine.adapts:
-                bind_adapter(self._binding, self._engine.package.decoder, None)
-            self._bound, self._adapter = bound, None
-        return self._binding
 
 
 def bind_kv(binding: ort.IOBinding, kv: dict[str, NDArray[Cached]]) -> None:

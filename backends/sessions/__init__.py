@@ -1,1 +1,1 @@
-"""What sessions of several runtimes share: batched steps, windowed retention, recurrent states, top-k logits."""
+"""What sessions of several runtimes share: shared KV buffers, windowed retention, recurrent states, top-k logits."""

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from embedllm.adapters.adapter import Adapter
 from embedllm.adapters.peft import read_adapter
-from embedllm.backends.base import Engine, FeedsAll, Session, TakesAdapters
+from embedllm.backends.base import BatchRow, Engine, FeedsAll, RunsBatches, Session, TakesAdapters
 from embedllm.backends.devices.registry import DeviceCatalog, devices, open_engine
-from embedllm.backends.ort.session import OrtSession, StepsTogether
 from embedllm.errors import DeviceUnavailable
 from embedllm.export import Recipe, convert
 from embedllm.export.graphs import write_variant
@@ -228,16 +227,15 @@ def test_a_quantized_kv_goes_with_an_adapter_where_its_scales_are_found_as_it_is
 def test_a_run_of_several_sequences_has_their_adapter(made: Callable[..., Made]) -> None:
     model = made()
     opened = engine(model.package, "cpu")
-    together = StepsTogether(opened)  # type: ignore[arg-type]  # the CPU's
+    assert isinstance(opened, RunsBatches)
     for adapter in (model.adapters[0], None, model.adapters[1], model.adapters[1]):
-        alone = [adapted(opened, adapter), adapted(opened, adapter)]
-        for session, count in zip(alone, (9, 4), strict=True):
-            session.feed(TOKENS[:count])
-        assert all(isinstance(session, OrtSession) for session in alone)
-        shared = {name: np.concatenate([session.kv[name] for session in alone]) for name in alone[0].kv}  # type: ignore[attr-defined]
-        logits = together(shared, np.array([[5], [6]]), [9, 4], adapter, [None, None])
+        together, alone = ([adapted(opened, adapter), adapted(opened, adapter)] for _ in range(2))
+        for sessions in (together, alone):
+            for session, count in zip(sessions, (9, 4), strict=True):
+                session.feed(TOKENS[:count])
+        logits = opened.run_batch([BatchRow(together[0], [5]), BatchRow(together[1], [6])])
         for row, session, token in zip(logits, alone, (5, 6), strict=True):
-            np.testing.assert_allclose(row[0], values(session, [token]), atol=EXACT_ATOL)
+            np.testing.assert_allclose(row.values(range(307)), values(session, [token]), atol=EXACT_ATOL)
 
 
 def test_other_devices_refuse_adapters_and_say_what_helps(made: Callable[..., Made]) -> None:

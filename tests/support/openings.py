@@ -44,11 +44,16 @@ def ov_engine(
 
 
 def paged_engine(
-    folder: Path, *, options: OpenVINOOptions | None = None, threads: int = 0, exact: bool = True
+    folder: Path,
+    *,
+    options: OpenVINOOptions | None = None,
+    threads: int = 0,
+    exact: bool = True,
+    joins: bool = True,
 ) -> PagedEngine:
     package = open_package(folder)
     chosen = properties("CPU", options or OpenVINOOptions(), threads, exact)
-    return PagedEngine(package, _graph(package, "openvino"), device("openvino"), chosen)
+    return PagedEngine(package, _graph(package, "openvino"), device("openvino"), chosen, joins=joins)
 
 
 def npu_engine(folder: Path, cache: Path, *, prompt: int = 64, reply: int = 32, exact: bool = True) -> NpuEngine:

@@ -169,25 +169,6 @@ def test_sessions_of_one_engine_do_not_see_each_other(engine: AnyEngine) -> None
         other.feed([200 - token])
 
 
-@pytest.mark.allcores
-def test_sessions_run_in_parallel_threads(engine: AnyEngine) -> None:
-    def run(tokens: list[int], into: list[list[float]]) -> None:
-        session = engine.open()
-        into += [row(session, [token]) for token in tokens]
-
-    inputs = [[1, 2, 3, 4, 5] * 6, [9, 8, 7, 6, 5] * 6]
-    expected: list[list[list[float]]] = [[], []]
-    found: list[list[list[float]]] = [[], []]
-    for tokens, into in zip(inputs, expected, strict=True):
-        run(tokens, into)
-    threads = [threading.Thread(target=run, args=pair) for pair in zip(inputs, found, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    np.testing.assert_allclose(found, expected, atol=ATOL)
-
-
 # --- interrupting
 
 
@@ -605,8 +586,8 @@ def test_float16_on_a_cpu_is_refused(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.allcores
-def test_a_session_is_stopped_beside_another_that_goes_on(opens: Opens) -> None:
-    """In one process; without the engine's lock this ended it within seconds (memory was corrupted)."""
+def test_a_session_is_stopped_between_the_feeds_of_another(opens: Opens) -> None:
+    """From another thread, at any moment."""
     demo = opens(package_folder("demo"))
     first, second, tokens = demo.open(), demo.open(), some_tokens(200, 2, 16000)
     expected = row(demo.open(), tokens)
@@ -617,23 +598,18 @@ def test_a_session_is_stopped_beside_another_that_goes_on(opens: Opens) -> None:
             second.interrupt()
             second.interrupt(False)
 
-    def feed_and_be_stopped() -> None:
-        while not ended.is_set():
+    other = threading.Thread(target=stop_again_and_again)
+    other.start()
+    try:
+        for _ in range(20):
             with suppress(Interrupted):
                 second.feed(tokens[:50])
             second.rewind(0)
-
-    others = [threading.Thread(target=work) for work in (stop_again_and_again, feed_and_be_stopped)]
-    for other in others:
-        other.start()
-    try:
-        for _ in range(20):
             np.testing.assert_allclose(row(first, tokens), expected, atol=ATOL)
             first.rewind(0)
     finally:
         ended.set()
-        for other in others:
-            other.join()
+        other.join()
 
 
 def test_a_model_that_is_closed_during_a_reply_ends_it_as_cancelled() -> None:

@@ -5,30 +5,32 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedllm
+from embedllm.backends.base import BatchRow, Interrupted, max_batch
+from embedllm.backends.devices.registry import open_engine
 from embedllm.backends.openvino import block_table
 from embedllm.backends.openvino import paged_engine as ov_paged
 from embedllm.backends.openvino.block_table import BLOCK, Blocks, Layout
-from embedllm.backends.openvino.paged_engine import PagedEngine, PagedSession
+from embedllm.backends.openvino.paged_engine import MAX_BATCH, PagedEngine, PagedSession
 from embedllm.backends.options import OpenVINOOptions
+from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
-from tests.support.openings import ov_engine, paged_engine
+from embedllm.package.package import open_package
+from embedllm.types import Logits
+from tests.support.openings import device, ov_engine, paged_engine
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
 
 ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs (docs/numerics.md#openvino)
-WAIT_S = 120  # a test that waits this long has failed
 GREEDY = embedllm.Sampling(temperature=0)
 
 
@@ -48,44 +50,79 @@ def rows(session: PagedSession, tokens: list[int]) -> list[list[float]]:
     return [session.feed([token]).values(range(307)) for token in tokens]
 
 
+def values(logits: Logits) -> np.ndarray:
+    return np.array(logits.values(range(307)))
+
+
+def alone(engine: PagedEngine, tokens: Sequence[int]) -> np.ndarray:
+    """The logits after these of a session that is never fed with others."""
+    session = engine.open()
+    found = values(session.feed(tokens))
+    session.close()
+    return found
+
+
 # --- together
 
 
-@pytest.mark.allcores
-@pytest.mark.parametrize("seed", range(3))
-def test_sequences_that_come_and_go_together_get_what_each_gets_alone(seed: int, engine: PagedEngine) -> None:
-    """Of different lengths; they feed prompts, go back and are closed while others step."""
+PLACES = st.integers(0, 5)
+FEEDS = st.dictionaries(PLACES, st.sampled_from([1, 1, 1, 2, 7, 70]), min_size=1)
+ACTS = st.one_of(
+    st.tuples(st.just("run"), FEEDS, st.integers(1, 4)),
+    st.tuples(st.just("feed"), PLACES, st.sampled_from([1, 2, 5, 70])),
+    st.tuples(st.just("feed_all"), PLACES, st.integers(1, 5)),
+    st.tuples(st.just("rewind"), PLACES, st.integers(0, 150)),
+    st.tuples(st.just("close"), PLACES, st.just(0)),
+)
 
-    def talk(place: int) -> None:
-        random, past, session = Random(seed * 100 + place), list[int](), engine.open()
-        for _ in range(12):
-            act = random.random()
-            if act < 0.2 and past:
-                del past[random.randrange(len(past)) :]
-                session.rewind(len(past))
-            elif act < 0.4:
-                past += (more := [random.randrange(300) for _ in range(random.choice([2, 5, 70]))])
-                session.feed(more)
-            else:
-                past += (more := [random.randrange(300) for _ in range(4)])
-                rows(session, more)
-        past.append(7)
-        found = rows(session, [7])[0]
+
+@pytest.mark.allcores
+@settings(max_examples=25, deadline=None)
+@given(acts=st.lists(ACTS, min_size=5, max_size=20))
+def test_any_order_of_calls_gives_each_sequence_what_it_gets_alone(
+    acts: list[tuple[str, object, int]], engine: PagedEngine
+) -> None:
+    """Of different lengths in one run; they feed prompts, go back and are closed between the runs of others."""
+    random = np.random.default_rng(len(acts))
+    sessions, pasts = [engine.open() for _ in range(6)], [list[int]() for _ in range(6)]
+    last: dict[int, np.ndarray] = {}
+
+    def more(place: int, count: int) -> list[int]:
+        tokens = random.integers(0, 300, min(count, 599 - len(pasts[place]))).tolist()
+        pasts[place] += tokens
+        return tokens
+
+    for act, first, second in acts:
+        if act == "run":
+            assert isinstance(first, dict)
+            for _ in range(second):
+                feeds = {place: tokens for place, count in first.items() if (tokens := more(place, count))}
+                if feeds:
+                    found = engine.run_batch([BatchRow(sessions[place], tokens) for place, tokens in feeds.items()])
+                    last |= {place: values(row) for place, row in zip(feeds, found, strict=True)}
+            continue
+        assert isinstance(first, int)
+        session, past = sessions[first], pasts[first]
+        if act == "close":
+            session.close()
+            sessions[first], pasts[first] = engine.open(), []
+            last.pop(first, None)
+        elif act == "rewind":
+            del past[second:]
+            session.rewind(len(past))
+            last.pop(first, None)
+        elif tokens := more(first, second):
+            last[first] = values(session.feed(tokens)) if act == "feed" else session.feed_all(tokens)[-1]
+    for place, session in enumerate(sessions):
+        assert session.position == len(pasts[place])
+        if place in last:
+            np.testing.assert_allclose(last[place], alone(engine, pasts[place]), atol=ATOL)
+            np.testing.assert_allclose(values(session.feed([9])), alone(engine, [*pasts[place], 9]), atol=ATOL)
         session.close()
-        talks.append((past, found))
-
-    talks: list[tuple[list[int], list[float]]] = []
-    with ThreadPoolExecutor(6) as threads:
-        for done in [threads.submit(talk, place) for place in range(10)]:
-            done.result(WAIT_S)
-    for past, found in talks:
-        alone = engine.open()
-        np.testing.assert_allclose(found, alone.feed(past).values(range(307)), atol=ATOL)
-        alone.close()
 
 
 @pytest.mark.allcores
-def test_steps_of_several_are_one_run(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_any_length_are_one_run(engine: PagedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     run = engine.run
 
@@ -93,50 +130,100 @@ def test_steps_of_several_are_one_run(engine: PagedEngine, monkeypatch: pytest.M
         counts.append(len(feeds))
         return run(feeds, is_all=is_all)
 
-    monkeypatch.setattr(engine, "run", counted)
-    with ThreadPoolExecutor(4) as threads:
-        sessions = [engine.open() for _ in range(4)]
-        for done in [threads.submit(rows, session, list(range(40))) for session in sessions]:
-            done.result(WAIT_S)
+    assert engine.mixes_lengths
+    sessions = [engine.open() for _ in range(4)]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", counted)
+        pieces = [[5], list(range(40)), [6], list(range(7))]
+        found = engine.run_batch([BatchRow(*row) for row in zip(sessions, pieces, strict=True)])
+    assert counts == [4]
+    for session, tokens, row in zip(sessions, pieces, found, strict=True):
+        assert session.position == len(tokens)
+        np.testing.assert_allclose(values(row), alone(engine, tokens), atol=ATOL)
+        session.close()
+
+
+def test_logits_stay_until_their_own_session_is_fed_again(engine: PagedEngine) -> None:
+    sessions = [engine.open() for _ in range(3)]
+    first = engine.run_batch([BatchRow(session, [5]) for session in sessions])
+    before = values(first[0])
+    engine.run_batch([BatchRow(session, [6]) for session in sessions[1:]])
+    sessions[2].feed([7])
+    np.testing.assert_array_equal(values(first[0]), before)
     for session in sessions:
         session.close()
-    assert sum(counts) == 160
-    assert max(counts) > 1
 
 
-def test_a_batch_of_prompts_gives_what_each_gives_alone(folder: Path) -> None:
-    prompts = [[(seed * place) % 300 for place in range(1, 5 + seed)] for seed in (3, 5, 40, 11, 7, 90)]
-    as_exact = OpenVINOOptions(precision="f32", rounding_group=0, kv="f32")  # in numbers; exact itself runs each alone
-    with embedllm.load(folder, device="openvino", openvino=as_exact) as llm:
-        assert llm.runner.parallel == engine_parallel(llm) > 1
-        expected = [llm.generate(prompt, GREEDY, max_tokens=20, stop_tokens=[]).tokens for prompt in prompts]
-        found = llm.generate_batch(prompts, GREEDY, max_tokens=20, stop_tokens=[])
-        assert [one.tokens for one in found] == expected
-
-
-def test_what_is_exact_runs_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_exact_runs_by_itself(folder: Path) -> None:
     """Sums of several rows round otherwise: what a reply is may not depend on what runs beside it."""
-    counts: list[int] = []
-    run = PagedEngine.run
-
-    def counted(
-        self: PagedEngine, feeds: Sequence[tuple[PagedSession, Sequence[int]]], *, is_all: bool = False
-    ) -> np.ndarray:
-        counts.append(len(feeds))
-        return run(self, feeds, is_all=is_all)
-
-    monkeypatch.setattr(PagedEngine, "run", counted)
-    with embedllm.load(folder, device="openvino", exact=True) as llm:
-        assert llm.runner.parallel == engine_parallel(llm) == 1
-        with ThreadPoolExecutor(4) as threads:
-            replies = [threads.submit(llm.generate, [1, 2], GREEDY, max_tokens=20, stop_tokens=[]) for _ in range(4)]
-            assert len({reply.result(WAIT_S).tokens for reply in replies}) == 1
-    assert set(counts) == {1}
+    assert max_batch(paged_engine(folder)) == MAX_BATCH
+    assert max_batch(paged_engine(folder, joins=False)) == 1
+    package = open_package(folder)
+    exact = open_engine(package, device("openvino"), exact=True)
+    assert max_batch(exact) == 1
+    exact.close()
 
 
-def engine_parallel(llm: embedllm.Model) -> int:
-    assert isinstance(llm.runner.engine, PagedEngine)
-    return llm.runner.engine.parallel
+class FailingRequest:
+    """Runs, and then fails."""
+
+    def __init__(self, request: object) -> None:
+        self._request = request
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._request, name)
+
+    def infer(self) -> None:
+        self._request.infer()  # type: ignore[attr-defined]  # a request
+        raise RuntimeError("out of memory")
+
+
+def test_a_run_that_fails_leaves_all_sessions_as_they_were(
+    engine: PagedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [engine.open() for _ in range(3)]
+    for count, session in enumerate(sessions, 30):
+        session.feed(list(range(count)))
+    rows_of_run = [BatchRow(session, [1, 2, 3]) for session in sessions]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_request", FailingRequest(engine._request))
+        with pytest.raises(DeviceError, match=r"cannot make a step: out of memory"):
+            engine.run_batch(rows_of_run)
+    with pytest.raises(ContextFull):
+        engine.run_batch([*rows_of_run[:2], BatchRow(sessions[2], [1] * 600)])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.blocks, "take", lacking)
+        with pytest.raises(DeviceError, match="no memory for the KV of 3 sequences"):
+            engine.run_batch([BatchRow(session, [1] * 70) for session in sessions])
+    assert [session.position for session in sessions] == [30, 31, 32]
+    for count, row in enumerate(engine.run_batch(rows_of_run), 30):
+        np.testing.assert_allclose(values(row), alone(engine, [*range(count), 1, 2, 3]), atol=ATOL)
+    for session in sessions:
+        session.close()
+
+
+def lacking(count: int) -> list[int]:
+    raise MemoryError
+
+
+def test_an_interrupt_stops_a_feed_between_its_runs_and_no_run_of_several(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = paged_engine(folder)
+    session, beside, fed, run = other.open(), other.open(), list[int](), other.run
+
+    def stopping(feeds: Sequence[tuple[PagedSession, Sequence[int]]], **options: bool) -> np.ndarray:
+        fed.extend(len(piece) for _, piece in feeds)
+        session.interrupt()
+        return run(feeds, **options)
+
+    monkeypatch.setattr(other, "run", stopping)
+    with pytest.raises(Interrupted):
+        session.feed([5] * 590)
+    assert (session.position, fed) == (0, [512])
+    other.run_batch([BatchRow(session, [5] * 3), BatchRow(beside, [6])])
+    assert (session.position, beside.position) == (3, 1)
+    other.close()
 
 
 def test_a_model_whose_attention_cannot_be_paged_runs_all_the_same_and_says_so(
@@ -148,7 +235,7 @@ def test_a_model_whose_attention_cannot_be_paged_runs_all_the_same_and_says_so(
     monkeypatch.setattr(ov_paged, "paged_attention", refuse)
     caplog.set_level(logging.INFO, "embedllm")
     with embedllm.load(folder, device="openvino") as llm:
-        assert llm.runner.parallel == 1
+        assert max_batch(llm.runner.engine) == 1
         assert len(llm.generate([1, 2, 3], GREEDY, max_tokens=4, stop_tokens=[]).tokens) == 4
     assert "take turns, without paged attention: OpenVINO" in caplog.text
 

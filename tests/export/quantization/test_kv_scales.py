@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from embedllm.backends.base import BatchRow
 from embedllm.backends.ort.engine import OrtEngine, devices
-from embedllm.backends.ort.session import StepsTogether
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ExportError
 from embedllm.export.graphs import write_variant
@@ -148,13 +148,13 @@ def test_sequences_that_step_together_get_what_each_gets_alone(
     variant: GraphVariant, made: Callable[..., Path]
 ) -> None:
     opened = engine(made(), variant, exact=False)
-    alone = [opened.open(256), opened.open(256)]
-    for session, count in zip(alone, (90, 41), strict=True):
-        session.feed(TOKENS[:count])
-    shared = {name: np.concatenate([session.kv[name] for session in alone]) for name in alone[0].kv}
-    logits = StepsTogether(opened)(shared, np.array([[5], [6]]), [90, 41], None, [None, None])
+    together, alone = ([opened.open(), opened.open()] for _ in range(2))
+    for sessions in (together, alone):
+        for session, count in zip(sessions, (90, 41), strict=True):
+            session.feed(TOKENS[:count])
+    logits = opened.run_batch([BatchRow(together[0], [5]), BatchRow(together[1], [6])])
     for row, session, token in zip(logits, alone, (5, 6), strict=True):
-        np.testing.assert_array_equal(row[0], session.feed([token]).values(range(307)))
+        assert row.values(range(307)) == session.feed([token]).values(range(307))
 
 
 def test_inspect_finds_nothing_wrong_with_scales_in_the_graph(made: Callable[..., Path]) -> None:
