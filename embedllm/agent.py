@@ -214,7 +214,7 @@ def _rounds(
         now = choice if count == 0 else ("none" if choice == "none" else "auto")
         completion = cast("Completion", (yield lambda now=now: reply([*asked.messages, *said], now)))
         said.append(completion.message)
-        if not completion.tool_calls or completion.finish_reason == "cancelled" or count == max_rounds:
+        if not completion.tool_calls or completion.finish_reason in ("cancelled", "timeout") or count == max_rounds:
             break
         for call in completion.tool_calls:
             ran, result = yield from _run(call, functions, parameters, confirm, cancel)

@@ -224,7 +224,7 @@ class Conversation:
             is_said = (
                 is_said
                 or bool(chunk.text or chunk.reasoning or chunk.tool_calls)
-                or chunk.finish_reason not in (None, "cancelled")
+                or chunk.finish_reason not in (None, "cancelled", "timeout")
             )
 
         try:

@@ -32,7 +32,7 @@ class Reply:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: str  # "stop", "length", "context" or "cancelled"
+    finish_reason: str  # "stop", "length", "context", "cancelled" or "timeout"
     stopped_by: int | None  # the stop token
     statistics: Statistics  # its own tokens; the times of the whole search
 

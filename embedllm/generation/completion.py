@@ -22,7 +22,7 @@ class Completion:
     tokens: tuple[int, ...]  # generated, the stop token among them
     logprobs: tuple[float, ...]  # of each token, natural log, in the model's own distribution
     top_logprobs: tuple[tuple[Picked, ...], ...]  # per token, when asked for
-    finish_reason: str  # "stop", "length", "context" or "cancelled"
+    finish_reason: str  # "stop", "length", "context", "cancelled" or "timeout"
     stopped_by: str | int | None  # the stop string or stop token
     statistics: Statistics
     reasoning: str = ""  # what the model thought before it

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 DONE, CRASHED, CLOSED_PIPE = 0, 1, 141  # exit codes, those of the command line
 _QUEUED = 16  # requests that may wait for their turn
+_MOST_UNREAD = 8 * MESSAGE_LIMIT  # bytes of requests that wait for the host to read answers
 _GRACE_S = 5.0  # for what runs when the end comes; a model that loads can't be interrupted
 _TICK_S = 1.0  # between two notes that a model still loads
 _WAIT = "Wait for each answer before you send 'shutdown' or close stdin."
@@ -62,6 +63,8 @@ class Worker:
     def __init__(self, read: Callable[[int], bytes], write: Callable[[bytes], None]) -> None:
         self._read = read
         self._endings: queue.SimpleQueue[tuple[int, Id | None]] = queue.SimpleQueue()  # code, who asked to shut down
+        self._lines: queue.SimpleQueue[tuple[bytes | None] | None] = queue.SimpleQueue()  # None: the end
+        self._unread_bytes = 0  # of them, about
         self._output = Output(write, on_closed=lambda: self._endings.put((CLOSED_PIPE, None)))
         self._send = self._output.send
         self._models = Lane("models", self._send, limit=_QUEUED)
@@ -97,16 +100,33 @@ class Worker:
     # --- what comes in
 
     def _listen(self) -> None:
+        """Reads on whatever becomes of the answers: a host that reads no more is known by the end of its stdin."""
+        taken = threading.Thread(target=self._take_all, name="requests", daemon=True)
+        taken.start()
         try:
             for line in lines(self._read):
+                self._unread_bytes += len(line or b"")
+                self._lines.put((line,))
+                if self._unread_bytes > _MOST_UNREAD:
+                    _say(f"the host sent over {_MOST_UNREAD} bytes of requests and reads no answers; the worker ends")
+                    self._endings.put((CRASHED, None))
+                    return
+        except OSError as error:  # a broken pipe, under the names that systems have for it
+            _say(f"the host can't be read from any more ({error})")
+        self._lines.put(None)
+        taken.join(_GRACE_S)  # longer only when nobody reads the answers
+        self._endings.put((DONE, None))
+
+    def _take_all(self) -> None:
+        """Answers what was read, or passes it on."""
+        try:
+            while (read := self._lines.get()) is not None:
+                (line,) = read
+                self._unread_bytes -= len(line or b"")
                 if line is None:
                     self._send(error_message(RpcError(TOO_LARGE, _TOO_LARGE)))
                 elif line.strip() and self._take(line):
                     return
-            self._endings.put((DONE, None))
-        except OSError as error:  # a broken pipe, under the names that systems have for it
-            _say(f"the host can't be read from any more ({error})")
-            self._endings.put((DONE, None))
         except Exception:  # noqa: BLE001  # ends the process, which would else wait for ever
             traceback.print_exc()
             self._endings.put((CRASHED, None))

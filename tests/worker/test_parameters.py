@@ -54,7 +54,8 @@ def test_every_option_of_a_reply_has_a_place() -> None:
     """Those of Model.chat, but for what only a program can give; requests of a worker take turns as they come."""
     known = PARAMETERS["chat"].keys() - {option.name for option in SAMPLING_OPTIONS} - {"messages", "system"}
     options = PromptOptions.__required_keys__ | PromptOptions.__optional_keys__
-    assert known == options - {"stop_tokens", "logprobs", "documents", "continue_final_message", "special", "priority"}
+    assert known == options - {"stop_tokens", "logprobs", "documents", "continue_final_message", "special", "priority",
+                               "timeout"}  # fmt: skip
 
 
 def test_of_a_chat_s_parameters_each_goes_where_it_belongs() -> None:

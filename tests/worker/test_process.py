@@ -447,6 +447,17 @@ def test_it_ends_when_nobody_reads_stdout() -> None:
         assert process.wait(120) == 141
 
 
+def test_a_host_that_reads_nothing_ends_it_by_its_stdin() -> None:
+    with subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b'{"jsonrpc":"2.0","id":1,"method":"initialize"}\n'
+        process.stdin.write(line * 20_000)  # whose answers are more than pipe and queue hold
+        process.stdin.close()
+        assert process.wait(60) == 0
+        process.stdout.close()
+
+
 def test_it_does_not_wait_for_a_model_that_loads_for_ever() -> None:
     command = patched(
         "import time\nfrom embedllm.loading import load as opening\nfrom embedllm.worker import server as worker\n"
