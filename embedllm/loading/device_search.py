@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from embedllm.backends.base import Device, Engine, Unsupported
 from embedllm.backends.checks import cannot_run
 from embedllm.errors import DeviceError, DeviceUnavailable
+from embedllm.generation.engine_loop import EngineLoop
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -91,8 +92,12 @@ def _open(
 ) -> Engine:
     from embedllm.backends.devices.registry import open_engine
 
-    return open_engine(package, device, runtime=runtime, exact=options.exact, kv=options.kv,
-                       adapts=adapters is not None, openvino=options.openvino, variants=variants)  # fmt: skip
+    def open_it() -> Engine:
+        return open_engine(package, device, runtime=runtime, exact=options.exact, kv=options.kv,
+                           adapts=adapters is not None, openvino=options.openvino, variants=variants)  # fmt: skip
+
+    # a GPU captures its steps: nothing else may allocate there meanwhile. Elsewhere a load holds no other model up
+    return EngineLoop.of(device.name).call(open_it) if device.memory else open_it()
 
 
 class ProbeResults:

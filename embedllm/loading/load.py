@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from embedllm.adapters.adapter import Adapters
-from embedllm.backends.base import Device, max_batch
+from embedllm.backends.base import Device, WarmsUp, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.generation.defaults import read_defaults
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
@@ -196,7 +196,7 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         engine, memory, package = open_first(package, search, options, runtime=runtime, adapters=adapters)
         opened.pop_all()
     settings = options.kv_key(runtime(engine.device))
-    return Model(
+    model = Model(
         package,
         engine,
         tokenizer=tokenizer,
@@ -214,6 +214,9 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
     )
+    if isinstance(engine, WarmsUp):
+        model.runner.call(engine.warm_up)  # so that the first reply comes as soon as later ones
+    return model
 
 
 def _recall(package: Package, options: LoadOptions) -> Recalled:
