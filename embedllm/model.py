@@ -178,7 +178,8 @@ class Model:
         tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call.
         priority: among the calls that wait (load(max_sequences=...)) lower ones are served earlier, as in vLLM; a step
         is worth 10 seconds of waiting, so that none waits for ever.
-        timeout: seconds after which the reply ends with what there is and the finish_reason "timeout", in the queue too.
+        timeout: seconds after which the reply ends with what there is, and with the finish_reason "timeout"; in the
+        queue, too.
         adapter: the name of the adapter that computes the reply; None: the bare model. See load().
         special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
         the text then, nor are they from the reply to a prompt that is no messages.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
@@ -21,6 +19,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
+from embedllm.kv_cache.sequence_pool import HeldSequence
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
@@ -90,8 +89,7 @@ class Conversation:
         self._variables = variables
         self._when_full: WhenFull = when_full
         self._seen = WHOLE_HISTORY
-        self._sequence: CachedSequence | None = None
-        self._drop: Callable[[], object] = lambda: None  # what frees it
+        self._held: HeldSequence | None = None
         if when_full == "shift":
             held = self._hold(0)
             try:
@@ -192,18 +190,15 @@ class Conversation:
             return shift_context(asked, self._seen, held, model.package.decoder)
         return asked.request(messages), WHOLE_HISTORY
 
+    @property
+    def _sequence(self) -> CachedSequence | None:
+        return None if self._held is None else self._held.sequence
+
     def _hold(self, capacity: int) -> CachedSequence:
         """A sequence of its own from now on, with room for so many tokens."""
         runner = self.model.runner
-        self._keep(runner.call(lambda: runner.sequences.new(capacity)))
-        assert self._sequence is not None
-        return self._sequence
-
-    def _keep(self, sequence: CachedSequence) -> None:
-        """Has this sequence until close(), or until the conversation is dropped."""
-        self._sequence = sequence
-        pool = self.model.runner.sequences
-        self._drop = weakref.finalize(self, pool.loop.post, partial(pool.drop, sequence))
+        self._held = runner.call(lambda: HeldSequence(runner.sequences, capacity))
+        return self._held.sequence
 
     def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
         with turn as note:
@@ -296,14 +291,14 @@ class Conversation:
             )
         runner = model.runner
         try:
-            sequence = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
+            held = restore_sequence(file, runner.sequences, model=model.kind, adapters=runner.adapters,
                                 cancel=cancel or Cancel())  # fmt: skip
         except BaseException:
             conversation.close()
             raise
-        if sequence is not None:
+        if held is not None:
             conversation.close()
-            conversation._keep(sequence)
+            conversation._held = held
         return conversation
 
     @property
@@ -314,9 +309,9 @@ class Conversation:
 
     def close(self) -> None:
         """Frees the KV cache; the history stays, and the next turn computes what the prefix cache has not kept."""
-        if self._sequence is not None:
-            self._sequence = None
-            self._drop()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def __enter__(self) -> Conversation:
         return self

@@ -17,6 +17,7 @@ from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
 from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS
+from embedllm.kv_cache.sequence_pool import HeldSequence
 from embedllm.kv_cache.transfer import exported
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.function_schema import tool_schema
@@ -103,7 +104,7 @@ def restore_sequence(
     model: Mapping[str, str],
     adapters: Adapters | None = None,
     cancel: Cancel,
-) -> CachedSequence | None:
+) -> HeldSequence | None:
     """A sequence that holds the KV of a file; None when another model, adapter, device or version has computed it.
 
     Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
@@ -112,15 +113,15 @@ def restore_sequence(
     if not tokens:
         return None
     in_loop = sequences.loop.call
-    sequence = in_loop(lambda: sequences.new(len(tokens)))
-    session = sequence.session
+    held = in_loop(lambda: HeldSequence(sequences, len(tokens)))
+    sequence, session = held.sequence, held.sequence.session
     kind = json.loads(file.about["kind"])
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
     if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
         _log.info(
             "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
         )
-        in_loop(lambda: sequences.drop(sequence))
+        held.close()
         return None
     try:
         if adapter is not None:
@@ -132,9 +133,9 @@ def restore_sequence(
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
     except BaseException:
-        in_loop(lambda: sequences.drop(sequence))
+        held.close()
         raise
-    return sequence
+    return held
 
 
 def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:

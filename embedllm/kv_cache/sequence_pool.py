@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
@@ -17,6 +18,26 @@ from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
 
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
+
+
+class HeldSequence:
+    """A sequence that somebody keeps between requests: a conversation. It is freed when this is closed or dropped."""
+
+    def __init__(self, pool: SequencePool, capacity: int = 0) -> None:
+        """capacity: tokens that it has room for from the beginning."""
+        self.sequence = pool.new(capacity)
+        self._pool = pool
+        self._is_closed = False
+
+    def close(self) -> None:
+        """From any thread; twice is fine."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._pool.loop.post(partial(self._pool.drop, self.sequence))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_closed"):  # else it could not be made
+            self.close()
 
 
 class SequencePool:
