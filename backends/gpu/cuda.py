@@ -18,6 +18,7 @@ from functools import cache
 
 from embedllm.backends.base import Device
 from embedllm.backends.gpu.cuda_driver import gpus, stream
+from embedllm.backends.gpu.cuda_memory import CudaMemory, memory_of
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.ort.plugins import quiet
 from embedllm.backends.ort.runtime import first_line, ort
@@ -76,6 +77,9 @@ class CudaEngine(ResidentEngine):
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         return start(path, options, self.index, captures=self.captures)
 
+    def open_memory(self) -> CudaMemory:
+        return memory_of(self.index)
+
 
 def start(
     path: str, options: ort.SessionOptions, index: int, *, captures: bool, tf32: bool = True
@@ -105,6 +109,8 @@ def _provider_options(index: int, *, capture: bool, tf32: bool) -> dict[str, str
     }
     if shared := stream(index):
         options |= {"has_user_compute_stream": "1", "user_compute_stream": str(shared)}
+    if os.environ.get(_XQA) != "0":
+        options["sdpa_kernel"] = _WITHOUT_PLANS
     return options | ({"enable_cuda_graph": "1"} if capture else {}) | ({} if tf32 else {"use_tf32": "0"})
 
 
@@ -129,6 +135,8 @@ def _fast_attention() -> Iterator[None]:
 
 
 _XQA = "ORT_ENABLE_XQA"
+# attention of prompts: flash, memory-efficient or unfused; cuDNN's plans each new length of a prompt for 0.2 s
+_WITHOUT_PLANS = str(1 | 2 | 16)
 
 
 def _has_cudnn() -> bool:

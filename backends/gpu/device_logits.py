@@ -1,80 +1,199 @@
-"""The few numbers of a row of logits on a device that most sampling needs, reduced there.
+"""The few numbers of rows of logits on a device that most sampling needs, reduced there.
 
 Bringing 150,000 logits to the host and summing their exponentials there takes a quarter of a millisecond, a fifth of a
 step of a small model on a fast GPU. So small graphs of their own (backends/gpu/heads, made by tools/make_heads.py)
-run on the device over the logits where they are: the best token with the sum, or the best few hundred. What cannot be
-answered from these brings the row over and asks `NumpyLogits`.
+run on the device over the logits where they are: the best token with the sum, or the best few hundred. The first row
+of a run that asks has them computed for all rows of it. What cannot be answered from these brings the row over and asks
+`NumpyLogits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.kv_slots import padded_width
+from embedllm.backends.ort.runtime import ort
 from embedllm.backends.sessions.topk_logits import Best, ListedRow
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
-    from embedllm.backends.ort.runtime import ort
-    from embedllm.types import F32
+    from embedllm.backends.gpu.device_memory import DeviceMemory
+    from embedllm.types import F32, Logits
 
 HEADS = Path(__file__).parent / "heads"
 # tokens that the list of the best has, one more than the sampler's first look, to see a tie at its end: CUDA's TopK
 # takes 50 us for 256 of 150,000 and 870 for 257
 LISTED = 256
 LARGEST_VOCABULARY = 1 << 24  # token ids come as float32, exact up to here
-_ROW, BEST, _LIST = "row", "best", "list"
+ROW, BEST, LIST = "row", "best", "list"
 
 
-class Head:
-    """One small graph over the logits of one set of buffers; its result comes to the host."""
+class LogitsEngine(Protocol):
+    """What the rows need of an engine."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        logits: ort.OrtValue,
-        *,
-        size: int,
-        options: ort.RunOptions,
-        place: Callable[[np.ndarray], ort.OrtValue],
-        read: Callable[[ort.OrtValue], np.ndarray],
-    ) -> None:
-        """size: how many float32 numbers it gives."""
-        self._session = session
-        self._options = options
-        self._read = read
-        self._out = place(np.zeros(size, np.float32))
-        self._binding = session.io_binding()
-        self._binding.bind_ortvalue_input("logits", logits)
-        self._binding.bind_ortvalue_output("out", self._out)
+    memory: DeviceMemory
+    where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+    dtype: type[np.floating]  # of logits
+    graph_ids: count[int]
+    heads: dict[str, ort.InferenceSession]
+    head_sizes: dict[str, int]
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
+        ...
+
+
+class Owner(Protocol):
+    """The session that a row of logits is of."""
+
+    fed: int  # changes whenever the row is not the one that it was fed for any more
+
+    def note_asked(self, head: str) -> None:
+        """Its row was reduced by that head, or brought over."""
+        ...
+
+
+class _Head:
+    """One small graph over the first rows at a place on the device; its result comes to the host."""
+
+    def __init__(self, engine: LogitsEngine, name: str, *, logits: int, rows: int, vocabulary: int) -> None:
+        size = engine.head_sizes[name]
+        self._session, self._memory = engine.heads[name], engine.memory
+        self._result = np.zeros((rows, size), np.float32)
+        self._out = DeviceBlock(engine.memory, self._result.nbytes)
+        graph_id = next(engine.graph_ids)
+        self._options, self._options_async = engine.replaying(graph_id), engine.replaying(graph_id)
+        self._options_async.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._has_run = False
+        binding = self._binding = self._session.io_binding()
+        binding.bind_input("logits", *engine.where, engine.dtype, (rows, 1, vocabulary), logits)
+        binding.bind_output("out", *engine.where, np.float32, (rows, 1, size), self._out.address)
 
     def __call__(self) -> F32:
-        """[size]"""
-        self._session.run_with_iobinding(self._binding, self._options)
-        return self._read(self._out)
+        """[rows, size]"""
+        self._session.run_with_iobinding(self._binding, self._options_async if self._has_run else self._options)
+        self._has_run = True
+        self._memory.read(self._out.address, self._result)
+        return self._result.copy()
+
+
+class LogitsBoard:
+    """Where the logits of the latest run lie, until the next one's take their place."""
+
+    def __init__(self, engine: LogitsEngine, rows: int, vocabulary: int) -> None:
+        """rows: most that a run has."""
+        self.vocabulary = vocabulary
+        self.row_bytes = vocabulary * np.dtype(engine.dtype).itemsize
+        self.block = DeviceBlock(engine.memory, rows * self.row_bytes)
+        self.address = self.block.address
+        self.engine = engine
+        self._limit = rows
+        self._heads: dict[tuple[str, int], _Head] = {}
+        self._latest: RunLogits | None = None
+
+    def replace(self, latest: RunLogits | None) -> None:
+        """Saves rows of the latest run that may still be asked for; the next one's may be written then."""
+        if self._latest is not None:
+            self._latest.save()
+        self._latest = latest
+
+    def ask(self, name: str, rows: int) -> F32:
+        """What a head says of the first rows."""
+        width = padded_width(rows, self._limit)
+        if (name, width) not in self._heads:
+            self._heads[name, width] = _Head(
+                self.engine, name, logits=self.address, rows=width, vocabulary=self.vocabulary
+            )
+        return self._heads[name, width]()
+
+
+class RunLogits:
+    """The rows of one run. They lie on its board, or where they were saved when the next run took their place."""
+
+    def __init__(self, board: LogitsBoard, owners: Sequence[Owner], *, note_best: Callable[[F32], None]) -> None:
+        """note_best: told the numbers of the head BEST of all rows."""
+        self.owners = owners
+        self._board = board
+        self._note_best = note_best
+        self._fed = [owner.fed for owner in owners]
+        self._numbers: dict[str, F32] = {}  # by head, [B, size]
+        self._saved: dict[int, LogitsBoard] = {}
+        self._is_on_board = True
+
+    def row(self, index: int) -> Logits:
+        if not self._board.engine.heads:
+            return NumpyLogits(self._values(index))
+        return ListedRow(
+            self._board.vocabulary,
+            listed=LISTED,
+            ask_best=lambda: _one(self._ask(index, BEST)),
+            ask_list=lambda: _several(self._ask(index, LIST)),
+            whole=lambda: NumpyLogits(self._values(index)),
+        )
+
+    def save(self) -> None:
+        """Copies what may still be asked for."""
+        board = self._board
+        for index in range(len(self.owners)):
+            if self._is_valid(index):
+                saved = LogitsBoard(board.engine, 1, board.vocabulary)
+                board.engine.memory.copy(saved.address, self._address(index), width=board.row_bytes)
+                self._saved[index] = saved
+        self._is_on_board = False
+
+    def _is_valid(self, index: int) -> bool:
+        return self.owners[index].fed == self._fed[index]
+
+    def _address(self, index: int) -> int:
+        if index in self._saved:
+            return self._saved[index].address
+        return self._board.address + index * self._board.row_bytes
+
+    def _ask(self, index: int, name: str) -> F32:
+        """What a head says of one row."""
+        self._check(index)
+        if name not in self._numbers:
+            if not self._is_on_board:
+                return self._saved[index].ask(name, 1)[0]
+            self._numbers[name] = numbers = self._board.ask(name, len(self.owners))
+            if name == BEST:
+                self._note_best(numbers)
+        self.owners[index].note_asked(name)
+        return self._numbers[name][index]
+
+    def _values(self, index: int) -> F32:
+        """The row itself."""
+        self._check(index)
+        engine, board = self._board.engine, self._board
+        values = np.empty(board.vocabulary, engine.dtype)
+        if ROW in engine.heads:  # as float32, which takes the host longer
+            values = np.empty(board.vocabulary, np.float32)
+            out, binding = DeviceBlock(engine.memory, values.nbytes), engine.heads[ROW].io_binding()
+            shape = (1, 1, board.vocabulary)
+            binding.bind_input("logits", *engine.where, engine.dtype, shape, self._address(index))
+            binding.bind_output("out", *engine.where, np.float32, shape, out.address)
+            engine.heads[ROW].run_with_iobinding(binding, engine.replaying(None))
+            engine.memory.read(out.address, values[None])
+        else:
+            engine.memory.read(self._address(index), values[None])
+        self.owners[index].note_asked(ROW)
+        return values.astype(np.float32, copy=False)
+
+    def _check(self, index: int) -> None:
+        if not self._is_valid(index):
+            raise ValueError("these logits are gone: their session was fed again, or closed.")
 
 
 def sizes(vocabulary: int) -> dict[str, int]:
     """How many numbers each head gives, by its name. A list longer than the vocabulary is none."""
-    found = {_ROW: vocabulary, BEST: 3}
-    return found | ({_LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
-
-
-def device_row(size: int, ask: Callable[[str], F32]) -> ListedRow:
-    """A row of logits on a device.
-
-    ask: runs a head by its name; raises ValueError when the logits are no longer there.
-    """
-    return ListedRow(
-        size,
-        listed=LISTED,
-        ask_best=lambda: _one(ask(BEST)),
-        ask_list=lambda: _several(ask(_LIST)),
-        whole=lambda: NumpyLogits(ask(_ROW)),
-    )
+    found = {ROW: vocabulary, BEST: 3}
+    return found | ({LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
 
 
 def _one(numbers: F32) -> Best:

@@ -1,7 +1,8 @@
-"""Sessions whose KV and logits stay in a device's own memory: CUDA, and other providers that bind buffers there.
+"""An engine whose KV and logits stay in a device's own memory: CUDA, and others of ONNX Runtime that bind addresses.
 
-Greedy decoding runs one step ahead: while the caller still has to do with a token, the device already computes what
-follows it. A step that was not wanted is forgotten, as a rewind forgets.
+Steps of several sequences are one run over their slots of a pool (kv_pool.py). Greedy decoding runs one step ahead:
+while the caller still has to do with the tokens, the device already computes what follows them. A step that was not
+wanted is forgotten, as a rewind forgets: it has written behind the end of each sequence.
 """
 
 from __future__ import annotations
@@ -10,39 +11,55 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Device
+from embedllm.backends.base import LARGER_EXPORT, BatchRow, Device
 from embedllm.backends.checks import cannot_run
-from embedllm.backends.gpu.buffers import Buffers
-from embedllm.backends.gpu.device_logits import BEST, HEADS, LARGEST_VOCABULARY, device_row, sizes
-from embedllm.backends.gpu.session import DeviceSession
+from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, LogitsBoard, RunLogits, sizes
+from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.io_binding_session import ResidentSession
+from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
 from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
-from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
+    from embedllm.backends.gpu.device_memory import DeviceMemory
     from embedllm.types import F32, Logits
 
 CHUNK = 2048  # tokens of a prompt fed at once
-_STEP = 1024  # tokens; capacities are multiples of it
+_BUDGET = 1024  # tokens of prompts beside steps (docs/cuda.md)
+_MOST = 64  # sequences in a run
+_SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of so many
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
-_SPARE = 2  # buffers of closed sessions that wait for the next one
+_WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load
 # operators that do the work: none of them may be left to the CPU
 HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "SimplifiedLayerNormalization",
          "SkipSimplifiedLayerNormalization"}  # fmt: skip
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A step that runs, and was not asked for yet."""
+
+    tokens: dict[ResidentSession, tuple[int, int]]  # what each was fed, and its version then
+
+    def has(self, session: ResidentSession, token: int) -> bool:
+        return self.tokens.get(session) == (token, session.version)
+
+
 class ResidentEngine:
     """A folder's graph on one device. What differs between providers is in the methods of its subclasses."""
 
     chunk = CHUNK
+    mixes_lengths = False  # GroupQueryAttention takes one row when there are several tokens behind others
+    prompt_budget = _BUDGET
     reduces = False  # whether logits are reduced on the device
     where: tuple[str, int] = ("cpu", 0)  # the device in ONNX Runtime's words: its type and index
 
@@ -57,7 +74,7 @@ class ResidentEngine:
     ) -> None:
         """capture: replay decoding steps as they were captured; without it they are launched kernel by kernel.
 
-        lock: of engines that share a device's stream.
+        lock: of all that runs on the device, encoders too, whose work must not be in what another captures.
         Raises DeviceUnavailable when part of the work would run on the CPU.
         """
         self.device = device
@@ -67,10 +84,11 @@ class ResidentEngine:
         self.captures = capture
         self.dtype = np.float16 if graph.activations == "float16" else np.float32
         self.graph_ids = itertools.count(1)
-        self._spare: list[Buffers] = []
-        # of the spare buffers, and one step at a time: what one captures must not have the work of another in it
         self.lock = lock or threading.RLock()
+        self._pools: dict[int, KvPool] = {}
+        self._ahead: _Ahead | None = None
         self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
+        self.memory = memory = self.open_memory()
         vocabulary = package.decoder.vocabulary
         has_heads = self.reduces and vocabulary < LARGEST_VOCABULARY
         kind = np.dtype(self.dtype).name
@@ -78,6 +96,13 @@ class ResidentEngine:
         self.heads = {name: self._load(HEADS / f"{name}.{kind}.onnx") for name in self.head_sizes}
         if left := left_to_the_cpu(self._session, HEAVY):
             raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
+        with self.lock, device_errors(device):
+            self.max_batch = self._fitting()
+            self.tokens = DeviceBlock(memory, 8 * self.context)  # of a prompt
+            self.mask = DeviceBlock(memory, 8 * self.context)  # zeros behind the first
+            memory.zero(self.mask.address, self.mask.size)
+            self.prompts = LogitsBoard(self, 1, vocabulary)
+            self._steps = LogitsBoard(self, self.max_batch, vocabulary)
 
     def _load(self, path: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -93,20 +118,9 @@ class ResidentEngine:
         """A session on this device, without falling back to another."""
         raise NotImplementedError
 
-    def place(self, array: np.ndarray) -> ort.OrtValue:
-        """A copy of an array on the device."""
-        with self.lock, device_errors(self.device):
-            return ort.OrtValue.ortvalue_from_numpy(array, *self.where)
-
-    def write(self, value: ort.OrtValue, array: np.ndarray) -> None:
-        """Puts an array where another of its shape and type is."""
-        with self.lock, device_errors(self.device):
-            value.update_inplace(array)
-
-    def read(self, value: ort.OrtValue) -> np.ndarray:
-        """A copy of what is on the device."""
-        with self.lock, device_errors(self.device):
-            return value.numpy()
+    def open_memory(self) -> DeviceMemory:
+        """That of this device."""
+        raise NotImplementedError
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -115,12 +129,21 @@ class ResidentEngine:
         return self._session
 
     def open(self, capacity: int = 0) -> ResidentSession:
-        return ResidentSession(self, capacity)
+        with self.lock, device_errors(self.device):
+            return ResidentSession(self, capacity)
 
     def close(self) -> None:
-        self._spare.clear()
-        self.heads.clear()
-        self._session = None
+        if self._session is None:
+            return
+        with self.lock, device_errors(self.device):
+            self.memory.synchronize()
+            for pool in self._pools.values():
+                pool.close()
+            self._pools.clear()
+            self.heads.clear()
+            self._session = self._ahead = None
+            del self.prompts, self._steps, self.tokens, self.mask
+            self.memory.trim()
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
         """Options to run what is captured under that number, or is captured so now; None: nothing is."""
@@ -128,123 +151,104 @@ class ResidentEngine:
         options.add_run_config_entry("gpu_graph_id", str(graph_id if self.captures and graph_id is not None else -1))
         return options
 
-    def take(self, capacity: int) -> Buffers:
-        """Buffers for `capacity` tokens: large enough ones of a closed session first, whose graph still holds."""
-        with self.lock:
-            for spare in self._spare:
-                if spare.capacity >= capacity:
-                    self._spare.remove(spare)
-                    return spare
-            return Buffers(self, min(-(-max(capacity, 1) // _STEP) * _STEP, self.context))
+    def pool(self, capacity: int) -> KvPool:
+        """The smallest whose sequences hold that many tokens."""
+        size = SHORTEST
+        while size < capacity:
+            size *= 2
+        size = min(size, self.context)
+        if size not in self._pools:
+            self.session  # noqa: B018 - raises ValueError once it was closed
+            self._pools[size] = KvPool(self, size)
+        return self._pools[size]
 
-    def give_back(self, buffers: Buffers) -> None:
-        with self.lock:
-            if self._session is None:
-                return
-            if len(self._spare) < _SPARE:
-                self._spare.append(buffers)
-            else:
-                buffers.release()
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """One token for each of 1 to max_batch sessions."""
+        with self.lock, device_errors(self.device):
+            sessions: list[ResidentSession] = []
+            for session, tokens in rows:
+                assert isinstance(session, ResidentSession)
+                session.reserve_for(tokens)
+                sessions.append(session)
+            tokens = [row.tokens[0] for row in rows]
+            ahead, self._ahead = self._ahead, None
+            if ahead is None or not all(ahead.has(one, token) for one, token in zip(sessions, tokens, strict=True)):
+                self._launch(sessions, tokens)
+            for session, token in zip(sessions, tokens, strict=True):
+                session.advance(token)
+            return self._gathered(sessions)
 
+    def warm_up(self) -> None:
+        """Prompts of several lengths, a step of one sequence, and what reduces their logits."""
+        session = self.open()
+        try:
+            for length in _WARM_PROMPTS:
+                if length < session.capacity:
+                    session.rewind(0)
+                    logits = session.feed([0] * length)
+                    self._ask_all(logits)
+            session.rewind(min(1, session.position))
+            for _ in range(2):  # the second one is replayed
+                self._ask_all(session.feed([0]))
+            self.memory.synchronize()
+        finally:
+            session.close()
 
-class ResidentSession(DeviceSession[Buffers]):
-    """One sequence. A step appends in place, and is replayed where that can be."""
+    def _ask_all(self, logits: Logits) -> None:
+        logits.top(1)
+        logits.top(2)
+        logits.values([1])
 
-    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
-        super().__init__(engine, capacity)
-        self._resident = engine
-        self._launched = engine.replaying(None)  # kernel by kernel
-        self._given: dict[str, ort.OrtValue] = {}  # kept, as not every version's binding keeps what it was given
-        self._fed = 0  # how often
-        self._end = 0  # the position after that
-        self._last = 0  # the token that was fed last, if it was alone
-        self._best: int | None = None  # of the latest logits, once it was asked for
-        self._greedy = 0  # steps in a row that took the best token and asked for nothing else
-        self._is_overwritten = False  # the latest logits, by a step that ran ahead
-        self._ahead: tuple[int, int] | None = None  # token and position of a step that runs, and was not asked for yet
+    def _fitting(self) -> int:
+        """How many sequences of the shortest capacity the free memory has room for, at most _MOST, a power of two."""
+        length, item = min(SHORTEST, self.context), np.dtype(self.dtype).itemsize
+        attentions = self.package.decoder.kv_attentions
+        size = sum(2 * attention.kv_heads * length * attention.head_dim * item for attention in attentions)
+        fitting = int(self.memory.free_bytes() * _SHARE / max(size, 1))
+        return 1 << (min(max(fitting, 1), _MOST).bit_length() - 1)
 
-    def feed(self, tokens: Sequence[int]) -> Logits:
-        buffers = self._prepare(tokens)
-        self._fed += 1
-        self._end = end = self.position + len(tokens)
-        if len(tokens) == 1 and self.position:
-            self._greedy = self._greedy + 1 if tokens[0] == self._best else 0
-            self._last = tokens[0]
-            if self._ahead == (tokens[0], self.position):
-                self.position, self._ahead = end, None
-            else:
-                self._settle()
-                self._step(buffers, end)
-        else:
-            self._greedy = 0
-            self._settle()
-            with self._engine.lock:
-                self._bind_several(buffers, tokens, logits_from=-1)
-                buffers.several.bind_ortvalue_output("logits", buffers.logits)
-                self._run(buffers.several, self._launched, end)
-        self._best, self._is_overwritten = None, False
-        if not buffers.heads:
-            return NumpyLogits(self._engine.read(buffers.logits)[0, 0].astype(np.float32, copy=False))
-        fed = self._fed
-        return device_row(self._decoder.vocabulary, lambda name: self._answer(name, buffers, fed))
+    def _launch(self, sessions: Sequence[ResidentSession], tokens: Sequence[int]) -> None:
+        """Starts the steps that append one token to each, of each pool one."""
+        for pool in dict.fromkeys(session.pool for session in sessions):
+            own = [(session, token) for session, token in zip(sessions, tokens, strict=True) if session.pool is pool]
+            self._run(pool.prepare(*zip(*own, strict=True)))
 
-    def feed_all(self, tokens: Sequence[int]) -> F32:
-        buffers = self._prepare(tokens)
-        self._settle()
-        self._best = None
-        with self._engine.lock:
-            self._bind_several(buffers, tokens, logits_from=0)
-            buffers.several.bind_output("logits")
-            self._run(buffers.several, self._launched, self.position + len(tokens))
-        return buffers.several.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
+    def _run(self, step: Step) -> None:
+        options = step.options_async if step.has_run and self.captures else step.options
+        self.session.run_with_iobinding(step.binding, options)
+        step.has_run = True
 
-    def _step(self, buffers: Buffers, end: int) -> None:
-        """Appends the last token."""
-        with self._engine.lock:
-            step = buffers.give(self._last, end)
-            self._run(step.binding, step.options, end)
-            step.has_run = True
+    def _gathered(self, sessions: Sequence[ResidentSession]) -> list[Logits]:
+        """The rows of the steps that were started last, side by side, in the order of these sessions."""
+        run = RunLogits(self._steps, sessions, note_best=lambda numbers: self._run_ahead(sessions, numbers))
+        self._steps.replace(run)
+        size, start = self._steps.row_bytes, 0
+        places = [session.pool.logits(session) for session in sessions]
+        for end in range(1, len(places) + 1):
+            if end == len(places) or places[end] != places[end - 1] + size:
+                self.memory.copy(self._steps.address + start * size, places[start], width=(end - start) * size)
+                start = end
+        return [run.row(index) for index in range(len(sessions))]
 
-    def _answer(self, head: str, buffers: Buffers, fed: int) -> F32:
-        """What a head says of the logits of that feed."""
-        if self._buffers is not buffers or self._fed != fed:
-            raise ValueError("these logits are gone: their session was fed again, or closed.")
-        with self._engine.lock, device_errors(self._resident.device):
-            if head == BEST:
-                numbers = buffers.heads[BEST]()
-                self._best = int(numbers[0])
-                self._run_ahead(buffers, self._best)
-                return numbers
-            self._greedy = 0
-            if self._is_overwritten:
-                self._settle()
-                position = self.position  # which a rewind may have changed
-                self._step(buffers, self._end)
-                self.position, self._is_overwritten = position, False
-            return buffers.heads[head]()
-
-    def _run_ahead(self, buffers: Buffers, token: int) -> None:
+    def _run_ahead(self, sessions: Sequence[ResidentSession], numbers: F32) -> None:
         """Starts the step that greedy decoding asks for next, once it has been seen to be that."""
-        end = self.position + 1
-        if self._greedy < _CERTAIN or self._stopping or end > buffers.capacity:
-            return
-        if buffers.step(end).has_run:  # the first one plans and captures
-            step = buffers.give(token, end)
-            self._engine.session.run_with_iobinding(step.binding, step.options_ahead)
-            self._ahead, self._is_overwritten = (token, self.position), True
+        tokens = [int(token) for token in numbers[: len(sessions), 0]]
+        for session, token in zip(sessions, tokens, strict=True):
+            session.best = token
+        if all(session.greedy >= _CERTAIN and session.can_step for session in sessions):
+            self._launch_ahead(sessions, tokens)
 
-    def _settle(self) -> None:
-        """Waits for a step that runs ahead, and forgets it."""
-        if self._ahead is not None:
-            self._ahead = None
-            with self._engine.lock, device_errors(self._resident.device):
-                self._held().heads[BEST]()
-
-    def _bind_several(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
-        self._given = {
-            "input_ids": self._resident.place(np.array([tokens], np.int64)),
-            "attention_mask": self._resident.place(np.ones((1, self.position + len(tokens)), np.int64)),
-            "logits_from": ort.OrtValue.ortvalue_from_numpy(np.array([logits_from], np.int64)),
-        }
-        for name, value in self._given.items():
-            buffers.several.bind_ortvalue_input(name, value)
+    def _launch_ahead(self, sessions: Sequence[ResidentSession], tokens: Sequence[int]) -> None:
+        pools = dict.fromkeys(session.pool for session in sessions)
+        ready: list[Step] = []
+        for pool in pools:
+            own = [(session, token) for session, token in zip(sessions, tokens, strict=True) if session.pool is pool]
+            step = pool.prepare(*zip(*own, strict=True))
+            if not step.has_run:  # the first one plans and captures
+                return
+            ready.append(step)
+        for step in ready:
+            self._run(step)
+        self._ahead = _Ahead(
+            {session: (token, session.version) for session, token in zip(sessions, tokens, strict=True)}
+        )

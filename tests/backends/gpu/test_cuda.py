@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import embedllm
-from embedllm.backends.base import Device, FeedsAll, Interrupted, Interruptible, MovesState
+from embedllm.backends.base import (
+    BatchRow,
+    Device,
+    FeedsAll,
+    Interrupted,
+    Interruptible,
+    MovesState,
+    MovesStored,
+    RunsBatches,
+)
 from embedllm.backends.devices import registry
 from embedllm.backends.gpu import cuda
 from embedllm.backends.gpu.cuda import CudaEngine
 from embedllm.backends.gpu.cuda_driver import Gpu
-from embedllm.backends.gpu.io_binding_engine import ResidentSession
+from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable
@@ -24,6 +32,7 @@ from embedllm.export import Recipe, convert
 from embedllm.loading.resolve import package_folder
 from embedllm.package.package import Package, open_package
 from embedllm.package.packing import packings
+from embedllm.types import Logits
 from tests.support.decoder_cases import CASES, VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.encoder_folders import write_embedder, write_reranker
@@ -119,6 +128,8 @@ def test_a_session_is_all_that_a_session_may_be(demo: CudaEngine) -> None:
     assert isinstance(session, FeedsAll)
     assert isinstance(session, Interruptible)
     assert isinstance(session, MovesState)
+    assert isinstance(session, MovesStored)
+    assert isinstance(demo, RunsBatches)
     session.close()
     session.close()
     with pytest.raises(ValueError, match="this session was closed"):
@@ -233,17 +244,164 @@ def test_greedy_replies_are_those_of_the_cpu_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+# --- batches
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 16000, length).tolist()
+
+
+def alone_differs(opened: CudaEngine, tokens: list[int], start: int) -> tuple[int, float]:
+    """Of tokens chosen greedily in batches from `start` on: how many are others alone, and how far below the best."""
+    session, others, worst = opened.open(), 0, 0.0
+    logits = session.feed(tokens[:start])
+    for token in tokens[start:]:
+        best = logits.top(1)
+        others += best.tokens[0] != token
+        worst = max(worst, best.logits[0] - logits.values([token])[0])
+        logits = session.feed([token])
+    session.close()
+    return others, worst
+
+
 @gpu
-def test_threads_get_the_replies_that_they_would_get_alone() -> None:
-    greedy = embedllm.Sampling(temperature=0)
-    with embedllm.load("demo", device="cuda") as model:
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 16, 17, 33])
+def test_rows_of_different_lengths_get_what_each_gets_alone(demo: CudaEngine, count: int) -> None:
+    """But for ties, which are counted."""
+    tokens = [prompt(at, 3 + at * 37 % 150) for at in range(count)]
+    starts = [len(row) for row in tokens]
+    sessions = [demo.open() for _ in tokens]
+    logits = [session.feed(row) for session, row in zip(sessions, tokens, strict=True)]
+    for _ in range(24):
+        for row, one in zip(tokens, logits, strict=True):
+            row.append(one.top(1).tokens[0])
+        logits = demo.run_batch([BatchRow(one, row[-1:]) for one, row in zip(sessions, tokens, strict=True)])
+    for session in sessions:
+        session.close()
+    found = [alone_differs(demo, row, start) for row, start in zip(tokens, starts, strict=True)]
+    assert max(worst for _, worst in found) <= DEMO_ATOL
+    assert sum(others for others, _ in found) <= 0.05 * 24 * count
 
-        def reply(prompt: str) -> str:
-            return model.chat([{"role": "user", "content": prompt}], greedy, max_tokens=40).text
 
-        alone = [reply(prompt) for prompt in PROMPTS]
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(reply, PROMPTS * 5)) == alone * 5
+@gpu
+@pytest.mark.parametrize("case", CASES)
+def test_every_described_field_is_the_same_in_a_batch(case: str, tmp_path: Path) -> None:
+    decoder, recipe = CASES[case](plain()), Recipe(method="nearest")
+    package = open_package(described_package(tmp_path / "package", decoder, recipe, variant="generic-float16"))
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, (3, 24)).tolist()
+    reference = ReferenceEngine(package)
+    expected = [reference.open().feed_all(row) for row in tokens]
+    opened = engine(package)
+    sessions = [opened.open() for _ in tokens]
+    starts = [3, 9, 14]
+    for session, row, start in zip(sessions, tokens, starts, strict=True):
+        session.feed(row[:start])
+    close, distances = FIELD_CLOSE * expected[0].std(), []
+    for step in range(10):
+        rows = [BatchRow(one, [row[at + step]]) for one, row, at in zip(sessions, tokens, starts, strict=True)]
+        for found, right, at in zip(opened.run_batch(rows), expected, starts, strict=True):
+            distances.append(np.abs(found.values(range(found.size)) - right[at + step]).max())
+    # where two experts are as good as equal, rounding chooses another one
+    assert sum(distance <= close for distance in distances) >= (0.8 if decoder.is_mixture else 1) * len(distances)
+    for session in sessions:
+        session.close()
+    opened.close()
+
+
+@gpu
+def test_joins_leaves_growth_and_rewinds_beside_others_change_no_row(demo: CudaEngine) -> None:
+    """And the step that ran ahead serves those that go on."""
+    tokens: dict[ResidentSession, list[int]] = {}
+    starts: dict[ResidentSession, int] = {}
+    latest: dict[ResidentSession, Logits] = {}
+    random = np.random.default_rng(11)
+
+    def join(length: int) -> None:
+        session = demo.open()
+        tokens[session], starts[session] = prompt(len(starts), length), length
+        latest[session] = session.feed(tokens[session])
+
+    for length in (40, 1018, 7):  # one of them grows
+        join(length)
+    ended: list[tuple[list[int], int]] = []
+    for step in range(40):
+        if step % 6 == 5:
+            join(int(random.integers(2, 90)))
+        if step % 11 == 10:
+            session = next(iter(tokens))
+            ended.append((tokens.pop(session), starts[session]))
+            latest.pop(session)
+            session.close()
+        if step == 20:
+            session = list(tokens)[-1]
+            session.rewind(starts[session])
+            tokens[session] = [*tokens[session][: starts[session]], 9, 8, 7]
+            starts[session] += 3
+            latest[session] = session.feed([9, 8, 7])
+        for session, row in tokens.items():
+            row.append(latest[session].top(1).tokens[0])
+        rows = demo.run_batch([BatchRow(session, row[-1:]) for session, row in tokens.items()])
+        latest = dict(zip(tokens, rows, strict=True))
+    ended += [(row, starts[session]) for session, row in tokens.items()]
+    for session in tokens:
+        session.close()
+    found = [alone_differs(demo, row, start) for row, start in ended]
+    assert max(worst for _, worst in found) <= DEMO_ATOL
+    assert sum(others for others, _ in found) <= 0.05 * sum(len(row) - start for row, start in ended)
+
+
+@gpu
+def test_a_stored_prefix_continues_as_the_computed_one(demo: CudaEngine) -> None:
+    tokens = prompt(5, 700)
+    session = demo.open()
+    expected = row(session, tokens)
+    spans = [(at, min(at + 64, 690)) for at in range(0, 690, 64)]
+    states = session.export_stored(spans)
+    session.rewind(0)
+    session.feed(prompt(6, 300))  # what was stored is no part of the session
+    other = demo.open()
+    for state in states:
+        other.import_state(state)
+    np.testing.assert_allclose(row(other, tokens[690:]), expected, atol=DEMO_ATOL, rtol=0)
+    kept = other.export_state(0, 690)
+    for state, (start, stop) in zip(states, spans, strict=True):
+        for pair, right in zip(state, kept, strict=True):
+            for array, whole in zip(pair, right, strict=True):
+                np.testing.assert_array_equal(np.asarray(array), whole[:, start:stop])
+    session.close()
+    other.close()
+
+
+@gpu
+def test_a_device_array_that_another_thread_drops_frees_its_memory_later(demo: CudaEngine) -> None:
+    session = demo.open()
+    session.feed(prompt(7, 500))
+    demo.memory.synchronize()
+    demo.memory.trim()
+    before = free_memory()
+    states = [session.export_stored([(0, 500)]) for _ in range(40)]
+    thread = threading.Thread(target=states.clear)
+    thread.start()
+    thread.join()
+    session.feed([5]).top(1)
+    demo.memory.trim()
+    assert free_memory() >= before - (8 << 20)
+    session.close()
+
+
+@gpu
+def test_a_warm_engine_captures_nothing_for_the_first_sequence(tiny_package: Callable[..., Path]) -> None:
+    opened = engine(open_package(tiny_package("qwen3", Recipe())))
+    opened.warm_up()
+    steps = dict(opened.pool(1)._steps)
+    session = opened.open()
+    logits = session.feed(list(range(3, 40)))
+    for _ in range(5):
+        logits = session.feed(logits.top(1).tokens)
+    assert opened.pool(1)._steps == steps
+    assert all(step.has_run for step in steps.values())
+    session.close()
+    opened.close()
 
 
 @gpu

@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedllm.backends.base import Device, Interrupted
-from embedllm.backends.gpu import buffers as resident_buffers
-from embedllm.backends.gpu import io_binding_engine
-from embedllm.backends.gpu.device_logits import HEADS, LISTED, Head, device_row, sizes
+from embedllm.backends.base import BatchRow, Device, Interrupted, MovesStored, RunsBatches, WarmsUp, max_batch
+from embedllm.backends.gpu import io_binding_engine, kv_pool
+from embedllm.backends.gpu.device_logits import HEADS, LISTED, LogitsBoard, RunLogits, sizes
+from embedllm.backends.gpu.device_memory import DeviceArray
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.ort.runtime import ort
+from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.backends.sessions.topk_logits import ListedRow
 from embedllm.errors import ContextFull, DeviceError
@@ -27,9 +29,7 @@ from embedllm.export import Recipe
 from embedllm.package.package import Package, open_package
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.types import Logits
-
-if TYPE_CHECKING:
-    from embedllm.types import F32
+from tests.support.host_memory import HostMemory
 
 ATOL = 1e-4  # measured 7e-6
 VOCABULARY = 307  # of the tiny models, above LISTED
@@ -43,8 +43,8 @@ class HostEngine(ResidentEngine):
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
-    def read(self, value: ort.OrtValue) -> np.ndarray:
-        return value.numpy().copy()  # here it is a view
+    def open_memory(self) -> HostMemory:
+        return HostMemory()
 
 
 def values(logits: Logits) -> np.ndarray:
@@ -59,8 +59,8 @@ def package(tiny_package: Callable[..., Path]) -> Package:
 @pytest.fixture
 def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostEngine]:
     monkeypatch.setattr(io_binding_engine, "left_to_the_cpu", lambda session, operators: [])  # it is the device here
-    monkeypatch.setattr(io_binding_engine, "_STEP", 16)
-    monkeypatch.setattr(resident_buffers, "_SHORTEST", 2)
+    for module in (io_binding_engine, kv_pool):
+        monkeypatch.setattr(module, "SHORTEST", 16)
     graph = package.graph("generic-float32")
     assert graph is not None
     device = Device(name="host", backend="test", description="", available=True)
@@ -95,28 +95,20 @@ def test_a_session_grows_in_steps_and_keeps_what_it_holds(engine: HostEngine) ->
 
 def test_a_step_sees_little_more_than_what_is_held(engine: HostEngine) -> None:
     """And there are few of them, as each is captured."""
-    buffers = engine.take(engine.context)
-    assert [buffers.step(end).given.shape()[0] - 1 for end in (1, 2, 3, 33, 100, 127, 128)] == [
-        2,
-        2,
-        3,
-        48,
-        128,
-        128,
-        128,
-    ]
-    assert buffers.step(1) is buffers.step(2)
+    pool = engine.pool(engine.context)
+    assert [pool._length(end) for end in (1, 16, 17, 33, 100, 127, 128)] == [16, 16, 24, 48, 128, 128, 128]
 
 
-def test_the_buffers_of_a_closed_session_go_to_the_next(engine: HostEngine) -> None:
+def test_the_slot_of_a_closed_session_goes_to_the_next(engine: HostEngine) -> None:
     first = engine.open(40)
-    buffers = first._buffers
     expected = values(first.feed(TOKENS[:30]))
+    slot = first.pool.table.slot(first)
     first.close()
-    second = engine.open(20)
-    assert second._buffers is buffers
+    second = engine.open(40)
+    assert second.pool.table.slot(second) == slot
     np.testing.assert_array_equal(values(second.feed(TOKENS[:30])), expected)
-    assert engine.open(20)._buffers is not buffers
+    third = engine.open(40)
+    assert third.pool.table.slot(third) == slot + 1
 
 
 def test_the_kv_goes_from_one_session_to_another(engine: HostEngine) -> None:
@@ -219,10 +211,11 @@ def test_a_step_runs_ahead_once_decoding_is_seen_to_be_greedy(engine: HostEngine
     for _ in range(6):
         logits = session.feed(logits.top(1).tokens)
         logits.top(1)
-        ahead.append(session._ahead is not None)
+        ahead.append(engine._ahead is not None)
     assert ahead == [False, True, True, True, True, True]
     logits.draw(1.0, 0.5)
-    assert session._ahead is None
+    engine.run_batch([BatchRow(session, [5])])[0].top(1)
+    assert engine._ahead is None
 
 
 def test_logits_are_the_same_after_a_rewind_and_the_kv_stays(engine: HostEngine) -> None:
@@ -232,7 +225,7 @@ def test_logits_are_the_same_after_a_rewind_and_the_kv_stays(engine: HostEngine)
     for _ in range(4):
         logits = session.feed(logits.top(1).tokens)
     best = logits.top(1)
-    assert session._ahead is not None
+    assert engine._ahead is not None
     session.rewind(30)
     kept = session.export_state(0, 30)
     row = values(logits)
@@ -252,15 +245,15 @@ def fed_anew(engine: HostEngine, tokens: list[int]) -> Logits:
 def test_what_the_runtime_raises_is_a_device_error(engine: HostEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = engine.open()
 
-    class Short:
-        @staticmethod
-        def ortvalue_from_numpy(*_: object) -> None:
-            raise RuntimeError("out of memory\nat line 7")
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory\nat line 7")
 
-    monkeypatch.setattr("embedllm.backends.gpu.io_binding_engine.ort.OrtValue", Short)
-    for attempt in (lambda: engine.open(), lambda: session.feed([1, 2])):
+    monkeypatch.setattr(engine.memory, "allocate", fail)
+    monkeypatch.setattr(engine.memory, "write", fail)
+    for attempt in (lambda: engine.open(40), lambda: session.feed([1, 2])):
         with pytest.raises(DeviceError, match=r"'host' failed: out of memory$"):
             attempt()
+    assert session.position == 0
 
 
 def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
@@ -272,7 +265,245 @@ def test_work_left_to_the_cpu_is_refused(package: Package) -> None:
         HostEngine(package, graph, device)
 
 
+# --- batches
+
+
+def test_an_engine_runs_batches_and_warms_up(engine: HostEngine) -> None:
+    assert isinstance(engine, RunsBatches)
+    assert isinstance(engine, WarmsUp)
+    assert max_batch(engine) == 64
+    session = engine.open()
+    assert isinstance(session, MovesStored)
+    session.close()
+    engine.warm_up()
+    assert not len(engine.pool(1).table)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 17, 33, 64])
+def test_rows_of_different_lengths_are_each_as_alone(engine: HostEngine, count: int) -> None:
+    random = np.random.default_rng(count)
+    prompts = [random.integers(0, VOCABULARY, 1 + at * 7 % 23).tolist() for at in range(count)]
+    steps = random.integers(0, VOCABULARY, (6, count)).tolist()
+    sessions = [engine.open() for _ in prompts]
+    for session, prompt in zip(sessions, prompts, strict=True):
+        session.feed(prompt)
+    found = [
+        [
+            values(row)
+            for row in engine.run_batch([BatchRow(one, [token]) for one, token in zip(sessions, step, strict=True)])
+        ]
+        for step in steps
+    ]
+    for at, session in enumerate(sessions):
+        alone = engine.open()
+        alone.feed(prompts[at])
+        assert session.position == len(prompts[at]) + len(steps)
+        for step, rows in zip(steps, found, strict=True):
+            np.testing.assert_allclose(rows[at], values(alone.feed([step[at]])), atol=ATOL, rtol=0)
+        alone.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_schedule_of_batches_gives_each_sequence_what_it_gets_alone(
+    engine: HostEngine, package: Package, data: st.DataObject
+) -> None:
+    """Greedy and not, with joins, leaves, rewinds, growth and states taken and given, against the CPU's sessions."""
+    graph = package.graph("generic-float32")
+    assert graph is not None
+    device = Device(name="cpu", backend="test", description="", available=True)
+    plain = OrtEngine(package, graph, device)
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    live: list[tuple[ResidentSession, OrtSession]] = []
+    latest: dict[ResidentSession, tuple[Logits, Logits]] = {}
+
+    def check(one: ResidentSession) -> None:
+        found, expected = latest[one]
+        np.testing.assert_allclose(values(found), values(expected), atol=ATOL, rtol=0)
+
+    for _ in range(data.draw(st.integers(3, 25))):
+        action = data.draw(st.sampled_from(["join", "greedy", "greedy", "greedy", "some", "leave", "rewind", "state"]))
+        fitting = [pair for pair in live if pair[0].position < package.context - 1]
+        if action == "join" or not live:
+            pair = engine.open(), plain.open()
+            prompt = random.integers(0, VOCABULARY, int(random.integers(1, 40))).tolist()
+            latest[pair[0]] = pair[0].feed(prompt), pair[1].feed(prompt)
+            live.append(pair)
+        elif action in ("greedy", "some") and fitting:
+            rows = fitting if action == "greedy" else fitting[::2]
+            tokens = [
+                latest[one][0].top(1).tokens[0] if action == "greedy" or random.random() < 0.7
+                else int(random.integers(VOCABULARY))
+                for one, _ in rows
+            ]  # fmt: skip
+            found = engine.run_batch([BatchRow(one, [token]) for (one, _), token in zip(rows, tokens, strict=True)])
+            for (one, other), token, row in zip(rows, tokens, found, strict=True):
+                latest[one] = row, other.feed([token])
+                if action == "greedy":
+                    assert row.top(1).tokens == latest[one][1].top(1).tokens
+        elif action == "leave":
+            for one in live.pop(int(random.integers(len(live)))):
+                latest.pop(one, None)
+                one.close()
+        elif action == "rewind":
+            one, other = live[int(random.integers(len(live)))]
+            position = int(random.integers(1, one.position + 1))
+            one.rewind(position)
+            other.rewind(position)
+            check(one)
+            latest[one] = one.feed([7, 8]), other.feed([7, 8])
+        else:
+            one, other = live[int(random.integers(len(live)))]
+            if other.position + 4 > package.context:
+                continue
+            middle = one.position // 2
+            first, second = one.export_stored([(0, middle), (middle, one.position)])
+            for pair, right in zip(one.export_state(0, middle), other.export_state(0, middle), strict=True):
+                np.testing.assert_allclose(pair, right, atol=ATOL, rtol=0)
+            copied = engine.open()
+            for state in (first, second):
+                copied.import_state(state)
+            reference = plain.open()
+            reference.import_state(other.export_state(0, other.position))
+            latest[copied] = copied.feed([9]), reference.feed([9])
+            live.append((copied, reference))
+        for one, other in live:
+            assert one.position == other.position
+        check(live[0][0]) if live else None
+    for one, other in live:
+        check(one)
+        one.close()
+        other.close()
+
+
+def test_rows_that_were_not_stepped_keep_their_logits(engine: HostEngine) -> None:
+    sessions = [engine.open() for _ in range(3)]
+    for at, session in enumerate(sessions):
+        session.feed(TOKENS[: 5 + at])
+    rows = engine.run_batch([BatchRow(session, [5]) for session in sessions])
+    expected = [values(row) for row in rows]
+    engine.run_batch([BatchRow(sessions[0], [6]), BatchRow(sessions[2], [6])])
+    prompt = engine.open().feed(TOKENS[:9])
+    other = engine.open().feed(TOKENS[:4])
+    np.testing.assert_array_equal(values(rows[1]), expected[1])
+    assert rows[1].top(3).tokens == NumpyLogits(expected[1].astype(np.float32)).top(3).tokens
+    again = engine.run_batch([BatchRow(sessions[0], [6]), BatchRow(sessions[1], [6])])
+    engine.run_batch([BatchRow(sessions[0], [7])])
+    assert again[1].top(1).tokens
+    with pytest.raises(ValueError, match="these logits are gone"):
+        again[0].top(1)
+    np.testing.assert_array_equal(values(prompt), values(engine.open().feed(TOKENS[:9])))
+    np.testing.assert_array_equal(values(other), values(engine.open().feed(TOKENS[:4])))
+
+
+def test_a_step_ahead_serves_those_that_go_on_when_others_left(engine: HostEngine) -> None:
+    sessions = [engine.open() for _ in range(5)]
+    logits = [session.feed(TOKENS[: 5 + at]) for at, session in enumerate(sessions)]
+    for _ in range(5):
+        best = [row.top(1).tokens[0] for row in logits]
+        logits = engine.run_batch([BatchRow(one, [token]) for one, token in zip(sessions, best, strict=True)])
+    best = [row.top(1).tokens[0] for row in logits]
+    assert engine._ahead is not None
+    launched: list[object] = []
+    engine._launch = lambda *arguments, **_: launched.append(arguments)  # pyright: ignore[reportAttributeAccessIssue]
+    sessions[1].close()
+    goes_on = [0, 2, 4]
+    logits = engine.run_batch([BatchRow(sessions[at], [best[at]]) for at in goes_on])
+    assert not launched
+    del engine._launch
+    for at, row in zip(goes_on, logits, strict=True):
+        again = engine.open()
+        state = sessions[at].export_state(0, sessions[at].position - 1)
+        again.import_state(state)
+        np.testing.assert_allclose(values(row), values(again.feed([best[at]])), atol=ATOL, rtol=0)
+
+
+def test_a_full_sequence_that_waits_is_not_written_over(engine: HostEngine, package: Package) -> None:
+    full, others = engine.open(package.context), [engine.open(package.context) for _ in range(3)]
+    full.feed([5] * package.context)
+    kept = full.export_state(0, package.context)
+    assert full.pool.table.slot(full) == 0
+    for session in others:
+        session.feed(TOKENS[:8])
+    engine.run_batch([BatchRow(session, [5]) for session in others])
+    for pair, right in zip(full.export_state(0, package.context), kept, strict=True):
+        np.testing.assert_array_equal(pair, right)
+
+
+def test_a_run_that_fails_appends_nothing(engine: HostEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [engine.open() for _ in range(3)]
+    for at, session in enumerate(sessions):
+        session.feed(TOKENS[: 5 + at])
+    prepare = kv_pool.KvPool.prepare
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(kv_pool.KvPool, "prepare", lost)
+    with pytest.raises(DeviceError, match="'host' failed: lost"):
+        engine.run_batch([BatchRow(session, [5]) for session in sessions])
+    monkeypatch.setattr(kv_pool.KvPool, "prepare", prepare)
+    assert [session.position for session in sessions] == [5, 6, 7]
+    rows = engine.run_batch([BatchRow(session, [5]) for session in sessions])
+    np.testing.assert_allclose(values(rows[1]), values(fed_anew(engine, [*TOKENS[:6], 5])), atol=ATOL, rtol=0)
+
+
+def test_short_memory_is_an_error_of_who_opens_and_not_of_the_others(package: Package, engine: HostEngine) -> None:
+    sessions = [engine.open(16) for _ in range(3)]
+    rows = [session.feed(TOKENS[:5]) for session in sessions]
+    memory = engine.memory
+    assert isinstance(memory, HostMemory)
+    memory.limit = memory.limit - memory.free_bytes()
+    with pytest.raises(DeviceError, match="out of memory"):
+        [engine.open(16) for _ in range(3)]
+    memory.limit *= 2
+    assert len(engine.pool(16).table) <= 4
+    found = engine.run_batch([BatchRow(session, [5]) for session in sessions])
+    assert len(rows) == len(found)
+    np.testing.assert_allclose(values(found[0]), values(fed_anew(engine, [*TOKENS[:5], 5])), atol=ATOL, rtol=0)
+
+
+def test_a_stored_state_stays_on_the_device(engine: HostEngine) -> None:
+    session = engine.open()
+    session.feed(TOKENS[:30])
+    first, second = session.export_stored([(0, 16), (16, 30)])
+    key = first[0][0]
+    assert isinstance(key, DeviceArray)
+    assert key.is_on_device
+    assert key.shape[1:] == (16, key.shape[2])
+    assert key.nbytes == np.asarray(key).nbytes
+    right = session.export_state(0, 30)
+    np.testing.assert_array_equal(np.asarray(second[0][1][:, 2:5]), right[0][1][:, 18:21])
+    np.testing.assert_array_equal(np.asarray(key[:, 1:9].copy()), right[0][0][:, 1:9])
+    session.close()
+    again = engine.open()
+    again.import_state(first)
+    again.import_state([(key.copy(), value.copy()) for key, value in second])
+    for pair, expected in zip(again.export_state(0, 30), right, strict=True):
+        np.testing.assert_array_equal(pair, expected)
+
+
 # --- rows
+
+
+class _Heads:
+    """What rows need of an engine."""
+
+    def __init__(self, row: np.ndarray, session: Callable[[str], ort.InferenceSession]) -> None:
+        self.memory, self.where, self.dtype = HostMemory(), ("cpu", 0), row.dtype.type
+        self.graph_ids, self.head_sizes = count(1), sizes(row.size)
+        self.heads = {name: session(f"{name}.{row.dtype.name}.onnx") for name in self.head_sizes}
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        return ort.RunOptions()
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.fed, self.asked = 0, []
+
+    def note_asked(self, head: str) -> None:
+        self.asked.append(head)
 
 
 @pytest.fixture(scope="module")
@@ -286,20 +517,13 @@ def heads() -> Callable[[np.ndarray], tuple[ListedRow, list[str]]]:
 
     def made(row: np.ndarray) -> tuple[ListedRow, list[str]]:
         """A row and what was asked of the device so far."""
-        logits, asked = ort.OrtValue.ortvalue_from_numpy(row[None, None]), []
-
-        def ask(name: str) -> F32:
-            asked.append(name)
-            return Head(
-                session(f"{name}.{row.dtype.name}.onnx"),
-                logits,
-                size=sizes(row.size)[name],
-                options=ort.RunOptions(),
-                place=ort.OrtValue.ortvalue_from_numpy,
-                read=lambda value: value.numpy().copy(),
-            )()
-
-        return device_row(row.size, ask), asked
+        engine, owner = _Heads(row, session), _Owner()
+        board = LogitsBoard(engine, 3, row.size)
+        rows = np.stack([row[::-1], row])
+        engine.memory.write(board.address, rows)
+        found = RunLogits(board, [_Owner(), owner], note_best=lambda _: None).row(1)
+        assert isinstance(found, ListedRow)
+        return found, owner.asked
 
     return made
 

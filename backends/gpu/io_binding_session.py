@@ -1,0 +1,268 @@
+"""One sequence of an engine whose KV stays on the device: a slot of a pool, and how many tokens are held there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.base import BatchRow, Interrupted
+from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
+from embedllm.backends.gpu.device_logits import BEST, RunLogits
+from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, new_arrays
+from embedllm.backends.gpu.kv_pool import KvPool
+from embedllm.backends.ort.runtime import device_errors, first_line, ort
+from embedllm.errors import DeviceError, EmbedError
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues, Span
+    from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+    from embedllm.types import F32, Logits
+
+_LAST = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
+_ALL = ort.OrtValue.ortvalue_from_numpy(np.array([0], np.int64))
+
+
+class ResidentSession:
+    """One sequence. A step appends in place; a rewind is a number; a growth copies on the device."""
+
+    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
+        self.position = 0
+        self.fed = 0  # how often; and once more when it was closed
+        self.version = 0  # changes with all that is held
+        self.best: int | None = None  # of the latest logits, once it was asked for
+        self.greedy = 0  # steps in a row that took the best token and asked for nothing else
+        self._engine = engine
+        self._decoder = engine.package.decoder
+        self._stopping = False
+        self._without_waiting = engine.replaying(None)  # kernel by kernel
+        self._without_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._options = self._without_waiting  # of the run that is under way, or was the last
+        self._imported: tuple[int, list[DeviceArray]] | None = None  # its first position, and what is to be copied
+        self._pool: KvPool | None = engine.pool(min(capacity, engine.context))
+        self._pool.take(self)
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.capacity if self._pool else 0
+
+    @property
+    def pool(self) -> KvPool:
+        if self._pool is None:
+            raise ValueError("this session was closed")
+        return self._pool
+
+    @property
+    def can_step(self) -> bool:
+        """Whether one token more is wanted, and fits where it lies."""
+        return self._pool is not None and not self._stopping and self.position < self._pool.capacity
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        self._check(tokens)
+        if self._stopping:
+            raise Interrupted
+        if len(tokens) == 1 and self.position:
+            return self._engine.run_batch([BatchRow(self, tokens)])[0]
+        engine = self._engine
+        with engine.lock, device_errors(engine.device):
+            self.reserve_for(tokens)
+            self._note_fed()
+            run = RunLogits(engine.prompts, [self], note_best=self._note_best)
+            engine.prompts.replace(run)
+            binding = self._bound(tokens, _LAST)
+            shape = (1, 1, self._decoder.vocabulary)
+            binding.bind_output("logits", *engine.where, engine.dtype, shape, engine.prompts.address)
+            self._run(binding, self._without_waiting, self.position + len(tokens))
+            return run.row(0)
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._check(tokens)
+        engine = self._engine
+        with engine.lock, device_errors(engine.device):
+            self.reserve_for(tokens)
+            self._note_fed()
+            binding = self._bound(tokens, _ALL)
+            binding.bind_output("logits")
+            self._run(binding, engine.replaying(None), self.position + len(tokens))
+            return binding.get_outputs()[-1].numpy()[0].astype(np.float32)  # bound last
+
+    def rewind(self, position: int) -> None:
+        check_rewind(position, self.position)
+        with self._engine.lock, device_errors(self._engine.device):
+            self._copy_imported()
+            self.position = position
+            self.version += 1
+
+    def interrupt(self, stop: bool = True) -> None:
+        self._stopping = stop
+        self._options.terminate = stop
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        with self._engine.lock, device_errors(self._engine.device):
+            block, arrays = self._exported(start, stop)
+            values = np.empty(sum(array.nbytes for array in arrays) // arrays[0].dtype.itemsize, arrays[0].dtype)
+            if values.size:
+                self._engine.memory.read(block.address, values[None])
+        ends = np.cumsum([np.prod(array.shape) for array in arrays])[:-1]
+        parts = [part.reshape(array.shape) for part, array in zip(np.split(values, ends), arrays, strict=True)]
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        """Arrays that stay on the device. Those of one call share memory, which is freed with the last of them."""
+        start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
+        with self._engine.lock, device_errors(self._engine.device):
+            for span in spans:
+                check_span(*span, self.position)
+            _, arrays = self._exported(start, stop)
+        states = [[array[:, a - start : b - start] for array in arrays] for a, b in spans]
+        return [list(zip(state[::2], state[1::2], strict=True)) for state in states]
+
+    def import_state(self, state: KeyValues) -> None:
+        """Arrays of this device are copied there, those that lie one behind the other at once, before the next run."""
+        engine, arrays = self._engine, [array for pair in state for array in pair]
+        count = self._own_tokens(arrays)
+        is_own = count is not None
+        if count is None:
+            count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
+        check_room(self.position, count, limit=engine.context, remedy=engine.remedy)
+        if not count:
+            return
+        with engine.lock, device_errors(engine.device):
+            start = self.position
+            self._reserve(start + count)
+            if is_own:
+                self._note_imported(start, arrays)  # pyright: ignore[reportArgumentType] - they are this device's
+            else:
+                self._copy_imported()
+                for name, array in zip(self.pool.shapes, arrays, strict=True):
+                    self.pool.write(self, name, start, np.asarray(array).astype(engine.dtype, copy=False))
+            self.position = start + count
+            self.version += 1
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with self._engine.lock, suppress(EmbedError):  # closing is all that is left to do with a device that fails
+                pool.release(self)
+        self.position = 0
+        self.fed += 1
+        self._imported = None
+
+    def advance(self, token: int) -> None:
+        """Notes that a step has appended one."""
+        self.greedy = self.greedy + 1 if token == self.best else 0
+        self._note_fed(greedy=self.greedy)
+        self.position += 1
+
+    def reserve_for(self, tokens: Sequence[int]) -> None:
+        """Checks the tokens, makes room for them, and puts what was imported in its place."""
+        self._check(tokens)
+        self._reserve(self.position + len(tokens))
+        self._copy_imported()
+
+    def note_asked(self, head: str) -> None:
+        if head != BEST:
+            self.greedy = 0
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        _ = self.pool
+        vocabulary, limit = self._decoder.vocabulary, self._engine.context
+        check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy)
+
+    def _note_best(self, numbers: F32) -> None:
+        self.best = int(numbers[0, 0])
+
+    def _note_fed(self, *, greedy: int = 0) -> None:
+        self.fed += 1
+        self.version += 1
+        self.best, self.greedy = None, greedy
+
+    def _bound(self, tokens: Sequence[int], logits_from: ort.OrtValue) -> ort.IOBinding:
+        """A binding that appends these tokens; its logits are to be bound yet."""
+        engine, binding, end = self._engine, self.pool.several(self), self.position + len(tokens)
+        engine.memory.write(engine.tokens.address, np.array(tokens, np.int64))
+        engine.memory.write(engine.mask.address, np.array([end], np.int64))
+        binding.bind_input("input_ids", *engine.where, np.int64, (1, len(tokens)), engine.tokens.address)
+        binding.bind_input("attention_mask", *engine.where, np.int64, (1, end), engine.mask.address)
+        binding.bind_ortvalue_input("logits_from", logits_from)
+        return binding
+
+    def _run(self, binding: ort.IOBinding, options: ort.RunOptions, end: int) -> None:
+        """Appends what is bound, up to `end`. Raises Interrupted or DeviceError, and then has appended nothing."""
+        self._options = options
+        options.terminate = self._stopping
+        if self._stopping:
+            raise Interrupted
+        try:
+            self._engine.session.run_with_iobinding(binding, options)
+        except Exception as error:
+            if self._stopping:
+                raise Interrupted from error
+            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
+        self.position = end
+
+    def _reserve(self, tokens: int) -> None:
+        """A slot with room for that many tokens."""
+        old = self.pool
+        if tokens <= old.capacity:
+            return
+        new = self._engine.pool(tokens)
+        new.take(self)
+        new.copy(old, old.table.slot(self), new.table.slot(self), self.position)
+        old.release(self)
+        self._pool = new
+
+    def _exported(self, start: int, stop: int) -> tuple[DeviceBlock, list[DeviceArray]]:
+        """Copies of keys and values, layer by layer."""
+        check_span(start, stop, self.position)
+        self._copy_imported()
+        pool, memory = self.pool, self._engine.memory
+        shapes = [(heads, stop - start, size) for heads, _, size in pool.shapes.values()]
+        block, arrays = new_arrays(memory, shapes, np.dtype(self._engine.dtype))
+        slot = pool.table.slot(self)
+        for name, array in zip(pool.shapes, arrays, strict=True):
+            if array.nbytes:
+                source = pool.address(name, slot, start)
+                memory.copy(
+                    array.address, source, width=array.width, rows=array.shape[0],
+                    to_pitch=array.pitch, pitch=pool.pitch(name),
+                )  # fmt: skip
+        return block, arrays
+
+    def _own_tokens(self, arrays: Sequence[object]) -> int | None:
+        """How many tokens a state of this engine's arrays has; None: it is of others, or of another model."""
+        pool, memory, dtype = self.pool, self._engine.memory, self._engine.dtype
+        if len(arrays) != len(pool.shapes) or not arrays or not isinstance(arrays[0], DeviceArray):
+            return None
+        count = arrays[0].shape[1]
+        is_own = all(
+            isinstance(array, DeviceArray)
+            and array.shape == (heads, count, size)
+            and array.block.memory is memory
+            and array.dtype == dtype
+            for array, (heads, _, size) in zip(arrays, pool.shapes.values(), strict=True)
+        )
+        return count if is_own else None
+
+    def _note_imported(self, start: int, arrays: list[DeviceArray]) -> None:
+        """Notes what is to be copied, with what is noted already where it lies right behind that."""
+        before = self._imported
+        if before is not None and all(map(DeviceArray.is_before, before[1], arrays)):
+            start, arrays = before[0], list(map(DeviceArray.with_next, before[1], arrays))
+        else:
+            self._copy_imported()
+        self._imported = start, arrays
+
+    def _copy_imported(self) -> None:
+        if self._imported is None:
+            return
+        (start, arrays), self._imported = self._imported, None
+        pool = self.pool
+        slot = pool.table.slot(self)
+        for name, array in zip(pool.shapes, arrays, strict=True):
+            self._engine.memory.copy(
+                pool.address(name, slot, start), array.address, width=array.width, rows=array.shape[0],
+                to_pitch=pool.pitch(name), pitch=array.pitch,
+            )  # fmt: skip

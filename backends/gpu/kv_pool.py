@@ -1,0 +1,245 @@
+"""KV of sequences of one capacity, side by side on the device, and the steps over them.
+
+Keys and values of a layer are one array [slots, kv heads, capacity, D], so a step of B rows reads slots 0 to B as a
+batch without a copy. It has the same addresses and shapes each time, so that a provider that captures its work can
+replay it. Attention takes each row's length from the sum of its attention mask and the time from the mask's length: so
+the first column holds the number of tokens, all others zeros, and there are several lengths, each with a capture of its
+own; not many, because CUDA's attention plans each new one for a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embedllm.backends.gpu.device_logits import LogitsEngine
+from embedllm.backends.gpu.device_memory import DeviceBlock
+from embedllm.backends.gpu.kv_slots import SlotTable, padded_width
+from embedllm.backends.ort.runtime import ort
+from embedllm.errors import DeviceError
+from embedllm.package.package import Package
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from embedllm.backends.gpu.device_memory import Region
+
+SHORTEST = 1024  # tokens, of a mask; the next ones are 1.5 times that, twice that, and so on
+_ITEM = 8  # bytes of a token id, and of a number in the mask
+_SPARE = 4  # slots whose memory is kept though nothing is in them
+
+
+class PoolEngine(LogitsEngine, Protocol):
+    """What a pool needs of its engine."""
+
+    package: Package
+    max_batch: int
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+
+
+class Holder(Protocol):
+    """A session."""
+
+    position: int  # tokens held
+
+
+@dataclass(slots=True)
+class Step:
+    """One token for each of some rows, everything in place: can be captured once, and replayed."""
+
+    given: DeviceBlock  # masks [width, length], then tokens [width]
+    width: int
+    length: int
+    binding: ort.IOBinding
+    options: ort.RunOptions
+    options_async: ort.RunOptions  # the same, without waiting for the device
+    graph_id: int
+    has_run: bool = False
+
+
+class KvPool:
+    """The KV of sequences of at most `capacity` tokens."""
+
+    def __init__(self, engine: PoolEngine, capacity: int) -> None:
+        self.capacity = capacity
+        self.table: SlotTable[Holder] = SlotTable()
+        self._engine = engine
+        self._memory = memory = engine.memory
+        self._last = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
+        decoder, item = engine.package.decoder, np.dtype(engine.dtype).itemsize
+        self.shapes = {
+            f"{at}.{part}": (attention.kv_heads, capacity, attention.head_dim)
+            for at, attention in enumerate(decoder.kv_attentions)
+            for part in ("key", "value")
+        }
+        self._slot_bytes = {name: int(np.prod(shape)) * item for name, shape in self.shapes.items()}
+        self._head_bytes = {name: shape[1] * shape[2] * item for name, shape in self.shapes.items()}
+        self._token_bytes = {name: shape[2] * item for name, shape in self.shapes.items()}
+        most = max(engine.max_batch, memory.total_bytes() // max(sum(self._slot_bytes.values()), 1)) + 1
+        self._regions: dict[str, Region] = {
+            name: memory.reserve(most * size) for name, size in self._slot_bytes.items()
+        }
+        self.row_bytes = decoder.vocabulary * item
+        self._logits = DeviceBlock(memory, engine.max_batch * self.row_bytes)
+        self._vocabulary = decoder.vocabulary
+        self._mapped = 0  # slots that have memory
+        self._steps: dict[tuple[int, int], Step] = {}
+        self._several: dict[int, ort.IOBinding] = {}
+
+    def take(self, owner: Holder) -> None:
+        """Gives it a slot. Raises DeviceError when memory is short."""
+        slot = self.table.take(owner)
+        try:
+            self._map(slot + 1)
+        except BaseException:
+            self.table.release(owner)
+            raise
+
+    def release(self, owner: Holder) -> None:
+        self.table.release(owner)
+        kept = self._mapped
+        while kept > _SPARE and len(self.table) * 4 <= kept:
+            kept //= 2
+        if kept < self._mapped:
+            self._several = {slot: binding for slot, binding in self._several.items() if slot < kept}
+            self._resize(kept)
+
+    def address(self, name: str, slot: int, token: int = 0) -> int:
+        """Where the key or value of a token of the first head lies."""
+        return self._regions[name].address + slot * self._slot_bytes[name] + token * self._token_bytes[name]
+
+    def pitch(self, name: str) -> int:
+        """Bytes from a head to the next."""
+        return self._head_bytes[name]
+
+    def logits(self, owner: Holder) -> int:
+        """Where a step writes its row."""
+        return self._logits.address + self.table.slot(owner) * self.row_bytes
+
+    def copy(self, source: KvPool, from_slot: int, to_slot: int, tokens: int) -> None:
+        """Takes the KV of the first tokens of a slot of this or another pool."""
+        for name, (heads, _, _) in self.shapes.items():
+            if tokens:
+                self._memory.copy(
+                    self.address(name, to_slot), source.address(name, from_slot),
+                    width=tokens * self._token_bytes[name], rows=heads,
+                    to_pitch=self.pitch(name), pitch=source.pitch(name),
+                )  # fmt: skip
+
+    def write(self, owner: Holder, name: str, start: int, values: NDArray[np.generic]) -> None:
+        """Puts [kv heads, T, D] of the host in the place of the tokens from `start` on."""
+        place = self.address(name, self.table.slot(owner), start)
+        self._memory.write(place, values, to_pitch=self.pitch(name))
+
+    def several(self, owner: Holder) -> ort.IOBinding:
+        """A binding for any number of tokens of one sequence; inputs and logits are to be bound yet."""
+        slot = self.table.slot(owner)
+        if slot not in self._several:
+            self._several[slot] = self._bound(slot, 1)
+        return self._several[slot]
+
+    def prepare(self, rows: Sequence[Holder], tokens: Sequence[int]) -> Step:
+        """The step that appends one token to each of these, ready to run: what is not stepped is moved out of the way.
+
+        Raises DeviceError.
+        """
+        width = padded_width(len(rows), self._engine.max_batch)
+        try:
+            self._map(width)
+        except DeviceError:
+            width = max(self._mapped, len(rows))
+        for move in self.table.arrange(rows, width, may_wait=lambda owner: owner.position < self.capacity):
+            owner = self.table.owners(move.to + 1)[move.to]
+            assert owner is not None  # it was moved there
+            self._map(move.to + 1)
+            self.copy(self, move.source, move.to, owner.position)
+        counts, given = np.ones(width, np.int64), np.zeros(width, np.int64)
+        for slot, owner in enumerate(self.table.owners(width)):
+            if owner is not None:
+                counts[slot] = owner.position + 1
+        for owner, token in zip(rows, tokens, strict=True):
+            given[self.table.slot(owner)] = token
+        step = self._step(width, int(counts.max()))
+        self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
+        self._memory.write(step.given.address + width * step.length * _ITEM, given)
+        return step
+
+    def close(self) -> None:
+        self._forget()
+        for region in self._regions.values():
+            region.close()
+
+    def _step(self, width: int, end: int) -> Step:
+        length = self._length(end)
+        if (width, length) not in self._steps:
+            engine, size = self._engine, width * (length + 1) * _ITEM
+            given, binding = DeviceBlock(self._memory, size), self._bound(0, width)
+            self._memory.zero(given.address, size)
+            tokens = given.address + width * length * _ITEM
+            binding.bind_input("attention_mask", *engine.where, np.int64, (width, length), given.address)
+            binding.bind_input("input_ids", *engine.where, np.int64, (width, 1), tokens)
+            binding.bind_ortvalue_input("logits_from", self._last)
+            shape = (width, 1, self._vocabulary)
+            binding.bind_output("logits", *engine.where, engine.dtype, shape, self._logits.address)
+            graph_id = next(engine.graph_ids)
+            options, not_waiting = engine.replaying(graph_id), engine.replaying(graph_id)
+            not_waiting.add_run_config_entry("disable_synchronize_execution_providers", "1")
+            self._steps[width, length] = Step(given, width, length, binding, options, not_waiting, graph_id)
+        return self._steps[width, length]
+
+    def _length(self, end: int) -> int:
+        """Of the mask of steps after which at most that many tokens are held."""
+        length = SHORTEST
+        while length < end:
+            length += length // (2 if length.bit_count() == 1 else 3)  # 2, 3, 4, 6, 8, 12 ...
+        return min(length, self.capacity)
+
+    def _bound(self, slot: int, rows: int) -> ort.IOBinding:
+        """A binding whose past and present are the same slots, from that one on."""
+        engine = self._engine
+        binding = engine.session.io_binding()
+        for name, shape in self.shapes.items():
+            place = (*engine.where, engine.dtype, (rows, *shape), self.address(name, slot))
+            binding.bind_input(f"past_key_values.{name}", *place)
+            binding.bind_output(f"present.{name}", *place)
+        return binding
+
+    def _map(self, slots: int) -> None:
+        """Gives memory to that many slots: to twice as many as before, if there is enough."""
+        if slots <= self._mapped:
+            return
+        try:
+            self._resize(max(slots, 2 * self._mapped if self._mapped < self._engine.max_batch else 0))
+        except DeviceError:
+            self._resize(slots)
+
+    def _resize(self, slots: int) -> None:
+        """New memory is zeros: attention multiplies what it does not see by nothing, and NaN times nothing is NaN."""
+        before, has_moved = self._mapped, False
+        try:
+            for name, region in self._regions.items():
+                has_moved |= region.resize(slots * self._slot_bytes[name])
+        except DeviceError:
+            for name, region in self._regions.items():
+                region.resize(before * self._slot_bytes[name])
+            if has_moved:
+                self._forget()
+            raise
+        for name, size in self._slot_bytes.items():
+            if slots > before:
+                self._memory.zero(self.address(name, before), (slots - before) * size)
+        self._mapped = slots
+        if has_moved:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was captured, which would stay as long as the engine, at addresses of before."""
+        for step in self._steps.values():
+            self._engine.session.release_captured_graph(step.graph_id)
+        self._steps.clear()
+        self._several.clear()
