@@ -195,7 +195,7 @@ class Conversation:
         return None if self._held is None else self._held.sequence
 
     def _hold(self, capacity: int) -> CachedSequence:
-        """A sequence of its own from now on, with room for so many tokens."""
+        """A sequence of its own from now on, with room for that many tokens."""
         runner = self.model.runner
         self._held = runner.call(lambda: HeldSequence(runner.sequences, capacity))
         return self._held.sequence

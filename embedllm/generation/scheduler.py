@@ -215,7 +215,7 @@ class Scheduler:
             self.preempted += 1
 
     def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
-        """Feeds so many tokens of each."""
+        """Feeds the given number of tokens of each ask."""
         together: dict[int, list[tuple[_Ask, int]]] = {}
         alone: list[tuple[_Ask, int]] = []
         for ask, count in parts:

@@ -154,7 +154,7 @@ class PrefixCache:
         return sources if at - start >= MIN_TOKENS else []
 
     def insert(self, holder: PeerSequence, start: int) -> None:
-        """Copies the KV of a sequence from a token on into memory; called with its lock, before that KV is dropped."""
+        """Copies the KV of a sequence from a token on into memory, before that KV is dropped."""
         tokens = holder.reusable_tokens
         if (
             len(tokens) - start < MIN_TOKENS

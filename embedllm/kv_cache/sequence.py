@@ -97,7 +97,7 @@ class CachedSequence:
         return logits
 
     def prepare(self, count: int) -> None:
-        """Before so many tokens are fed: makes room for them. Raises Interrupted after the end of the model."""
+        """Before that many tokens are fed: makes room for them. Raises Interrupted after the end of the model."""
         if self.is_ended:
             raise Interrupted
         self._make_room(count)

@@ -176,7 +176,7 @@ class SequencePool:
         self._discard(sequence)
 
     def make_room(self, tokens: int) -> bool:
-        """Whether there is memory for the KV of so many more tokens; frees the idle sequence for it."""
+        """Whether there is memory for the KV of that many more tokens; frees the idle sequence for it."""
         if self.kv_tokens is None or self._held() + tokens <= self.kv_tokens:
             return True
         if self._idle is not None:
