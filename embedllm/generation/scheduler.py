@@ -49,6 +49,7 @@ class Receiver(Protocol):
 class _Ask:
     """A feed that a request waits for."""
 
+    job: Job
     feed: Feed
     fed: int = 0  # tokens of it, so far
     rows: Sequence[Logits] | None = None
@@ -163,8 +164,10 @@ class Scheduler:
         beside = _prompts_beside(steps, asks)
         self._feed([*((ask, ask.left) for ask in steps), *(one for one in beside if _mixes(one[0], steps))])
         self._resume(jobs)  # the steps' chunks go out before prompts are read
-        self._feed([one for one in beside if not one[0].is_answered and not _mixes(one[0], steps)])
-        self._resume(jobs)
+        for ask, count in beside:
+            if not _mixes(ask, steps):
+                self._feed([(ask, count)])
+                self._resume([ask.job])  # its first token does not wait for the prompts of others
         self._iterations += 1
         if asks and self._iterations % _TIDY_EVERY:
             return True
@@ -296,7 +299,7 @@ class Scheduler:
                 job.outbox.put(asked)
                 asked = next(job.steps)
             job.is_list = isinstance(asked, list)
-            job.asks = [_Ask(feed) for feed in (asked if isinstance(asked, list) else [asked])]
+            job.asks = [_Ask(job, feed) for feed in (asked if isinstance(asked, list) else [asked])]
         except StopIteration:
             self._end(job, None)
         except BaseException as problem:  # noqa: BLE001  # the caller's, whatever it is
@@ -358,4 +361,4 @@ def _recalled(ask: _Ask) -> _Ask:
     """What is fed after a preemption: the rest, behind what has to be computed again."""
     missing = ask.sequence.recall()
     tokens = [*missing, *ask.feed.tokens[ask.fed :]]
-    return _Ask(replace(ask.feed, tokens=tokens, is_prompt=ask.feed.is_prompt or bool(missing)))
+    return _Ask(ask.job, replace(ask.feed, tokens=tokens, is_prompt=ask.feed.is_prompt or bool(missing)))

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import embedllm
 
@@ -55,10 +56,8 @@ def interrupted(call: Callable[[], None], after_s: float) -> bool:
     except KeyboardInterrupt:
         return True
     finally:
-        try:
+        with suppress(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            pass
     return False
 
 
