@@ -162,10 +162,12 @@ class Scheduler:
         asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
         steps = [ask for ask in asks if not ask.feed.is_prompt]
         beside = _prompts_beside(steps, asks)
-        self._feed([*((ask, ask.left) for ask in steps), *(one for one in beside if _mixes(one[0], steps))])
+        mixed = [one for one in beside if _mixes(one[0], steps)]
+        self._feed([*((ask, ask.left) for ask in steps), *mixed])
         self._resume(jobs)  # the steps' chunks go out before prompts are read
         for ask, count in beside:
-            if not _mixes(ask, steps):
+            # unless what ran meanwhile has fed it, or ended its request: the model called by a logits processor
+            if ask in ask.job.asks and ask.left >= count and (ask, count) not in mixed:
                 self._feed([(ask, count)])
                 self._resume([ask.job])  # its first token does not wait for the prompts of others
         self._iterations += 1

@@ -1,4 +1,4 @@
-"""What callers meet: requests from the main thread, threads of their own, one long thread, tasks; many at once; prefixes.
+"""What callers meet: requests from the main thread, new threads, one long thread, tasks; many at once; prefixes.
 
     python tests/benchmarks/bench_engine_loop.py FOLDER --device cuda [--prompt 64] [--tokens 256] [--rounds 5]
         [--sequences 1 8 16 32 64] [--prefix 2000] [--json FILE]
@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
@@ -91,7 +93,7 @@ class Bench:
 
 
 def _reply(times: Sequence[float]) -> Reply:
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     return Reply(times[0], times[-1], len(times), max(gaps, default=0.0))
 
 
@@ -131,7 +133,7 @@ def prefix(bench: Bench, count: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What callers of every kind meet.")
     parser.add_argument("folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prompt", type=int, default=64)
@@ -175,8 +177,7 @@ def main() -> None:
             print(f"a prefix of {options.prefix} tokens: first token {shared['cold_ms']:.1f} ms cold, "
                   f"{shared['warm_ms']:.1f} ms shared ({shared['warm_ms'] / shared['cold_ms']:.3f})")  # fmt: skip
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as out:
-            json.dump(result, out, indent=1)
+        Path(options.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

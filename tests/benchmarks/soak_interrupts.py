@@ -62,7 +62,7 @@ def interrupted(call: Callable[[], None], after_s: float) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="KeyboardInterrupts at random moments.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--interrupts", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
