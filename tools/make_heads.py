@@ -5,7 +5,8 @@
 Each takes logits [B, 1, V], in float32 or float16, and gives `out` [B, 1, ...], float32, for each row:
 
     row   the logits themselves, V
-    best  the token of the highest logit, that logit, the log of the sum of all exponentials: 3
+    best  the token of the highest logit, that logit, the log of the sum of all exponentials: 3; and `token`, int64,
+          which the next step can read where it is
     list  the tokens of the highest logits, these logits, the same log: 2 LISTED + 1
 """
 
@@ -54,6 +55,7 @@ BODIES = {
         joined("numbers", "floats_of_few", "logsumexp"),
     ],
 }
+MORE = {"best": [helper.make_tensor_value_info("token", TensorProto.INT64, ["rows", 1, 1])]}  # outputs
 
 
 def main() -> None:
@@ -69,7 +71,7 @@ def main() -> None:
                 nodes,
                 name,
                 [helper.make_tensor_value_info("logits", number, ["rows", 1, "vocabulary"])],
-                [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["rows", 1, "numbers"])],
+                [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["rows", 1, "numbers"]), *MORE.get(name, [])],
                 [constant for constant in constants if constant.name in used],
             )
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from ctypes import c_int, c_size_t, c_uint64, c_void_p
+from ctypes import c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +19,8 @@ from embedllm.backends.gpu.device_memory import DeviceMemory, PlainRegion, Regio
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _RING = 1 << 20  # bytes of host memory that the GPU reads by itself, for what is written to it
@@ -28,6 +30,8 @@ _MAPS = 102  # attribute: virtual memory management
 _RELEASE_THRESHOLD = 4  # attribute of a memory pool
 _UNIFIED = 4  # an address is enough to tell whose memory it is
 _HOST = 1
+_NO_TIMING = 2  # flag of an event
+_READING = 16 << 10  # bytes that are read without waiting, at most
 _PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 
 
@@ -70,6 +74,9 @@ _FUNCTIONS: dict[str, list[object]] = {
     "cuDevicePrimaryCtxRetain": [c_void_p, c_int],
     "cuCtxSetCurrent": [c_void_p],
     "cuStreamSynchronize": [c_void_p],
+    "cuEventCreate": [c_void_p, c_uint],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventSynchronize": [c_void_p],
     "cuMemGetInfo_v2": [c_void_p, c_void_p],
     "cuMemAllocHost_v2": [c_void_p, c_size_t],
     "cuMemAllocAsync": [c_void_p, c_size_t, c_void_p],
@@ -104,6 +111,7 @@ class CudaMemory(DeviceMemory):
         self.stream = shared
         self._functions = _load(library)
         self._freed: deque[int] = deque()
+        self._readings: list[tuple[int, int]] = []  # places and events that are not in use
         device, context, ring, pool = c_int(), c_void_p(), c_void_p(), c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), index)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.value)
@@ -181,6 +189,20 @@ class CudaMemory(DeviceMemory):
         if is_small:
             ctypes.memmove(array.ctypes.data, to, array.nbytes)
 
+    def begin_read(self, source: int, array: NDArray[np.generic]) -> Callable[[], None]:
+        self.enter()
+        assert array.nbytes <= _READING
+        to, event = self._readings.pop() if self._readings else self._new_reading()
+        self.call("cuMemcpyDtoHAsync_v2", to, source, array.nbytes, self.stream)
+        self.call("cuEventRecord", event, self.stream)
+
+        def finish() -> None:
+            self.call("cuEventSynchronize", event)
+            ctypes.memmove(array.ctypes.data, to, array.nbytes)
+            self._readings.append((to, event))
+
+        return finish
+
     def synchronize(self) -> None:
         self.call("cuCtxSetCurrent", self._context)
         self.call("cuStreamSynchronize", self.stream)
@@ -195,6 +217,15 @@ class CudaMemory(DeviceMemory):
         self.enter()
         self.synchronize()
         self.call("cuMemPoolTrimTo", self._pool, 0)
+
+    def _new_reading(self) -> tuple[int, int]:
+        """Host memory that the GPU writes by itself, and an event."""
+        to, event = c_void_p(), c_void_p()
+        self.call("cuMemAllocHost_v2", ctypes.byref(to), _READING)
+        self.call("cuEventCreate", ctypes.byref(event), _NO_TIMING)
+        assert to.value is not None
+        assert event.value is not None
+        return to.value, event.value
 
     def _info(self) -> tuple[int, int]:
         self.enter()

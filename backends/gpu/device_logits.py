@@ -58,6 +58,10 @@ class Owner(Protocol):
         """Its row was reduced by that head, or brought over."""
         ...
 
+    def note_best(self, token: int) -> None:
+        """The best token of its row."""
+        ...
+
 
 class _Head:
     """One small graph over the first rows at a place on the device; its result comes to the host."""
@@ -65,8 +69,9 @@ class _Head:
     def __init__(self, engine: LogitsEngine, name: str, *, logits: int, rows: int, vocabulary: int) -> None:
         size = engine.head_sizes[name]
         self._session, self._memory = engine.heads[name], engine.memory
-        self._result = np.zeros((rows, size), np.float32)
-        self._out = DeviceBlock(engine.memory, self._result.nbytes)
+        self._shape = rows, size
+        self._out = DeviceBlock(engine.memory, rows * size * 4)
+        self.tokens = DeviceBlock(engine.memory, rows * 8) if name == BEST else None  # int64, on the device
         graph_id = next(engine.graph_ids)
         self._options, self._options_async = engine.replaying(graph_id), engine.replaying(graph_id)
         self._options_async.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -74,13 +79,24 @@ class _Head:
         binding = self._binding = self._session.io_binding()
         binding.bind_input("logits", *engine.where, engine.dtype, (rows, 1, vocabulary), logits)
         binding.bind_output("out", *engine.where, np.float32, (rows, 1, size), self._out.address)
+        if self.tokens is not None:
+            binding.bind_output("token", *engine.where, np.int64, (rows, 1, 1), self.tokens.address)
 
-    def __call__(self) -> F32:
-        """[rows, size]"""
+    def start(self) -> Callable[[], F32]:
+        """What it gives waits for the numbers [rows, size]."""
         self._session.run_with_iobinding(self._binding, self._options_async if self._has_run else self._options)
         self._has_run = True
-        self._memory.read(self._out.address, self._result)
-        return self._result.copy()
+        result = np.empty(self._shape, np.float32)
+        if self.tokens is None:
+            self._memory.read(self._out.address, result)
+            return lambda: result
+        finish = self._memory.begin_read(self._out.address, result)
+
+        def numbers() -> F32:
+            finish()
+            return result
+
+        return numbers
 
 
 class LogitsBoard:
@@ -103,26 +119,25 @@ class LogitsBoard:
             self._latest.save()
         self._latest = latest
 
-    def ask(self, name: str, rows: int) -> F32:
-        """What a head says of the first rows."""
+    def head(self, name: str, rows: int) -> _Head:
+        """What reduces the first rows."""
         width = padded_width(rows, self._limit)
         if (name, width) not in self._heads:
             self._heads[name, width] = _Head(
                 self.engine, name, logits=self.address, rows=width, vocabulary=self.vocabulary
             )
-        return self._heads[name, width]()
+        return self._heads[name, width]
 
 
 class RunLogits:
     """The rows of one run. They lie on its board, or where they were saved when the next run took their place."""
 
-    def __init__(self, board: LogitsBoard, owners: Sequence[Owner], *, note_best: Callable[[F32], None]) -> None:
-        """note_best: told the numbers of the head BEST of all rows."""
+    def __init__(self, board: LogitsBoard, owners: Sequence[Owner]) -> None:
         self.owners = owners
         self._board = board
-        self._note_best = note_best
         self._fed = [owner.fed for owner in owners]
         self._numbers: dict[str, F32] = {}  # by head, [B, size]
+        self._best: Callable[[], F32] | None = None  # waits for the numbers of BEST
         self._saved: dict[int, LogitsBoard] = {}
         self._is_on_board = True
 
@@ -136,6 +151,17 @@ class RunLogits:
             ask_list=lambda: _several(self._ask(index, LIST)),
             whole=lambda: NumpyLogits(self._values(index)),
         )
+
+    def start_best(self) -> int:
+        """Has the best tokens found without waiting for them: where they will be, int64 by row, on the device."""
+        head = self._board.head(BEST, len(self.owners))
+        self._best = head.start()
+        assert head.tokens is not None  # it is BEST
+        return head.tokens.address
+
+    def best(self, index: int) -> int:
+        """The best token of a row, after start_best()."""
+        return int(self._reduced(BEST)[index, 0])
 
     def save(self) -> None:
         """Copies what may still be asked for."""
@@ -158,14 +184,24 @@ class RunLogits:
     def _ask(self, index: int, name: str) -> F32:
         """What a head says of one row."""
         self._check(index)
-        if name not in self._numbers:
-            if not self._is_on_board:
-                return self._saved[index].ask(name, 1)[0]
-            self._numbers[name] = numbers = self._board.ask(name, len(self.owners))
-            if name == BEST:
-                self._note_best(numbers)
+        if index in self._saved and name not in self._numbers and not (name == BEST and self._best):
+            numbers = self._saved[index].head(name, 1).start()()
+            return (numbers if name == BEST else _in_order(numbers))[0]
+        numbers = self._reduced(name)
         self.owners[index].note_asked(name)
-        return self._numbers[name][index]
+        return numbers[index]
+
+    def _reduced(self, name: str) -> F32:
+        """What a head says of all rows, which are on the board yet."""
+        if name not in self._numbers:
+            numbers = (
+                self._best() if name == BEST and self._best else self._board.head(name, len(self.owners)).start()()
+            )
+            self._numbers[name] = numbers if name == BEST else _in_order(numbers)
+            for index, owner in enumerate(self.owners if name == BEST else ()):
+                if self._is_valid(index):
+                    owner.note_best(int(numbers[index, 0]))
+        return self._numbers[name]
 
     def _values(self, index: int) -> F32:
         """The row itself."""
@@ -203,5 +239,18 @@ def _one(numbers: F32) -> Best:
 
 def _several(numbers: F32) -> Best:
     tokens, logits, logsumexp = numbers[:LISTED], numbers[LISTED:-1], float(numbers[-1])
-    order = np.lexsort((tokens, -logits))
-    return Best(tokens[order].astype(np.int64).tolist(), logits[order].tolist(), logsumexp)
+    return Best(tokens.astype(np.int64).tolist(), logits.tolist(), logsumexp)
+
+
+def _in_order(lists: F32) -> F32:
+    """Lists [B, 2 LISTED + 1] whose equal logits are in the order of their tokens, as not every TopK has them."""
+    tokens, logits = lists[:, :LISTED], lists[:, LISTED:-1]
+    falls, is_equal = logits[:, :-1] > logits[:, 1:], logits[:, :-1] == logits[:, 1:]
+    is_right = (falls | (is_equal & (tokens[:, :-1] < tokens[:, 1:]))).all(axis=1)
+    if is_right.all():
+        return lists
+    ordered = lists.copy()
+    for row in np.flatnonzero(~is_right):
+        order = np.lexsort((tokens[row], -logits[row]))
+        ordered[row, :LISTED], ordered[row, LISTED:-1] = tokens[row, order], logits[row, order]
+    return ordered

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,6 +59,10 @@ class DeviceMemory(Protocol):
 
     def read(self, source: int, array: NDArray[np.generic], *, pitch: int = 0) -> None:
         """Fills a contiguous host array [rows, ...] from rows that lie `pitch` bytes apart, and waits for it."""
+        ...
+
+    def begin_read(self, source: int, array: NDArray[np.generic]) -> Callable[[], None]:
+        """Starts to read a small array: what it gives waits for that, not for what is asked for later, and fills it."""
         ...
 
     def synchronize(self) -> None:

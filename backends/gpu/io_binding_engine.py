@@ -23,6 +23,7 @@ from embedllm.backends.gpu.device_logits import HEADS, LARGEST_VOCABULARY, Logit
 from embedllm.backends.gpu.device_memory import DeviceBlock
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.gpu.kv_pool import SHORTEST, KvPool, Step
+from embedllm.backends.gpu.kv_slots import WIDTHS, runs
 from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.errors import DeviceError
 from embedllm.package.entries import Graph
@@ -30,12 +31,12 @@ from embedllm.package.package import Package
 
 if TYPE_CHECKING:
     from embedllm.backends.gpu.device_memory import DeviceMemory
-    from embedllm.types import F32, Logits
+    from embedllm.types import Logits
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _BUDGET = 1024  # tokens of prompts beside steps (docs/cuda.md)
-_MOST = 64  # sequences in a run
 _SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of so many
+_TOKEN_BYTES = 8
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load
 # operators that do the work: none of them may be left to the CPU
@@ -46,12 +47,14 @@ _QUIET = 4  # log severity "fatal": errors are raised here, and a library does n
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A step that runs, and was not asked for yet."""
+    """A step that runs, and was not asked for yet: it takes the best tokens of a run."""
 
-    tokens: dict[ResidentSession, tuple[int, int]]  # what each was fed, and its version then
+    run: RunLogits
+    rows: dict[ResidentSession, tuple[int, int]]  # of each session: its row in that run, and its version then
 
     def has(self, session: ResidentSession, token: int) -> bool:
-        return self.tokens.get(session) == (token, session.version)
+        row, version = self.rows.get(session, (0, -1))
+        return version == session.version and self.run.best(row) == token
 
 
 class ResidentEngine:
@@ -176,7 +179,10 @@ class ResidentEngine:
                 self._launch(sessions, tokens)
             for session, token in zip(sessions, tokens, strict=True):
                 session.advance(token)
-            return self._gathered(sessions)
+            run = self._gathered(sessions)
+            if self.heads and all(one.greedy >= _CERTAIN and one.can_step for one in sessions):
+                self._run_ahead(run, sessions)
+            return [run.row(index) for index in range(len(sessions))]
 
     def warm_up(self) -> None:
         """Prompts of several lengths, a step of one sequence, and what reduces their logits."""
@@ -200,55 +206,55 @@ class ResidentEngine:
         logits.values([1])
 
     def _fitting(self) -> int:
-        """How many sequences of the shortest capacity the free memory has room for, at most _MOST, a power of two."""
+        """The largest width for which the free memory has room, with sequences of the shortest capacity."""
         length, item = min(SHORTEST, self.context), np.dtype(self.dtype).itemsize
         attentions = self.package.decoder.kv_attentions
         size = sum(2 * attention.kv_heads * length * attention.head_dim * item for attention in attentions)
         fitting = int(self.memory.free_bytes() * _SHARE / max(size, 1))
-        return 1 << (min(max(fitting, 1), _MOST).bit_length() - 1)
+        return max(width for width in WIDTHS if width <= max(fitting, 1))
 
     def _launch(self, sessions: Sequence[ResidentSession], tokens: Sequence[int]) -> None:
         """Starts the steps that append one token to each, of each pool one."""
-        for pool in dict.fromkeys(session.pool for session in sessions):
-            own = [(session, token) for session, token in zip(sessions, tokens, strict=True) if session.pool is pool]
-            self._run(pool.prepare(*zip(*own, strict=True)))
+        for pool, rows in _by_pool(sessions).items():
+            own = [sessions[row] for row in rows]
+            step = pool.prepare(own)
+            pool.give(step, own, [tokens[row] for row in rows])
+            self._run(step)
 
     def _run(self, step: Step) -> None:
         options = step.options_async if step.has_run and self.captures else step.options
         self.session.run_with_iobinding(step.binding, options)
         step.has_run = True
 
-    def _gathered(self, sessions: Sequence[ResidentSession]) -> list[Logits]:
+    def _gathered(self, sessions: Sequence[ResidentSession]) -> RunLogits:
         """The rows of the steps that were started last, side by side, in the order of these sessions."""
-        run = RunLogits(self._steps, sessions, note_best=lambda numbers: self._run_ahead(sessions, numbers))
+        run = RunLogits(self._steps, sessions)
         self._steps.replace(run)
-        size, start = self._steps.row_bytes, 0
-        places = [session.pool.logits(session) for session in sessions]
-        for end in range(1, len(places) + 1):
-            if end == len(places) or places[end] != places[end - 1] + size:
-                self.memory.copy(self._steps.address + start * size, places[start], width=(end - start) * size)
-                start = end
-        return [run.row(index) for index in range(len(sessions))]
+        size, places = self._steps.row_bytes, [session.pool.logits(session) for session in sessions]
+        for start, stop in runs(places, size):
+            self.memory.copy(self._steps.address + start * size, places[start], width=(stop - start) * size)
+        return run
 
-    def _run_ahead(self, sessions: Sequence[ResidentSession], numbers: F32) -> None:
-        """Starts the step that greedy decoding asks for next, once it has been seen to be that."""
-        tokens = [int(token) for token in numbers[: len(sessions), 0]]
-        for session, token in zip(sessions, tokens, strict=True):
-            session.best = token
-        if all(session.greedy >= _CERTAIN and session.can_step for session in sessions):
-            self._launch_ahead(sessions, tokens)
-
-    def _launch_ahead(self, sessions: Sequence[ResidentSession], tokens: Sequence[int]) -> None:
-        pools = dict.fromkeys(session.pool for session in sessions)
-        ready: list[Step] = []
-        for pool in pools:
-            own = [(session, token) for session, token in zip(sessions, tokens, strict=True) if session.pool is pool]
-            step = pool.prepare(*zip(*own, strict=True))
+    def _run_ahead(self, run: RunLogits, sessions: Sequence[ResidentSession]) -> None:
+        """Starts the step that greedy decoding asks for next. Its tokens never come to the host before it runs."""
+        steps: list[tuple[Step, KvPool, list[int]]] = []
+        for pool, rows in _by_pool(sessions).items():
+            step = pool.prepare([sessions[row] for row in rows])
             if not step.has_run:  # the first one plans and captures
                 return
-            ready.append(step)
-        for step in ready:
+            steps.append((step, pool, rows))
+        tokens = run.start_best()
+        for step, pool, rows in steps:
+            for start, stop in runs(rows):
+                own = [sessions[row] for row in rows[start:stop]]
+                pool.give_later(step, own, tokens + rows[start] * _TOKEN_BYTES)
             self._run(step)
-        self._ahead = _Ahead(
-            {session: (token, session.version) for session, token in zip(sessions, tokens, strict=True)}
-        )
+        self._ahead = _Ahead(run, {session: (row, session.version) for row, session in enumerate(sessions)})
+
+
+def _by_pool(sessions: Sequence[ResidentSession]) -> dict[KvPool, list[int]]:
+    """Which of these lie in each pool."""
+    found: dict[KvPool, list[int]] = {}
+    for row, session in enumerate(sessions):
+        found.setdefault(session.pool, []).append(row)
+    return found

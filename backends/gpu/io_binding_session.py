@@ -69,7 +69,7 @@ class ResidentSession:
         with engine.lock, device_errors(engine.device):
             self.reserve_for(tokens)
             self._note_fed()
-            run = RunLogits(engine.prompts, [self], note_best=self._note_best)
+            run = RunLogits(engine.prompts, [self])
             engine.prompts.replace(run)
             binding = self._bound(tokens, _LAST)
             shape = (1, 1, self._decoder.vocabulary)
@@ -166,13 +166,13 @@ class ResidentSession:
         if head != BEST:
             self.greedy = 0
 
+    def note_best(self, token: int) -> None:
+        self.best = token
+
     def _check(self, tokens: Sequence[int]) -> None:
         _ = self.pool
         vocabulary, limit = self._decoder.vocabulary, self._engine.context
         check_tokens(tokens, self.position, vocabulary=vocabulary, limit=limit, remedy=self._engine.remedy)
-
-    def _note_best(self, numbers: F32) -> None:
-        self.best = int(numbers[0, 0])
 
     def _note_fed(self, *, greedy: int = 0) -> None:
         self.fed += 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from embedllm.backends.gpu.device_logits import LogitsEngine
 from embedllm.backends.gpu.device_memory import DeviceBlock
-from embedllm.backends.gpu.kv_slots import SlotTable, padded_width
+from embedllm.backends.gpu.kv_slots import SlotTable, padded_width, runs
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
 from embedllm.package.package import Package
@@ -60,6 +60,11 @@ class Step:
     options_async: ort.RunOptions  # the same, without waiting for the device
     graph_id: int
     has_run: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Where the tokens are."""
+        return self.given.address + self.width * self.length * _ITEM
 
 
 class KvPool:
@@ -143,10 +148,10 @@ class KvPool:
             self._several[slot] = self._bound(slot, 1)
         return self._several[slot]
 
-    def prepare(self, rows: Sequence[Holder], tokens: Sequence[int]) -> Step:
-        """The step that appends one token to each of these, ready to run: what is not stepped is moved out of the way.
+    def prepare(self, rows: Sequence[Holder]) -> Step:
+        """The step that appends one token to each of these, which is to be given yet, each at its slot.
 
-        Raises DeviceError.
+        What does not step is moved where it is not in the way. Raises DeviceError.
         """
         width = padded_width(len(rows), self._engine.max_batch)
         try:
@@ -158,16 +163,27 @@ class KvPool:
             assert owner is not None  # it was moved there
             self._map(move.to + 1)
             self.copy(self, move.source, move.to, owner.position)
-        counts, given = np.ones(width, np.int64), np.zeros(width, np.int64)
+        counts = np.ones(width, np.int64)
         for slot, owner in enumerate(self.table.owners(width)):
             if owner is not None:
                 counts[slot] = owner.position + 1
-        for owner, token in zip(rows, tokens, strict=True):
-            given[self.table.slot(owner)] = token
         step = self._step(width, int(counts.max()))
         self._memory.write(step.given.address, counts[:, None], to_pitch=step.length * _ITEM)
-        self._memory.write(step.given.address + width * step.length * _ITEM, given)
         return step
+
+    def give(self, step: Step, rows: Sequence[Holder], tokens: Sequence[int]) -> None:
+        """The tokens of a step that was prepared for these rows."""
+        given = np.zeros(step.width, np.int64)
+        for owner, token in zip(rows, tokens, strict=True):
+            given[self.table.slot(owner)] = token
+        self._memory.write(step.tokens, given)
+
+    def give_later(self, step: Step, rows: Sequence[Holder], source: int) -> None:
+        """The tokens of a step that was prepared for these rows: what will lie on the device there, int64 by row."""
+        slots = [self.table.slot(owner) for owner in rows]
+        for start, stop in runs(slots):
+            to = step.tokens + slots[start] * _ITEM
+            self._memory.copy(to, source + start * _ITEM, width=(stop - start) * _ITEM)
 
     def close(self) -> None:
         self._forget()
@@ -180,9 +196,8 @@ class KvPool:
             engine, size = self._engine, width * (length + 1) * _ITEM
             given, binding = DeviceBlock(self._memory, size), self._bound(0, width)
             self._memory.zero(given.address, size)
-            tokens = given.address + width * length * _ITEM
             binding.bind_input("attention_mask", *engine.where, np.int64, (width, length), given.address)
-            binding.bind_input("input_ids", *engine.where, np.int64, (width, 1), tokens)
+            binding.bind_input("input_ids", *engine.where, np.int64, (width, 1), given.address + width * length * _ITEM)
             binding.bind_ortvalue_input("logits_from", self._last)
             shape = (width, 1, self._vocabulary)
             binding.bind_output("logits", *engine.where, engine.dtype, shape, self._logits.address)

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 S = TypeVar("S")
+# of steps. Not 2 and 16: MatMulNBits takes longer for them than for 4 and 32 rows (docs/cuda.md)
+WIDTHS = (1, 4, 8, 32, 64)
 
 
 def padded_width(count: int, limit: int) -> int:
-    """The power of two that a step of so many rows is padded to, at most `limit`."""
-    return min(1 << (count - 1).bit_length(), limit)
+    """How many rows a step of that many is padded to, at most `limit`."""
+    return min(next(width for width in WIDTHS if width >= count), limit)
+
+
+def runs(places: Sequence[int], step: int = 1) -> list[tuple[int, int]]:
+    """Where places follow each other by `step`: the first index, and the one behind the last, of each such run."""
+    ends = [at for at in range(1, len(places)) if places[at] != places[at - 1] + step]
+    return list(zip([0, *ends], [*ends, len(places)], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

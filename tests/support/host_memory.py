@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+
 import numpy as np
 
 from embedllm.backends.gpu.device_memory import DeviceMemory, PlainRegion, Region
@@ -44,6 +47,11 @@ class HostMemory(DeviceMemory):
         for at, row in enumerate(rows):
             row[:] = _view(source + at * (pitch or row.size), row.size)
 
+    def begin_read(self, source: int, array: np.ndarray) -> Callable[[], None]:
+        values = np.empty_like(array)  # as they are now
+        self.read(source, values)
+        return lambda: np.copyto(array, values)
+
     def synchronize(self) -> None: ...
 
     def free_bytes(self) -> int:
@@ -57,6 +65,4 @@ class HostMemory(DeviceMemory):
 
 def _view(address: int, size: int) -> np.ndarray:
     """The bytes there."""
-    import ctypes
-
     return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

@@ -505,6 +505,8 @@ class _Owner:
     def note_asked(self, head: str) -> None:
         self.asked.append(head)
 
+    def note_best(self, token: int) -> None: ...
+
 
 @pytest.fixture(scope="module")
 def heads() -> Callable[[np.ndarray], tuple[ListedRow, list[str]]]:
@@ -521,7 +523,7 @@ def heads() -> Callable[[np.ndarray], tuple[ListedRow, list[str]]]:
         board = LogitsBoard(engine, 3, row.size)
         rows = np.stack([row[::-1], row])
         engine.memory.write(board.address, rows)
-        found = RunLogits(board, [_Owner(), owner], note_best=lambda _: None).row(1)
+        found = RunLogits(board, [_Owner(), owner]).row(1)
         assert isinstance(found, ListedRow)
         return found, owner.asked
 
