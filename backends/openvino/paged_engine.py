@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)
 MAX_BATCH = 16  # sequences in one run
-# Measured with the shape of Qwen3-0.6B, INT4, on two cores without AMX (a step of one sequence 35 ms, of eight 91 ms): a
-# run with a piece of 8, 16, 32, 48, 64 tokens takes 1.4, 1.5, 1.9, 2.2, 3.1 times a step of eight, and 2.4, 2.9, 4.0,
+# Measured with the shape of Qwen3-0.6B, INT4, on two cores without AMX (a step of one sequence 35 ms, of eight 91 ms):
+# a run with a piece of 8, 16, 32, 48, 64 tokens takes 1.4, 1.5, 1.9, 2.2, 3.1 times a step of eight, and 2.4, 2.9, 4.0,
 # 4.7, 8.9 times a step of one. Larger pieces are read hardly faster: 230 tokens a second by 32, 285 by 256.
 PROMPT_BUDGET = 32
 _PIECE, _LONG_PIECE = 256, 512  # of these in one run: a run is not stopped in the middle

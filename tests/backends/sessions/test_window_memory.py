@@ -15,7 +15,7 @@ import pytest
 
 import embedllm
 from embedllm import Sampling
-from embedllm.backends.base import BatchRow, Session
+from embedllm.backends.base import BatchRow, Forgets, Session
 from embedllm.backends.devices.split_engine import SplitEngine
 from embedllm.backends.ort import engine as ort
 from embedllm.backends.ort.engine import OrtEngine
@@ -23,6 +23,7 @@ from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import window_retention
 from embedllm.export import Recipe
 from embedllm.export.graphs import write_variant
+from embedllm.generation.engine_loop import CallerThread
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.loading.memory_estimate import estimate_memory
@@ -143,7 +144,9 @@ def test_what_is_given_away_is_what_a_session_that_keeps_all_gives(folder: Path)
 
 def test_a_sequence_that_goes_far_back_computes_again_what_is_gone(folder: Path) -> None:
     """Speculation and turns rewind a sequence, which knows its tokens."""
-    forgets, keeps = (CachedSequence(session) for session in pair(folder, exact=True))
+    forgets, keeps = (CachedSequence(ort_engine(folder), CallerThread()) for _ in range(2))
+    assert isinstance(keeps.session, Forgets)
+    keeps.session.keeps_all = True
     for sequence in (forgets, keeps):
         feed_prompt(sequence, 1000)
     assert (forgets.truncate_to_prefix(TOKENS[:700]), keeps.truncate_to_prefix(TOKENS[:700])) == (64, 699)
