@@ -226,7 +226,7 @@ class PrefixCache:
         """What the KV of a token takes; asked once, since some sessions copy all that they hold for it."""
         if not self._bytes_per_token:
             state = exported(session, 0, 0)
-            self._bytes_per_token = sum(a.shape[0] * a.shape[2] * a.itemsize for pair in state for a in pair)
+            self._bytes_per_token = sum(a.shape[0] * a.shape[2] * a.dtype.itemsize for pair in state for a in pair)
         return self._bytes_per_token
 
     def _has(self, tokens: Sequence[int], at: int, keys: Sequence[bytes]) -> bool:
