@@ -40,6 +40,10 @@ class Receiver(Protocol):
         """Whether nobody reads them at present: the request pauses."""
         ...
 
+    def flush(self) -> None:
+        """Gives the reader what it was not woken for yet."""
+        ...
+
     def put(self, item: Any) -> None: ...  # noqa: ANN401  # of the request's kind
 
     def end(self, error: BaseException | None = None) -> None: ...
@@ -212,6 +216,7 @@ class Scheduler:
             last = next((job for job in reversed(self.running[1:]) if not job.is_busy and _can_wait(job)), None)
             if last is None:
                 return
+            last.outbox.flush()
             last.asks[0].sequence.evict()
             last.tokens = len(last.asks[0].sequence.evicted)
             last.rank = -math.inf  # it has been served before those that wait
