@@ -76,7 +76,7 @@ class Bench:
         return replies[0]
 
     def together(self, count: int) -> tuple[float, float, float]:
-        """Tokens per second of so many at once, in threads; seconds until the last first token; longest gap."""
+        """Tokens per second of that many at once, in threads; seconds until the last first token; longest gap."""
         prompts = [self.fresh() for _ in range(count)]
         start = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:
