@@ -199,9 +199,9 @@ class Model:
     ) -> list[Completion]:
         """As generate() for each of several prompts, in their order, batched where the device gains by it.
 
-        The steps of up to 16 replies on `cpu` and `openvino`, of up to 64 on `cuda`, are one run, which reads the weights
-        once (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the others
-        are ended and its error is raised.
+        The steps of up to 16 replies on `cpu` and `openvino`, of up to 64 on `cuda`, are one run, which reads the
+        weights once (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the
+        others are ended and its error is raised.
         """
         if isinstance(prompts, str):
             raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
