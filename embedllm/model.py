@@ -90,7 +90,7 @@ class Model:
 
     @property
     def device(self) -> Device:
-        return self.runner.device
+        return self.runner.engine.device
 
     @property
     def kind(self) -> dict[str, str]:

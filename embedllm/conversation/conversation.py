@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from embedllm.text.protocols import ModelCodec
 
 _Turn: TypeAlias = AbstractContextManager[Callable[[Chunk], None]]  # takes the chunks of the reply, and its end
+
+
+class _UnderWay:
+    """Is there as long as the reply of a turn is being read."""
 
 
 class ChatModel(Protocol):
@@ -90,6 +95,7 @@ class Conversation:
         self._when_full: WhenFull = when_full
         self._seen = WHOLE_HISTORY
         self._held: HeldSequence | None = None
+        self._under_way: weakref.ref[_UnderWay] = weakref.ref(_UnderWay())  # the turn whose reply is being read
         if when_full == "shift":
             held = self._hold(0)
             try:
@@ -166,6 +172,10 @@ class Conversation:
         self.model.runner.check(request)
         return self._turn(said, seen), request
 
+    def _check_idle(self) -> None:
+        if self._under_way() is not None:
+            raise ValueError("this conversation has a reply under way; finish, close or cancel it first")
+
     def _apply_context_policy(
         self, messages: Sequence[Message], sampling: Sampling | None, options: ReplyOptions
     ) -> tuple[Request, VisibleHistory]:
@@ -210,6 +220,9 @@ class Conversation:
     @contextmanager
     def _turn(self, said: Message, seen: VisibleHistory) -> Iterator[Callable[[Chunk], None]]:
         """Within the block, chunks are collected; at its end the messages go into the history, unless it failed."""
+        self._check_idle()
+        under_way = _UnderWay()  # goes with this frame, so that no interrupt can leave the conversation taken
+        self._under_way = weakref.ref(under_way)
         chunks: list[Chunk] = []
         is_said = False
 
@@ -228,6 +241,7 @@ class Conversation:
             is_said = False  # the turn can be said again
             raise
         finally:
+            del under_way
             if is_said:
                 self.messages += [said, collect(chunks).message]
                 self._seen = replace(seen, dropped_tokens=chunks[-1].statistics.dropped_tokens)
@@ -258,6 +272,7 @@ class Conversation:
             dropped_tokens=self._seen.dropped_tokens,
             adapter=self.adapter,
         )
+        self._check_idle()
         sequence = self._sequence if self.messages else None  # a history that was cleared is not to be read in a file
         runner = self.model.runner
         reserved = None if self._sequence is None else runner.sequences.reserve(self._sequence)

@@ -267,7 +267,9 @@ class PrefixCache:
 
 def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
     """The KV of consecutive spans, in pieces of about TRANSFER_TOKENS; ends at the first span that is gone."""
-    from embedllm.backends.sessions.kv_arrays import is_on_device, joined
+    if not sources:
+        return
+    from embedllm.backends.sessions.kv_arrays import is_on_device, joined  # numpy, which a browser has not
 
     states: list[KeyValues] = []
     count = 0

@@ -23,7 +23,6 @@ from embedllm import (
     run_tools,
 )
 from embedllm.backends.base import Engine
-from embedllm.generation.admission import Slots
 from embedllm.generation.defaults import Defaults
 from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
@@ -51,7 +50,9 @@ class Folder:
     stop_tokens = frozenset({END})
 
 
-def scripted(*replies: str, template: str = TEMPLATE, slots: Slots | None = None) -> tuple[Model, list[str]]:
+def scripted(
+    *replies: str, template: str = TEMPLATE, max_running: int = 16, max_waiting: int = 16
+) -> tuple[Model, list[str]]:
     """A model that gives these replies in turn, and the prompts that it was given."""
     prompts: list[str] = []
     left = list(replies)
@@ -72,7 +73,7 @@ def scripted(*replies: str, template: str = TEMPLATE, slots: Slots | None = None
     engine = FakeEngine(next_token, context=100_000, chunk=100_000)
     defaults = Defaults(sampling=Sampling(temperature=0.0), max_tokens=None)
     model = Model(cast("Package", Folder()), cast("Engine", engine), tokenizer=Codec(), defaults=defaults,
-                  template=ChatTemplate(template), slots=slots)  # fmt: skip
+                  template=ChatTemplate(template), max_running=max_running, max_waiting=max_waiting)  # fmt: skip
     return model, prompts
 
 
@@ -387,7 +388,8 @@ def test_the_demo_writes_the_call_that_it_must(choice: str) -> None:
 
 
 def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
-    model, _ = scripted(call("ask", '{"question": "2+2"}'), "four", "It is four.", slots=Slots(1, 0))
+    model, _ = scripted(call("ask", '{"question": "2+2"}'), "four", "It is four.", max_running=1,
+                        max_waiting=0)  # fmt: skip
 
     def ask(question: str) -> str:
         """Ask.
@@ -399,7 +401,7 @@ def test_a_tool_may_call_the_model_that_has_one_place_only() -> None:
 
     done = run_tools(model, ASK, [ask])
     assert (said(done), done.text) == (["four"], "It is four.")
-    assert (model.runner.slots.running, model.runner.slots.waiting) == (0, 0)
+    assert (model.runner.scheduler.running, model.runner.scheduler.waiting) == ([], [])
 
 
 # --- cancelled between two replies

@@ -69,10 +69,10 @@ def test_cancelling_from_another_thread_ends_a_reply(llm: Model) -> None:
         if len(chunks) == 4:
             said.set()
             thread.join(WAIT_S)
-    assert len(chunks) == 5
+    assert 5 <= len(chunks) < 50  # a few were computed ahead
     assert (chunks[-1].finish_reason, chunks[-1].token) == ("cancelled", None)
     whole = llm.generate(TEXT, Sampling(seed=3), max_tokens=50, stop_tokens=())
-    assert [chunk.token for chunk in chunks[:4]] == list(whole.tokens[:4])
+    assert [chunk.token for chunk in chunks[:-1]] == list(whole.tokens[: len(chunks) - 1])
 
 
 def test_cancelling_between_two_pieces_of_a_prompt_feeds_no_more(llm: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tests.web.support.found import node, node_modules
 from tools import make_web_wheel
 
 WEB = Path(__file__).parent
-LIMIT = 400_000  # bytes of the wheel; measured 135,000 with two thirds of the JavaScript
+LIMIT = 420_000  # bytes of the wheel; measured 405,000
 TEMPLATE = (
     "{%- for message in messages %}{% if message.role == 'odd' %}{{ raise_exception('odd roles') }}{% endif %}"
     "[{{ message.role }}]{{ message.content | tojson }}{% endfor %}{% if add_generation_prompt %}[>]{% endif %}"

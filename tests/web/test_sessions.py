@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -43,18 +44,18 @@ def request(prompt: Sequence[int], **options: Any) -> Request:  # noqa: ANN401  
 
 def test_a_session_that_can_be_awaited_is_and_no_thread_is_made() -> None:
     engine = AwaitedEngine()
-    runner = Runner(engine, Bytes())
+    runner = Runner(engine, Bytes(), is_direct=True)
 
     async def texts() -> list[str]:
         return [chunk.text async for chunk in runner.astream(request([1, 2, 3] * 10), Cancel())]
 
     assert "".join(asyncio.run(texts())) == "efghi"
     assert [len(fed) for fed in engine.sessions[0].fed] == [16, 14, 1, 1, 1, 1]
-    assert runner._feeder._worker is None
+    assert [thread for thread in threading.enumerate() if thread.name == f"embedllm-{engine.device.name}"] == []
 
 
 def test_a_closed_runner_ends_an_awaited_request() -> None:
-    runner = Runner(AwaitedEngine(), Bytes())
+    runner = Runner(AwaitedEngine(), Bytes(), is_direct=True)
 
     async def reasons() -> list[str | None]:
         found = []
