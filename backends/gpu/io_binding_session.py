@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -117,7 +117,8 @@ class ResidentSession:
                 check_span(*span, self.position)
             _, arrays = self._exported(start, stop)
         states = [[array[:, a - start : b - start] for array in arrays] for a, b in spans]
-        return [list(zip(state[::2], state[1::2], strict=True)) for state in states]
+        pairs = [list(zip(state[::2], state[1::2], strict=True)) for state in states]
+        return cast("list[KeyValues]", pairs)  # what is asked of their arrays, these have
 
     def import_state(self, state: KeyValues) -> None:
         """Arrays of this device are copied there, those that lie one behind the other at once, before the next run."""

@@ -154,10 +154,9 @@ class KvPool:
         What does not step is moved where it is not in the way. Raises DeviceError.
         """
         width = padded_width(len(rows), self._engine.max_batch)
-        try:
+        if width > self._mapped and self._has_room(width):
             self._map(width)
-        except DeviceError:
-            width = max(self._mapped, len(rows))
+        width = min(width, max(self._mapped, len(rows)))
         for move in self.table.arrange(rows, width, may_wait=lambda owner: owner.position < self.capacity):
             owner = self.table.owners(move.to + 1)[move.to]
             assert owner is not None  # it was moved there
@@ -225,13 +224,14 @@ class KvPool:
         return binding
 
     def _map(self, slots: int) -> None:
-        """Gives memory to that many slots: to twice as many as before, if there is enough."""
-        if slots <= self._mapped:
-            return
-        try:
-            self._resize(max(slots, 2 * self._mapped if self._mapped < self._engine.max_batch else 0))
-        except DeviceError:
-            self._resize(slots)
+        """Gives memory to that many slots: to twice as many as before, if there is enough. Raises DeviceError."""
+        if slots > self._mapped:
+            more = min(max(slots, 2 * self._mapped), max(slots, self._engine.max_batch))
+            self._resize(more if self._has_room(more) else slots)
+
+    def _has_room(self, slots: int) -> bool:
+        """Whether that many leave half of the free memory to others."""
+        return 2 * (slots - self._mapped) * sum(self._slot_bytes.values()) <= self._memory.free_bytes()
 
     def _resize(self, slots: int) -> None:
         """New memory is zeros: attention multiplies what it does not see by nothing, and NaN times nothing is NaN."""

@@ -80,23 +80,24 @@ class Bench:
         session.close()
         return found
 
-    def beside(self, length: int) -> tuple[float, float]:
-        """Milliseconds of a step of 32, and of one with a piece of a prompt of that length behind it."""
+    def beside(self, length: int) -> float:
+        """Milliseconds that a piece of a prompt of that length adds to a step of 32."""
         sessions, logits = self.started(32, 64)
-        plain, both = [], []
-        for number in range(24):
-            start = time.perf_counter()
-            logits = self.step(sessions, logits)
-            if number % 2:
-                other = self.engine.open(length)
-                other.feed(self.prompt(length)).top(1)
-                other.close()
+        times, start = {}, 0.0
+        for has_piece in (False, True):
+            for number in range(24):
+                if number == 4:  # it runs ahead
+                    start = time.perf_counter()
+                logits = self.step(sessions, logits)
+                if has_piece:
+                    other = self.engine.open(length)
+                    other.feed(self.prompt(length)).top(1)
+                    other.close()
             logits[0].top(1)
-            if number > 4:
-                (both if number % 2 else plain).append(1000 * (time.perf_counter() - start))
+            times[has_piece] = 1000 * (time.perf_counter() - start) / 20
         for session in sessions:
             session.close()
-        return statistics.median(plain), statistics.median(both)
+        return times[True] - times[False]
 
     def prefix(self, length: int) -> tuple[float, float, float, float]:
         """Milliseconds: cold, the copy out, the copy in, and the first token after it with 16 tokens more."""
@@ -149,9 +150,9 @@ def main() -> None:
             print(f"{width:3d} sequences, the 50 best of each: {speed:.0f} tokens/s", flush=True)
     for length in (64, 128, 256, 512, 1024, 2048):
         times = [bench.first_token(length) for _ in range(5)]
-        plain, both = bench.beside(length)
+        more = bench.beside(length)
         print(f"prompt of {length:4d}: {statistics.median(times):.1f} ms ({min(times):.1f}-{max(times):.1f}); "
-              f"a step of 32 {plain:.2f} ms, with it {both:.2f}", flush=True)  # fmt: skip
+              f"beside steps of 32 {more:.1f}", flush=True)  # fmt: skip
     for _ in range(3):
         cold, out, into, warm = bench.prefix(2000)
         print(

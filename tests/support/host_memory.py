@@ -65,4 +65,4 @@ class HostMemory(DeviceMemory):
 
 def _view(address: int, size: int) -> np.ndarray:
     """The bytes there."""
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -390,6 +391,44 @@ def test_a_device_array_that_another_thread_drops_frees_its_memory_later(demo: C
     demo.memory.trim()
     assert free_memory() >= before - (8 << 20)
     session.close()
+
+
+@gpu
+def test_a_run_that_fails_leaves_all_sequences_where_they_were(
+    demo: CudaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, tokens = [demo.open() for _ in range(3)], [prompt(at, 20 + at) for at in range(3)]
+    for session, given in zip(sessions, tokens, strict=True):
+        session.feed(given)
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CudaEngine, "_run", lost)
+        with pytest.raises(DeviceError, match="'cuda' failed: lost"):
+            demo.run_batch([BatchRow(session, [7]) for session in sessions])
+    assert [session.position for session in sessions] == [20, 21, 22]
+    rows = demo.run_batch([BatchRow(session, [7]) for session in sessions])
+    for found, session, given in zip(rows, sessions, tokens, strict=True):
+        right = row(demo.open(), [*given, 7])
+        np.testing.assert_allclose(found.values(range(found.size)), right, atol=DEMO_ATOL, rtol=0)
+        session.close()
+
+
+@gpu
+def test_threads_get_the_replies_that_they_would_get_alone() -> None:
+    """The same texts as alone but for ties: a few of fifty."""
+    greedy = embedllm.Sampling(temperature=0)
+    with embedllm.load("demo", device="cuda") as model:
+
+        def reply(prompt: str) -> str:
+            return model.chat([{"role": "user", "content": prompt}], greedy, max_tokens=40).text
+
+        alone = [reply(prompt) for prompt in PROMPTS]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(reply, PROMPTS * 5))
+        assert sum(one != other for one, other in zip(together, alone * 5, strict=True)) <= 5
 
 
 @gpu

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from embedllm.backends.base import BatchRow, Device, Interrupted, MovesStored, RunsBatches, WarmsUp, max_batch
 from embedllm.backends.gpu import io_binding_engine, kv_pool
 from embedllm.backends.gpu.device_logits import HEADS, LISTED, LogitsBoard, RunLogits, sizes
-from embedllm.backends.gpu.device_memory import DeviceArray
+from embedllm.backends.gpu.device_memory import DeviceArray, DeviceMemory
 from embedllm.backends.gpu.io_binding_engine import ResidentEngine
 from embedllm.backends.gpu.io_binding_session import ResidentSession
 from embedllm.backends.ort.engine import OrtEngine
@@ -342,9 +342,10 @@ def test_any_schedule_of_batches_gives_each_sequence_what_it_gets_alone(
                 if action == "greedy":
                     assert row.top(1).tokens == latest[one][1].top(1).tokens
         elif action == "leave":
-            for one in live.pop(int(random.integers(len(live)))):
-                latest.pop(one, None)
-                one.close()
+            one, other = live.pop(int(random.integers(len(live))))
+            del latest[one]
+            one.close()
+            other.close()
         elif action == "rewind":
             one, other = live[int(random.integers(len(live)))]
             position = int(random.integers(1, one.position + 1))
@@ -490,7 +491,8 @@ class _Heads:
     """What rows need of an engine."""
 
     def __init__(self, row: np.ndarray, session: Callable[[str], ort.InferenceSession]) -> None:
-        self.memory, self.where, self.dtype = HostMemory(), ("cpu", 0), row.dtype.type
+        self.memory: DeviceMemory = HostMemory()
+        self.where, self.dtype = ("cpu", 0), row.dtype.type
         self.graph_ids, self.head_sizes = count(1), sizes(row.size)
         self.heads = {name: session(f"{name}.{row.dtype.name}.onnx") for name in self.head_sizes}
 
