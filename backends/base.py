@@ -191,7 +191,7 @@ class RunsBatches(Protocol):
 
     max_batch: int  # sessions in one run, at most; 1: none are fed together (exact mode, say)
     mixes_lengths: bool  # a run may hold rows of several tokens: pieces of prompts beside steps; else rows of one token
-    prompt_budget: int  # tokens of prompts that one iteration may read beside the steps of others
+    prompt_budget: int  # tokens of prompts that one iteration may read beside the steps of 8 others or more
 
     def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """Appends to each session its tokens; the logits after the last of each, valid until its next feed.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Steps: TypeAlias = "Generator[object, Any, None]"
 PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting, so that none waits for ever
 MAX_WAITING = 1024  # requests; each costs its prompt
+_FULL = 8  # sequences that step, beside which a whole prompt budget is read
+_BESIDE_TURNS = 64  # the same budget on a device that takes turns
 _TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
 MAX_RUNNING = 16  # requests, where neither memory nor the device says another number
 
@@ -323,13 +326,13 @@ class Scheduler:
 def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_Ask, int]]:
     """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
     budgets: dict[int, int] = {}
-    stepping = {id(ask.sequence.engine) for ask in steps}
+    stepping = Counter(id(ask.sequence.engine) for ask in steps)
     chosen: list[tuple[_Ask, int]] = []
     for ask in asks:
         if not ask.feed.is_prompt:
             continue
         engine = ask.sequence.engine
-        budget = budgets.setdefault(id(engine), _prompt_budget(engine) if id(engine) in stepping else engine.chunk)
+        budget = budgets.setdefault(id(engine), _prompt_budget(engine, stepping[id(engine)]))
         if budget > 0:
             count = min(ask.left, budget)
             chosen.append((ask, count))
@@ -337,9 +340,14 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
     return chosen
 
 
-def _prompt_budget(engine: Engine) -> int:
-    """Tokens of prompts that one iteration reads beside the steps of others."""
-    return engine.prompt_budget if isinstance(engine, RunsBatches) else min(engine.chunk, 64)
+def _prompt_budget(engine: Engine, stepping: int) -> int:
+    """Tokens of prompts that one iteration reads beside the steps of so many others, which wait for it meanwhile."""
+    if not stepping:
+        return engine.chunk
+    if not isinstance(engine, RunsBatches):
+        return min(engine.chunk, _BESIDE_TURNS)
+    # a step of few takes less time than one of many, and so may what is read beside it
+    return max(1, engine.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
 
 
 def _mixes(ask: _Ask, steps: Sequence[_Ask]) -> bool:

@@ -337,7 +337,7 @@ def test_each_reply_is_told_step_by_step(is_awaited: bool, is_talk: bool) -> Non
 
 @pytest.mark.parametrize("is_awaited", [False, True])
 def test_a_conversation_is_as_it_was_when_a_step_cannot_be_told(is_awaited: bool) -> None:
-    model, _ = scripted("Hello.")
+    model, _ = scripted("Hello.", "Hello.")
 
     def broken(chunk: Chunk) -> None:
         if chunk.text == "o":

@@ -63,7 +63,7 @@ def desktop(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         (folder / name).write_text(text, encoding="utf-8")
     package = read_package(folder)
     engine = FormulaEngine(package.decoder.vocabulary, package.context)
-    return Model(package, engine, tokenizer=ByteCodec(), defaults=read_defaults(folder))
+    return Model(package, engine, tokenizer=ByteCodec(), defaults=read_defaults(folder), is_direct=True)
 
 
 def template_engine(path: Path) -> Path:
