@@ -153,6 +153,8 @@ class EngineLoop:
 
     def end(self) -> None:
         """Ends the thread after the step that runs, which is interrupted where it can be."""
+        if self._pid != os.getpid():  # it is not there
+            return
         for scheduler in [*self._hosted]:
             scheduler.cancel_all()
         self._inbox.put(None)
@@ -192,6 +194,7 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
         except Exception:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
             _log.exception("the engine loop failed; what it ran is cancelled")
             scheduler.cancel_all()
+            is_busy = True  # which the next iteration ends
     try:
         while (work := inbox.get(block=not is_busy)) is not None:
             is_busy = True

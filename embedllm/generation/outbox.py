@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -32,8 +32,19 @@ class _Letters(Generic[T]):
     def __init__(self) -> None:
         self._held: list[T] = []
         self._woken_s = -_WAKE_S
+        self._put = 0
+        self._taken = 0
+        self._is_paused = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader is far behind, so that the request pauses (back-pressure) until it wakes the loop."""
+        if self._put - self._taken >= AHEAD:
+            self._is_paused = True  # before the second look: the reader may have taken some, and not seen it
+        return self._put - self._taken >= AHEAD
 
     def put(self, item: T) -> None:
+        self._put += 1
         self._held.append(item)
         now_s = time.monotonic()
         if now_s - self._woken_s >= _WAKE_S or len(self._held) >= _AT_ONCE:
@@ -51,6 +62,13 @@ class _Letters(Generic[T]):
         self.flush()
         self._send(_End(error))
 
+    def _take(self, loop: EngineLoop) -> None:
+        """The reader has one more."""
+        self._taken += 1
+        if self._is_paused and self._put - self._taken < AHEAD:
+            self._is_paused = False
+            loop.wake()
+
     def _send(self, items: tuple[T, ...] | _End) -> None:
         raise NotImplementedError
 
@@ -58,33 +76,36 @@ class _Letters(Generic[T]):
 class Outbox(_Letters[T]):
     """Written by the loop, read by one thread."""
 
-    def __init__(self, *, is_whole: bool = False) -> None:
-        """is_whole: the reader wants all at the end only, and is not woken before."""
+    def __init__(self, *, is_whole: bool = False, on_error: Callable[[], None] = lambda: None) -> None:
+        """is_whole: the reader wants all at the end only, and is not woken before.
+
+        on_error: called when an error ends it.
+        """
         super().__init__()
+        self._on_error = on_error
         self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
         self._is_whole = is_whole
-        self._put = 0
-        self._taken = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader is far behind, so that the request pauses (back-pressure)."""
-        return not self._is_whole and self._put - self._taken >= AHEAD
+        return not self._is_whole and super().is_full
 
     def put(self, item: T) -> None:
-        self._put += 1
         if self._is_whole:
             self._held.append(item)
         else:
             super().put(item)
 
+    def end(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            self._on_error()
+        super().end(error)
+
     def read(self, loop: EngineLoop) -> Iterator[T]:
         """The items, each as soon as it is there. Raises the error that ended them."""
         while not isinstance(got := loop.wait(self._queue), _End):
             for item in got:
-                self._taken += 1
-                if self._put - self._taken == AHEAD - 1:  # it was full, or became so meanwhile
-                    loop.wake()
+                self._take(loop)
                 yield item
         got.check()
 
@@ -101,11 +122,7 @@ class AsyncOutbox(_Letters[T]):
         super().__init__()
         self._queue: deque[T | _End] = deque()
         self._events = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[None] | None = None
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._queue) + len(self._held) >= AHEAD
+        self._waiting: asyncio.Future[None] | None = None  # written in the event loop's thread only
 
     async def get(self, loop: EngineLoop) -> T | None:
         """The next item; None at the end. Raises the error that ended them."""
@@ -119,16 +136,19 @@ class AsyncOutbox(_Letters[T]):
             self._queue.append(got)  # asked again, it says the same
             got.check()
             return None
-        if len(self._queue) + len(self._held) == AHEAD - 1:
-            loop.wake()
+        self._take(loop)
         return got
 
     def _send(self, items: tuple[T, ...] | _End) -> None:
         self._queue.extend((items,) if isinstance(items, _End) else items)
-        if (waiting := self._waiting) is not None:
-            self._waiting = None
+        if self._waiting is not None:
             with suppress(RuntimeError):  # the event loop was closed, and its task with it
-                self._events.call_soon_threadsafe(_wake, waiting)
+                self._events.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
 
 class _End:
@@ -153,15 +173,10 @@ class Ticket:
 
     def leave(self) -> None:
         """Nobody reads any more. Twice is fine."""
-        if not self._is_left:
+        if not self._is_left and self._loop.is_alive:  # in a forked process nothing runs that could be ended
             self._is_left = True
             self._cancel.cancel()
             self._loop.wake()
 
     def __del__(self) -> None:
         self.leave()  # where a KeyboardInterrupt came before whoever had it could
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

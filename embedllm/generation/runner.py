@@ -174,7 +174,7 @@ class Runner:
             yield from (list(self.stream(request, cancel)) for request in requests)
             return
         with cancel.passed_on() as own:
-            outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True) for _ in requests]
+            outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
             tickets: list[Ticket] = []
             try:
                 for request, outbox in zip(requests, outboxes, strict=True):
@@ -398,7 +398,8 @@ def _close(loop: EngineLoop, scheduler: Scheduler, sequences: SequencePool) -> N
 
 def _ended(chunk: Chunk, job: Job) -> Chunk:
     """The last chunk of a request that was ended from outside: by its caller, or by its time."""
-    return chunk if job.cancel.cancelled else replace(chunk, finish_reason="timeout")
+    is_late = time.monotonic() >= job.deadline_s and not job.cancel.cancelled
+    return replace(chunk, finish_reason="timeout") if is_late else chunk
 
 
 def _cancelled_in_queue(request: Request, job: Job) -> Chunk:

@@ -132,12 +132,17 @@ class Scheduler:
         self.running: list[Job] = []  # in the order in which they were admitted
         self.preempted = 0  # times, so far
         self._iterations = 0
+        self._is_closed = False
         self._pool = pool
 
     def submit(self, job: Job) -> None:
         """Queues a request; one too many ends with Busy at once."""
+        if self._is_closed:  # after its caller has looked
+            job.outbox.end(ValueError("this model was closed"))
+            return
         new = sum(other.is_rejectable for other in self.waiting)
-        if job.is_rejectable and self._active() >= self.max_running and new >= self.max_waiting:
+        free = max(0, self.max_running - self._active())  # for as many that wait, where there is memory
+        if job.is_rejectable and new >= self.max_waiting + free:
             message = (
                 f"the queue is full: {self._active()} requests run and {new} wait. Try again later, or load the model "
                 "with larger max_sequences and max_waiting."
@@ -152,7 +157,8 @@ class Scheduler:
             job.cancel.cancel()
 
     def end_all(self) -> None:
-        """Ends all that waits and runs, now: the model is closed."""
+        """Ends all that waits and runs, now: the model is closed. What is in the middle of its own code, after that."""
+        self._is_closed = True
         self.cancel_all()
         self._end_cancelled()
 
@@ -173,8 +179,9 @@ class Scheduler:
         self._feed([*((ask, ask.left) for ask in steps), *mixed])
         self._resume(jobs)  # the steps' chunks go out before prompts are read
         for ask, count in beside:
-            # unless what ran meanwhile has fed it, or ended its request: the model called by a logits processor
-            if ask in ask.job.asks and ask.left >= count and (ask, count) not in mixed:
+            # unless what ran meanwhile has fed it, ended its request or preempted it: the model, called by its own code
+            is_due = ask.job in self.running and ask in ask.job.asks and ask.left >= count
+            if is_due and (ask, count) not in mixed:
                 self._feed([(ask, count)])
                 self._resume([ask.job])  # its first token does not wait for the prompts of others
         self._iterations += 1
@@ -200,27 +207,40 @@ class Scheduler:
         return bool(ended)
 
     def _admit(self) -> None:
-        while self.waiting and self._active() < self.max_running:
-            job = self.waiting[0]
-            if self._active() and not self._pool.make_room(job.tokens):
+        while self._active() < self.max_running:
+            job = next((job for job in self.waiting if not job.outbox.is_full), None)
+            if job is None or (self._active() and not self._pool.make_room(job.tokens)):
                 return
-            del self.waiting[0]
+            self.waiting.remove(job)
             self.running.append(job)
             if job.steps is not None:  # preempted before
-                job.asks = [_recalled(ask) for ask in job.asks]
+                try:
+                    job.asks = [_recalled(ask) for ask in job.asks]
+                except Exception as error:  # noqa: BLE001  # of the device: this request's
+                    self._advance(job, error=error)
                 continue
             job.queued_s = time.monotonic() - job.submitted_s
             job.steps = job.begin(job)
             self._advance(job)
 
     def _make_room(self) -> None:
-        """Preempts the requests admitted last while the KV of all takes more memory than there is."""
+        """Preempts requests while the KV of all takes more memory than there is: at least one stays that can go on.
+
+        Those that nobody reads come first, then those admitted last.
+        """
         while len(self.running) > 1 and not self._pool.make_room(0):
-            last = next((job for job in reversed(self.running[1:]) if not job.is_busy and _can_wait(job)), None)
-            if last is None:
+            able = [job for job in reversed(self.running) if not job.is_busy and self._can_wait(job)]
+            paused = [job for job in able if job.outbox.is_full]
+            active = [job for job in able if not job.outbox.is_full]
+            if not (victims := [*paused, *active[: self._active() - 1]]):
                 return
+            last = victims[0]
             last.outbox.flush()
-            last.asks[0].sequence.evict()
+            try:
+                last.asks[0].sequence.evict()
+            except Exception as error:  # noqa: BLE001  # of the device: this request's
+                self._advance(last, error=error)
+                continue
             last.tokens = len(last.asks[0].sequence.evicted)
             last.rank = -math.inf  # it has been served before those that wait
             self.running.remove(last)
@@ -263,7 +283,8 @@ class Scheduler:
         if not ready:
             return
         try:
-            logits = engine.run_batch([BatchRow(ask.sequence.session, tokens) for ask, tokens in ready])
+            rows = [BatchRow(ask.sequence.session, tokens) for ask, tokens in ready]
+            logits = ready[0][0].sequence.loop.call(lambda: engine.run_batch(rows))  # as _feed_alone
         except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
             for ask, _ in ready:
                 ask.error = error
@@ -316,6 +337,12 @@ class Scheduler:
             self._end(job, problem)
         finally:
             job.is_busy = False
+        if self._is_closed and job.steps is not None:  # closed by what its own code called
+            self._advance(job, error=Interrupted())
+
+    def _can_wait(self, job: Job) -> bool:
+        """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
+        return len(job.asks) == 1 and not job.asks[0].feed.is_all and self._pool.owns(job.asks[0].sequence)
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         self.running.remove(job)
@@ -334,7 +361,7 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
         engine = ask.sequence.engine
         budget = budgets.setdefault(id(engine), _prompt_budget(engine, stepping[id(engine)]))
         if budget > 0:
-            count = min(ask.left, budget)
+            count = min(ask.left, budget, ask.sequence.max_feed)
             chosen.append((ask, count))
             budgets[id(engine)] = budget - count
     return chosen
@@ -365,11 +392,6 @@ def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:
     ask.fed += count
     if not ask.left:
         ask.rows = rows
-
-
-def _can_wait(job: Job) -> bool:
-    """Whether its KV can be taken away until there is room again."""
-    return len(job.asks) == 1 and not job.asks[0].feed.is_all
 
 
 def _recalled(ask: _Ask) -> _Ask:

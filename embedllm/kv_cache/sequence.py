@@ -62,6 +62,7 @@ class CachedSequence:
         self.adapter: Adapter | None = None  # that they were computed with
         self.is_running = False  # a request has it
         self.is_ended = False  # by the end of the model
+        self.is_dropped = False  # nobody wants it after the request that has it
         self.shift: ContextShift | None = None  # of the request that runs: what is dropped when the session is full
         self.note_dropped: Callable[[int], None] = ignore  # called with the number of dropped tokens
         self.evicted: list[int] = []  # tokens whose KV was taken away while their request waits
@@ -109,6 +110,11 @@ class CachedSequence:
     def room(self) -> int | None:
         """How many tokens may be fed before a context shift; None: there is no context shift."""
         return None if self.shift is None else self.shift.context - len(self.tokens)
+
+    @property
+    def max_feed(self) -> int:
+        """How many tokens one feed may have: between two context shifts, as many as one makes room for."""
+        return self.engine.context if self.shift is None else self.shift.step
 
     def truncate_to_prefix(self, prompt: Sequence[int]) -> int:
         """Truncates to the common prefix with a prompt; the number of cached tokens of the prompt.
@@ -187,8 +193,9 @@ class CachedSequence:
 
         KV in a device's own memory goes to the host's, which is sooner there again than computed; other KV is dropped.
         """
-        self.evicted = list(self.tokens)
-        if self.engine.device.memory and isinstance(self.session, MovesState) and self._shifted_from is None:
+        self.evicted, self._swapped = list(self.tokens), []
+        is_whole = len(self.reusable_tokens) == len(self.tokens)
+        if self.engine.device.memory and isinstance(self.session, MovesState) and is_whole:
             from embedllm.backends.sessions.kv_arrays import on_host  # numpy
 
             count = len(self.tokens)
@@ -196,19 +203,25 @@ class CachedSequence:
                 on_host(exported(self.session, at, min(at + TRANSFER_TOKENS, count)))
                 for at in range(0, count, TRANSFER_TOKENS)
             ]
+        keeps_all = isinstance(self.session, Forgets) and self.session.keeps_all
         self.session.close()
         self.tokens.clear()
         self.session = self.engine.open()
+        self.set_keeps_all(keeps_all)
         if self.adapter is not None and isinstance(self.session, TakesAdapters):
             self.session.adapt(self.adapter)
 
     def recall(self) -> list[int]:
         """Takes the KV back that evict() has put away; the tokens that have to be computed again."""
         missing, swapped = self.evicted, self._swapped
-        self.evicted, self._swapped = [], []
+        self.forget_evicted()
         for state in swapped:
             self.append(missing, state)
         return missing if not swapped else []
+
+    def forget_evicted(self) -> None:
+        """Its request ended while it waited."""
+        self.evicted, self._swapped = [], []
 
     def restore(self, prompt: Sequence[int], sources: Sequence[CachedSpan]) -> None:
         """Takes the cached KV of more of a prompt, up to the first span that is gone meanwhile."""

@@ -5,6 +5,7 @@ Called in the thread of the device's loop, if nothing else is said.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
 
+_log = logging.getLogger("embedllm")
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 
@@ -56,6 +58,7 @@ class SequencePool:
         self.prefix_cache = prefix_cache  # None: no KV is shared between sequences
         self.kv_tokens = kv_tokens
         self._engine: Engine | None = engine
+        self._closing: Engine | None = None  # by the last sequence
         self._idle: CachedSequence | None = None
         self._all: set[CachedSequence] = set()
         self._exports: deque[Iterator[None]] = deque()  # of prompts to the disk, a few blocks at a time
@@ -76,6 +79,9 @@ class SequencePool:
     def sequences(self) -> frozenset[CachedSequence]:
         """Those that hold KV, or may: running, idle and of conversations."""
         return frozenset(self._all)
+
+    def owns(self, sequence: CachedSequence) -> bool:
+        return sequence in self._all
 
     def new(self, capacity: int = 0, *, is_running: bool = False) -> CachedSequence:
         sequence = CachedSequence(self.engine, self.loop, capacity)
@@ -154,8 +160,9 @@ class SequencePool:
         """
         sequence.shift, sequence.note_dropped = None, ignore
         sequence.is_running = False
+        sequence.forget_evicted()
         cache = self.prefix_cache
-        if self._engine is None or sequence not in self._all:  # the model was closed, or what held it
+        if self._engine is None or sequence.is_dropped:  # the model was closed, or what held it
             self._discard(sequence)
             return
         sequence.set_keeps_all(self._keeps_all)
@@ -168,8 +175,8 @@ class SequencePool:
 
     def drop(self, sequence: CachedSequence) -> None:
         """Frees a sequence; KV that no other sequence has goes into the prefix cache."""
-        if sequence.is_running:  # its request gives it back
-            self._all.discard(sequence)
+        if sequence.is_running:  # freed when its request gives it back
+            sequence.is_dropped = True
             return
         if self._engine is not None and sequence in self._all:
             self._truncate(sequence, 0)
@@ -192,6 +199,9 @@ class SequencePool:
             next(self._exports[0])
         except StopIteration:
             self._exports.popleft()
+        except Exception as error:  # noqa: BLE001  # of the device or the disk: requests go on
+            self._exports.popleft()
+            _log.info("part of the prefix cache was not written: %s", error)
         return True
 
     def finish(self) -> None:
@@ -210,17 +220,16 @@ class SequencePool:
             self.prefix_cache.clear()
 
     def close(self) -> None:
-        """Frees the engine and every sequence, whoever keeps it; no request runs any more."""
+        """Frees every sequence, whoever keeps it, and the engine: after the requests that run, which end now."""
         self.finish()
-        engine, self._engine, self._idle = self._engine, None, None
+        self._closing, self._engine, self._idle = self._engine or self._closing, None, None
         for sequence in [*self._all]:
             sequence.end()
             if not sequence.is_running:
                 self._discard(sequence)
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
-        if engine is not None:
-            engine.close()
+        self._close_engine()
 
     @property
     def _keeps_all(self) -> bool:
@@ -237,6 +246,13 @@ class SequencePool:
     def _discard(self, sequence: CachedSequence) -> None:
         self._all.discard(sequence)
         sequence.close()
+        self._close_engine()
+
+    def _close_engine(self) -> None:
+        """After the last of its sessions."""
+        if self._closing is not None and not self._all:
+            engine, self._closing = self._closing, None
+            engine.close()
 
     def _truncate(self, sequence: CachedSequence, position: int) -> None:
         """Rewinds; KV that no other sequence has goes into the prefix cache."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, count
 from threading import Event
 
-from embedllm.backends.base import Device, Interrupted
+from embedllm.backends.base import BatchRow, Device, Interrupted
 from embedllm.types import Candidates, TokenBits
 
 END = 256  # the special token of `Bytes`
 VOCABULARY = 257
+_NUMBERS = count()
 
 
 @contextmanager
@@ -115,15 +117,20 @@ class FakeSession:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.position = 0
-        self.capacity = engine.context
         self.tokens: list[int] = []
         self.fed: list[list[int]] = []
         self.stopping = Event()
         self.closed = False
         self._engine = engine
 
+    @property
+    def capacity(self) -> int:
+        step = self._engine.capacity_step
+        return min(self._engine.context, -(-self.position // step) * step) if step else self._engine.context
+
     def feed(self, tokens: Sequence[int]) -> FakeLogits:
         assert not self.closed
+        self._engine.note_thread()
         self.fed.append(list(tokens))
         self._engine.during_feed(self)
         if self.stopping.is_set():
@@ -134,6 +141,7 @@ class FakeSession:
 
     def rewind(self, position: int) -> None:
         assert 0 <= position <= self.position
+        self._engine.note_thread()
         del self.tokens[position:]
         self.position = position
 
@@ -152,6 +160,8 @@ class FakeEngine:
     """Opens FakeSessions.
 
     next_token: the most probable token after the given ones. during_feed: called in the middle of each feed.
+    name: of its device; None: one of its own, and so an engine loop of its own. capacity_step: tokens in which a
+    session's memory grows; 0: it has all of it from the beginning. threads: those that have used it.
     """
 
     def __init__(
@@ -161,8 +171,12 @@ class FakeEngine:
         context: int = 64,
         chunk: int = 16,
         during_feed: Callable[[FakeSession], None] = lambda session: None,
+        name: str | None = None,
+        capacity_step: int = 0,
     ) -> None:
-        self.device = Device(name="fake", backend="fake 1", description="", available=True)
+        self.device = Device(name=name or own_name(), backend="fake 1", description="", available=True)
+        self.capacity_step = capacity_step
+        self.threads: set[int] = set()
         self.context = context
         self.remedy = "export with a larger --context"
         self.chunk = chunk
@@ -172,8 +186,69 @@ class FakeEngine:
         self.closed = False
 
     def open(self, capacity: int = 0) -> FakeSession:
+        assert not self.closed
+        self.note_thread()
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
 
     def close(self) -> None:
+        self.note_thread()
+        assert all(session.closed for session in self.sessions)
         self.closed = True
+
+    def note_thread(self) -> None:
+        self.threads.add(threading.get_ident())
+
+
+class FakeBatchEngine(FakeEngine):
+    """Feeds several of its sessions in one run; `runs` is how many rows each run had.
+
+    during_run: called in the middle of each run with its sessions.
+    """
+
+    def __init__(
+        self,
+        next_token: Callable[[Sequence[int]], int] = lambda tokens: len(tokens) % 26 + ord("a"),
+        *,
+        max_batch: int = 4,
+        mixes_lengths: bool = False,
+        prompt_budget: int = 8,
+        during_run: Callable[[Sequence[FakeSession]], None] = lambda sessions: None,
+        context: int = 64,
+        chunk: int = 16,
+        during_feed: Callable[[FakeSession], None] = lambda session: None,
+        name: str | None = None,
+        capacity_step: int = 0,
+    ) -> None:
+        super().__init__(next_token, context=context, chunk=chunk, during_feed=during_feed, name=name,
+                         capacity_step=capacity_step)  # fmt: skip
+        self.max_batch = max_batch
+        self.mixes_lengths = mixes_lengths
+        self.prompt_budget = prompt_budget
+        self.during_run = during_run
+        self.runs: list[int] = []
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> list[FakeLogits]:
+        self.note_thread()
+        sessions: list[FakeSession] = []
+        for session, tokens in rows:
+            assert isinstance(session, FakeSession)
+            assert session in self.sessions
+            assert not session.closed
+            assert len(tokens) == 1 or (self.mixes_lengths and len(tokens) > 1)
+            assert session.position + len(tokens) <= self.context
+            sessions.append(session)
+        assert len({id(session) for session in sessions}) == len(rows)
+        assert 1 <= len(rows) <= self.max_batch
+        self.runs.append(len(rows))
+        self.during_run(sessions)
+        for session, (_, tokens) in zip(sessions, rows, strict=True):
+            session.fed.append(list(tokens))
+            session.tokens += tokens
+            session.position = len(session.tokens)
+        return [peaked(self.next_token(session.tokens)) for session in sessions]
+
+
+def own_name() -> str:
+    """The name of a device that no other engine is on."""
+    return f"fake{next(_NUMBERS)}"

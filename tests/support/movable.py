@@ -9,7 +9,7 @@ import numpy as np
 
 from embedllm.backends.base import Device
 from embedllm.backends.checks import check_span
-from tests.support.fakes import END, FakeLogits, peaked
+from tests.support.fakes import END, FakeLogits, own_name, peaked
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -58,7 +58,7 @@ class MovableEngine:
     """Opens MovableSessions. during_feed: called at the beginning of each feed."""
 
     def __init__(self, *, context: int = 4096, during_feed: Callable[[MovableSession], None] = lambda _: None) -> None:
-        self.device = Device(name="fake", backend="fake 1", description="", available=True)
+        self.device = Device(name=own_name(), backend="fake 1", description="", available=True)
         self.context = context
         self.remedy = "export with a larger --context"
         self.chunk = 512
