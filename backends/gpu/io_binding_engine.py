@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # tokens of a prompt fed at once
 _BUDGET = 1024  # tokens of prompts beside steps (docs/cuda.md)
-_SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of so many
+_SHARE = 0.5  # of the memory that is free once the weights are there, for the KV of a full batch
 _TOKEN_BYTES = 8
 _CERTAIN = 2  # greedy steps in a row, after which the next one runs ahead
 _WARM_PROMPTS = (8, 32, 64, 96, 192, 384, 768)  # tokens, for which CUDA has different kernels to load

@@ -157,10 +157,15 @@ class KvPool:
         if width > self._mapped and self._has_room(width):
             self._map(width)
         width = min(width, max(self._mapped, len(rows)))
-        for move in self.table.arrange(rows, width, may_wait=lambda owner: owner.position < self.capacity):
+        moves = self.table.arrange(rows, width, may_wait=lambda owner: owner.position < self.capacity)
+        try:
+            self._map(max((move.to + 1 for move in moves), default=0))
+        except BaseException:
+            self.table.undo(moves)
+            raise
+        for move in moves:
             owner = self.table.owners(move.to + 1)[move.to]
             assert owner is not None  # it was moved there
-            self._map(move.to + 1)
             self.copy(self, move.source, move.to, owner.position)
         counts = np.ones(width, np.int64)
         for slot, owner in enumerate(self.table.owners(width)):

@@ -86,6 +86,13 @@ class SlotTable(Generic[S]):
         moves += [self._move(owner, slot) for owner, slot in zip(outside, free, strict=False)]
         return moves
 
+    def undo(self, moves: Sequence[Move]) -> None:
+        """Takes back what arrange() did."""
+        for move in reversed(moves):
+            owner = self._owners[move.to]
+            assert owner is not None  # it was moved there
+            self._move(owner, move.source)
+
     def _free_from(self, first: int) -> int:
         return next((slot for slot in range(first, len(self._owners)) if self._owners[slot] is None),
                     max(first, len(self._owners)))  # fmt: skip

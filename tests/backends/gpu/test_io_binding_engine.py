@@ -464,6 +464,24 @@ def test_short_memory_is_an_error_of_who_opens_and_not_of_the_others(package: Pa
     np.testing.assert_allclose(values(found[0]), values(fed_anew(engine, [*TOKENS[:5], 5])), atol=ATOL, rtol=0)
 
 
+def test_a_move_for_which_memory_is_short_leaves_all_where_it_was(engine: HostEngine, package: Package) -> None:
+    full, others = engine.open(package.context), [engine.open(package.context) for _ in range(3)]
+    full.feed([5] * package.context)
+    kept = full.export_state(0, package.context)
+    for session in others:
+        session.feed(TOKENS[:8])
+    memory = engine.memory
+    assert isinstance(memory, HostMemory)
+    memory.limit -= memory.free_bytes()
+    with pytest.raises(DeviceError, match="out of memory"):
+        engine.run_batch([BatchRow(session, [5]) for session in others])
+    memory.limit *= 2
+    for pair, right in zip(full.export_state(0, package.context), kept, strict=True):
+        np.testing.assert_array_equal(pair, right)
+    rows = engine.run_batch([BatchRow(session, [5]) for session in others])
+    np.testing.assert_allclose(values(rows[0]), values(fed_anew(engine, [*TOKENS[:8], 5])), atol=ATOL, rtol=0)
+
+
 def test_a_stored_state_stays_on_the_device(engine: HostEngine) -> None:
     session = engine.open()
     session.feed(TOKENS[:30])

@@ -71,6 +71,9 @@ def test_moves_keep_what_is_held_and_end_as_asked(data: st.DataObject) -> None:
     if not stepping:
         return
     width = data.draw(st.integers(len(stepping), 64))
+    before = dict(held)
+    table.undo(table.arrange(stepping, width, may_wait=may_wait))
+    assert before == {table.slot(name): name for name in names if name in table}
     for move in table.arrange(stepping, width, may_wait=may_wait):
         assert move.to not in held
         held[move.to] = held.pop(move.source)
