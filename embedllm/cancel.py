@@ -26,6 +26,13 @@ class Cancel:
             for interrupt in self._interrupts:
                 interrupt(True)
 
+    def when_cancelled(self, act: Callable[[], None]) -> None:
+        """Has this done in cancel(), in its thread."""
+        with self._lock:
+            self._interrupts.append(lambda stop: act())
+            if self._cancelled:
+                act()
+
     @contextmanager
     def watching(self, interrupt: Callable[[bool], None]) -> Iterator[None]:
         """Within the block, cancel() calls interrupt(True); at its end comes interrupt(False)."""

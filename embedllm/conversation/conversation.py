@@ -20,7 +20,7 @@ from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import SequenceHandle
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
@@ -94,12 +94,12 @@ class Conversation:
         self._variables = variables
         self._when_full: WhenFull = when_full
         self._seen = WHOLE_HISTORY
-        self._held: HeldSequence | None = None
+        self._held: SequenceHandle | None = None
         self._under_way: weakref.ref[_UnderWay] = weakref.ref(_UnderWay())  # the turn whose reply is being read
         if when_full == "shift":
-            held = self._hold(0)
+            sequence = model.runner.call(self._hold(0).open)
             try:
-                check_movable(held.session, model.device.name, model.package.decoder)
+                check_movable(sequence.session, model.device.name, model.package.decoder)
             except ValueError:
                 self.close()
                 raise
@@ -161,7 +161,7 @@ class Conversation:
     ) -> AsyncStream:
         """As stream(), for `async for`."""
         turn, request = self._request(text, sampling, options)
-        sequence = self._sequence or self._hold(len(request.prompt))
+        sequence = self._hold(len(request.prompt))
         return self.model.runner.astream(request, cancel or Cancel(), sequence, noting=turn)
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
@@ -204,15 +204,15 @@ class Conversation:
     def _sequence(self) -> CachedSequence | None:
         return None if self._held is None else self._held.sequence
 
-    def _hold(self, capacity: int) -> CachedSequence:
-        """A sequence of its own from now on, with room for that many tokens."""
-        runner = self.model.runner
-        self._held = runner.call(lambda: HeldSequence(runner.sequences, capacity))
-        return self._held.sequence
+    def _hold(self, capacity: int) -> SequenceHandle:
+        """A sequence of its own from now on, with room for that many tokens at first."""
+        if self._held is None:
+            self._held = SequenceHandle(self.model.runner.sequences, capacity)
+        return self._held
 
     def _stream(self, turn: _Turn, request: Request, cancel: Cancel) -> Generator[Chunk, None, None]:
         with turn as note:
-            sequence = self._sequence or self._hold(len(request.prompt))
+            sequence = self._hold(len(request.prompt))
             for chunk in self.model.runner.stream(request, cancel, sequence):
                 note(chunk)
                 yield chunk

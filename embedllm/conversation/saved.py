@@ -17,7 +17,7 @@ from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
 from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS
-from embedllm.kv_cache.sequence_pool import HeldSequence
+from embedllm.kv_cache.sequence_pool import SequenceHandle
 from embedllm.kv_cache.transfer import exported
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.function_schema import tool_schema
@@ -104,7 +104,7 @@ def restore_sequence(
     model: Mapping[str, str],
     adapters: Adapters | None = None,
     cancel: Cancel,
-) -> HeldSequence | None:
+) -> SequenceHandle | None:
     """A sequence that holds the KV of a file; None when another model, adapter, device or version has computed it.
 
     Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
@@ -113,8 +113,9 @@ def restore_sequence(
     if not tokens:
         return None
     in_loop = sequences.loop.call
-    held = in_loop(lambda: HeldSequence(sequences, len(tokens)))
-    sequence, session = held.sequence, held.sequence.session
+    held = SequenceHandle(sequences, len(tokens))
+    sequence = in_loop(held.open)
+    session = sequence.session
     kind = json.loads(file.about["kind"])
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
     if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):

@@ -78,7 +78,7 @@ class BeamRunner:
             except Interrupted:
                 is_whole = False
         replies = [self._reply(found.beam, limit_reason) for found in self._search.found]
-        yield tuple(replies if is_whole else replies + self.cancelled())
+        yield tuple(replies if is_whole else replies + self.ended(cancel))
 
     def run_directly(self, limit_reason: str, cancel: Cancel) -> list[Reply]:
         """As steps(), fed by the caller."""
@@ -94,9 +94,10 @@ class BeamRunner:
                 asked = steps.send(rows if isinstance(asked, list) else rows[0])
         return list(asked)
 
-    def cancelled(self) -> list[Reply]:
-        """What it is following, which was cancelled."""
-        return [self._reply(beam, "cancelled") for beam in self._search.running]
+    def ended(self, cancel: Cancel) -> list[Reply]:
+        """What it is following, which was cancelled, or ran out of time."""
+        reason = "cancelled" if cancel.cancelled else "timeout"
+        return [self._reply(beam, reason) for beam in self._search.running]
 
     def _searched(self, cancel: Cancel) -> Generator[Asked, Any, None]:
         """Searches to the end; all beams take a step at once. Raises Interrupted."""

@@ -22,6 +22,7 @@ from embedllm.errors import DeviceError
 T = TypeVar("T")
 Work: TypeAlias = Callable[[], object]
 _WAKE_S = 0.25  # in which a caller that waits looks whether the loop is still there, and Windows for its Ctrl-C
+_SERVE_S = 0.001  # the same for a loop
 _END_S = 5.0  # at most, that the end of the process waits for a step that runs
 _ENDING = "the process is ending, and the model with it."
 _log = logging.getLogger("embedllm")
@@ -40,6 +41,10 @@ class Hosted(Protocol):
 
     def finish(self) -> None:
         """Does what could wait until now."""
+        ...
+
+    def idle_s(self) -> float | None:
+        """Seconds until something has to be done though nobody asks, such as a timeout; None: never."""
         ...
 
 
@@ -135,10 +140,13 @@ class EngineLoop:
                     self._inbox.put(None)  # for the outer one
                     raise DeviceError(_ENDING)
             return queue.get()
+        other = _HERE.loop  # a loop that waits for another one, of a draft model's device, serves who waits for it
         while True:
             try:
-                return queue.get(timeout=_WAKE_S)
+                return queue.get(timeout=_WAKE_S if other is None else _SERVE_S)
             except Empty:
+                if other is not None:
+                    _serve(other)
                 if not self.is_alive and queue.empty():
                     self.check_process()
                     raise DeviceError(_ENDING) from None
@@ -168,6 +176,11 @@ class EngineLoop:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._hosted))
 
 
+class _Here(threading.local):
+    loop: SimpleQueue[Work | None] | None = None  # the inbox of the loop whose thread this is
+
+
+_HERE = _Here()
 _LOCK = threading.Lock()
 _BY_DEVICE: weakref.WeakValueDictionary[str, EngineLoop] = weakref.WeakValueDictionary()
 _ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
@@ -175,6 +188,7 @@ _ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> None:
     """What the thread does. It holds no EngineLoop, so that one that nobody uses goes, and ends it."""
+    _HERE.loop = inbox
     while _turn(inbox, hosted):
         pass
     for scheduler in [*hosted]:
@@ -194,18 +208,32 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
         except Exception:  # noqa: BLE001  # a defect of ours: those who wait must not wait for ever
             _log.exception("the engine loop failed; what it ran is cancelled")
             scheduler.cancel_all()
-            is_busy = True  # which the next iteration ends
-    try:
-        while (work := inbox.get(block=not is_busy)) is not None:
             is_busy = True
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  # of a finalizer, which nobody waits for
-                _log.warning("what was left to the engine loop failed: %s", error)
+    idle_s = min((s for s in (scheduler.idle_s() for scheduler in hosted) if s is not None), default=None)
+    try:
+        while (work := inbox.get(block=not is_busy, timeout=idle_s)) is not None:
+            is_busy = True
+            _do(work)
             del work  # before it waits: it may hold a model
     except Empty:
         return True
     return False
+
+
+def _serve(inbox: SimpleQueue[Work | None]) -> None:
+    """Does what was posted, and no iteration."""
+    while not inbox.empty():
+        if (work := inbox.get()) is None:
+            inbox.put(None)
+            return
+        _do(work)
+
+
+def _do(work: Work) -> None:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  # of a finalizer, which nobody waits for
+        _log.warning("what was left to the engine loop failed: %s", error)
 
 
 def _nothing() -> None:

@@ -5,7 +5,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
-AHEAD = 32  # items that nobody has taken yet, after which a request pauses
-_AT_ONCE = 16  # items that wake a reader
-# seconds in which a reader is woken once, by the display's rate: of 64 readers each wake makes the loop wait for
-# Python's lock, which costs a GPU a third of its steps
-_WAKE_S = 1 / 60
+AHEAD = 32  # items that nobody has taken yet, after which a request pauses; half of them wake its reader
 
 
 class _Letters(Generic[T]):
@@ -31,7 +26,7 @@ class _Letters(Generic[T]):
 
     def __init__(self) -> None:
         self._held: list[T] = []
-        self._woken_s = -_WAKE_S
+        self._is_new = True
         self._put = 0
         self._taken = 0
         self._is_paused = False
@@ -46,20 +41,21 @@ class _Letters(Generic[T]):
     def put(self, item: T) -> None:
         self._put += 1
         self._held.append(item)
-        now_s = time.monotonic()
-        if now_s - self._woken_s >= _WAKE_S or len(self._held) >= _AT_ONCE:
-            self._woken_s = now_s
+        if self._is_new or len(self._held) >= AHEAD // 2:
+            self._is_new = False
             self.flush()
 
     def flush(self) -> None:
-        """Gives the reader what is held."""
+        """Gives the reader what is held; see Scheduler.step()."""
         if self._held:
             held, self._held = self._held, []
             self._send(tuple(held))
 
     def end(self, error: BaseException | None = None) -> None:
         """No more comes; the reader is given the rest, and then the error."""
-        self.flush()
+        if self._held:
+            held, self._held = self._held, []
+            self._send(tuple(held))
         self._send(_End(error))
 
     def _take(self, loop: EngineLoop) -> None:
@@ -95,6 +91,10 @@ class Outbox(_Letters[T]):
             self._held.append(item)
         else:
             super().put(item)
+
+    def flush(self) -> None:
+        if not self._is_whole:
+            super().flush()
 
     def end(self, error: BaseException | None = None) -> None:
         if error is not None:

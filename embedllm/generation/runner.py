@@ -30,7 +30,7 @@ from embedllm.generation.speculation.speculator import Draft, Speculator
 from embedllm.kv_cache.context_shift import ContextShift
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
-from embedllm.kv_cache.sequence_pool import SequencePool
+from embedllm.kv_cache.sequence_pool import SequenceHandle, SequencePool
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
@@ -150,7 +150,7 @@ class Runner:
         StopStrings(request.stop)
 
     def stream(
-        self, request: Request, cancel: Cancel, sequence: CachedSequence | None = None
+        self, request: Request, cancel: Cancel, sequence: SequenceHandle | CachedSequence | None = None
     ) -> Generator[Chunk, None, None]:
         """Runs a request on the given sequence, or on one from the pool, once it is admitted.
 
@@ -189,7 +189,7 @@ class Runner:
         self,
         request: Request,
         cancel: Cancel,
-        sequence: CachedSequence | None = None,
+        sequence: SequenceHandle | CachedSequence | None = None,
         *,
         noting: AbstractContextManager[Callable[[Chunk], None]] | None = None,
     ) -> AsyncStream:
@@ -241,7 +241,7 @@ class Runner:
             return runner.steps(limit_reason, job.cancel, queued_s=job.queued_s)
 
         with cancel.passed_on() as own:
-            job = Job(begin, outbox, own, unstarted=lambda job: tuple(runner.cancelled()),
+            job = Job(begin, outbox, own, unstarted=lambda job: tuple(runner.ended(job.cancel)),
                       tokens=len(request.prompt) * beams, priority=request.priority, timeout_s=request.timeout_s,
                       is_rejectable=request.is_rejectable)  # fmt: skip
             ticket = self._queued(job)
@@ -267,7 +267,7 @@ class Runner:
         request: Request,
         own: Cancel,
         outbox: Outbox[Chunk] | AsyncOutbox[Chunk],
-        sequence: CachedSequence | None = None,
+        sequence: SequenceHandle | CachedSequence | None = None,
     ) -> Ticket:
         """Queues a request; own: its own switch."""
 
@@ -284,17 +284,18 @@ class Runner:
         self._loop.check_process()
         _ = self.engine  # raises when it was closed
         ticket = Ticket(self._loop, job.cancel)
+        job.cancel.when_cancelled(self._loop.wake)
         self._loop.post(partial(self.scheduler.submit, job))
         return ticket
 
-    def _steps(self, request: Request, job: Job, sequence: CachedSequence | None) -> Steps:
+    def _steps(self, request: Request, job: Job, sequence: SequenceHandle | CachedSequence | None) -> Steps:
         """All that a request asks for and gives, in the loop's thread."""
-        with self._decoding(request, job.cancel, sequence, job.queued_s) as (used, pieces, generation, proposer):
-            steps = decode_steps(generation, used, pieces, job.cancel, proposer)
-            try:
-                yield from steps
-            except Interrupted:
-                yield _ended(generation.cancelled(), job)
+        generation: Generation | None = None
+        try:
+            with self._decoding(request, job.cancel, sequence, job.queued_s) as (used, pieces, generation, proposer):
+                yield from decode_steps(generation, used, pieces, job.cancel, proposer)
+        except Interrupted:
+            yield _cancelled_in_queue(request, job) if generation is None else _ended(generation.cancelled(), job)
 
     @contextmanager
     def draft_sequence(self, prompt: Sequence[int], cancel: Cancel) -> Iterator[Draft]:
@@ -304,15 +305,15 @@ class Runner:
 
     @contextmanager
     def _decoding(
-        self, request: Request, cancel: Cancel, sequence: CachedSequence | None, queued_s: float = 0.0
+        self, request: Request, cancel: Cancel, sequence: SequenceHandle | CachedSequence | None, queued_s: float = 0.0
     ) -> Iterator[Running]:
         """Within the block the request has a sequence: it, the prompt chunks to feed, the generation, the proposer."""
         with ExitStack() as held:
             if sequence is None:
                 used = held.enter_context(self.sequences.borrow(request.prompt, reply=request.max_tokens or 0))
             else:
-                held.enter_context(self.sequences.reserve(sequence, request.prompt))
-                used = sequence
+                used = sequence.open() if isinstance(sequence, SequenceHandle) else sequence
+                held.enter_context(self.sequences.reserve(used, request.prompt))
             held.enter_context(used.interruptible(cancel))
             pieces, generation = self._begin(used, request, queued_s)
             proposer = None

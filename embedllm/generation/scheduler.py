@@ -12,7 +12,7 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from embedllm.backends.base import BatchRow, Engine, Interrupted, RunsBatches
@@ -31,6 +31,7 @@ PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting,
 MAX_WAITING = 1024  # requests; each costs its prompt
 _FULL = 8  # sequences that step, beside which a whole prompt budget is read
 _BESIDE_TURNS = 64  # the same budget on a device that takes turns
+_WAKE_S = 1 / 60  # seconds, the time of a display's frame, in which readers are woken once
 _TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
 MAX_RUNNING = 16  # requests, where neither memory nor the device says another number
 
@@ -110,6 +111,8 @@ class Job:
         self.steps: Steps | None = None  # None: it waits
         self.asks: list[_Ask] = []
         self.is_list = False  # it asked for several at once
+        self.sequence: CachedSequence | None = None  # that it runs on; None: it has several, or none yet
+        self.after_recall: list[_Ask] | None = None  # what it asked for, while KV that was taken away is computed again
         self.is_busy = False  # its own code runs, which may have called the model again
 
     @property
@@ -133,6 +136,7 @@ class Scheduler:
         self.preempted = 0  # times, so far
         self._iterations = 0
         self._is_closed = False
+        self._woken_s = -math.inf
         self._pool = pool
 
     def submit(self, job: Job) -> None:
@@ -162,6 +166,11 @@ class Scheduler:
         self.cancel_all()
         self._end_cancelled()
 
+    def idle_s(self) -> float | None:
+        """Seconds until the next request runs out of time; None: none does."""
+        first_s = min((job.deadline_s for job in [*self.waiting, *self.running]), default=math.inf)
+        return None if first_s == math.inf else max(0.0, first_s - time.monotonic())
+
     def finish(self) -> None:
         """Does what could wait until now: the loop ends."""
         self._pool.finish()
@@ -172,12 +181,16 @@ class Scheduler:
         self._admit()
         self._make_room()
         jobs = [job for job in self.running if job.is_active][: self.max_running]
+        for job in jobs:
+            if not job.asks:  # it paused after a chunk
+                self._advance(job)
         asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
         steps = [ask for ask in asks if not ask.feed.is_prompt]
         beside = _prompts_beside(steps, asks)
         mixed = [one for one in beside if _mixes(one[0], steps)]
         self._feed([*((ask, ask.left) for ask in steps), *mixed])
-        self._resume(jobs)  # the steps' chunks go out before prompts are read
+        self._resume(jobs)
+        self._wake_readers(is_due=len(beside) > len(mixed))  # before prompts are read
         for ask, count in beside:
             # unless what ran meanwhile has fed it, ended its request or preempted it: the model, called by its own code
             is_due = ask.job in self.running and ask in ask.job.asks and ask.left >= count
@@ -188,6 +201,17 @@ class Scheduler:
         if asks and self._iterations % _TIDY_EVERY:
             return True
         return self._pool.tidy() or bool(asks) or ended
+
+    def _wake_readers(self, *, is_due: bool) -> None:
+        """Gives readers their chunks, those of quick steps a few at once.
+
+        Each that is woken makes the loop wait for Python's lock: with 64 it cost a GPU a third of its steps.
+        """
+        now_s = time.monotonic()
+        if is_due or now_s - self._woken_s >= _WAKE_S:
+            self._woken_s = now_s
+            for job in self.running:
+                job.outbox.flush()
 
     def _active(self) -> int:
         return sum(job.is_active for job in self.running)
@@ -213,11 +237,8 @@ class Scheduler:
                 return
             self.waiting.remove(job)
             self.running.append(job)
-            if job.steps is not None:  # preempted before
-                try:
-                    job.asks = [_recalled(ask) for ask in job.asks]
-                except Exception as error:  # noqa: BLE001  # of the device: this request's
-                    self._advance(job, error=error)
+            if job.steps is not None:
+                self._recall(job)
                 continue
             job.queued_s = time.monotonic() - job.submitted_s
             job.steps = job.begin(job)
@@ -229,23 +250,35 @@ class Scheduler:
         Those that nobody reads come first, then those admitted last.
         """
         while len(self.running) > 1 and not self._pool.make_room(0):
-            able = [job for job in reversed(self.running) if not job.is_busy and self._can_wait(job)]
+            able = [job for job in reversed(self.running) if self._can_wait(job)]
             paused = [job for job in able if job.outbox.is_full]
             active = [job for job in able if not job.outbox.is_full]
             if not (victims := [*paused, *active[: self._active() - 1]]):
                 return
             last = victims[0]
+            assert last.sequence is not None  # it can wait
             last.outbox.flush()
             try:
-                last.asks[0].sequence.evict()
+                last.sequence.evict()
             except Exception as error:  # noqa: BLE001  # of the device: this request's
                 self._advance(last, error=error)
                 continue
-            last.tokens = len(last.asks[0].sequence.evicted)
+            last.tokens = len(last.sequence.evicted)
             last.rank = -math.inf  # it has been served before those that wait
             self.running.remove(last)
             self.waiting.insert(0, last)
             self.preempted += 1
+
+    def _recall(self, job: Job) -> None:
+        """Goes on with a request that was preempted: its KV comes back, or is computed again as a prompt is."""
+        assert job.sequence is not None
+        try:
+            missing = job.sequence.recall()
+        except Exception as error:  # noqa: BLE001  # of the device: this request's
+            self._advance(job, error=error)
+            return
+        if missing:
+            job.after_recall, job.asks = job.asks, [_Ask(job, Feed(job.sequence, missing, is_prompt=True))]
 
     def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
         """Feeds the given number of tokens of each ask."""
@@ -310,6 +343,9 @@ class Scheduler:
                 continue
             asks, job.asks = job.asks, []
             error = next((ask.error for ask in asks if ask.error is not None), None)
+            if job.after_recall is not None and error is None:
+                job.asks, job.after_recall = job.after_recall, None
+                continue
             rows = [ask.rows for ask in asks if ask.rows is not None]
             self._advance(job, rows if job.is_list else rows[0] if rows else None, error=error)
 
@@ -322,15 +358,21 @@ class Scheduler:
     ) -> None:
         """Runs a request's own code until it asks for the next feeds, or ends."""
         assert job.steps is not None
-        job.asks = []
+        job.asks, job.after_recall = [], None
         job.is_busy = True
         try:
             asked = job.steps.send(rows) if error is None else job.steps.throw(error)
             while not isinstance(asked, (Feed, list)):
                 job.outbox.put(asked)
+                if job.outbox.is_full and getattr(asked, "finish_reason", None) is None:
+                    return  # until its reader has caught up; a reply that is over lets go of its sequence
                 asked = next(job.steps)
             job.is_list = isinstance(asked, list)
             job.asks = [_Ask(job, feed) for feed in (asked if isinstance(asked, list) else [asked])]
+            if job.is_list:
+                job.sequence = None
+            elif self._pool.owns(job.asks[0].sequence):  # else it is a draft model's
+                job.sequence = job.asks[0].sequence
         except StopIteration:
             self._end(job, None)
         except BaseException as problem:  # noqa: BLE001  # the caller's, whatever it is
@@ -342,7 +384,7 @@ class Scheduler:
 
     def _can_wait(self, job: Job) -> bool:
         """Whether its KV can be taken away until there is room again: of one sequence, and of this model."""
-        return len(job.asks) == 1 and not job.asks[0].feed.is_all and self._pool.owns(job.asks[0].sequence)
+        return not job.is_busy and job.sequence is not None and job.after_recall is None
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         self.running.remove(job)
@@ -368,7 +410,7 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
 
 
 def _prompt_budget(engine: Engine, stepping: int) -> int:
-    """Tokens of prompts that one iteration reads beside the steps of so many others, which wait for it meanwhile."""
+    """Tokens of prompts that one iteration reads beside the steps of others, which wait for it meanwhile."""
     if not stepping:
         return engine.chunk
     if not isinstance(engine, RunsBatches):
@@ -392,10 +434,3 @@ def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:
     ask.fed += count
     if not ask.left:
         ask.rows = rows
-
-
-def _recalled(ask: _Ask) -> _Ask:
-    """What is fed after a preemption: the rest, behind what has to be computed again."""
-    missing = ask.sequence.recall()
-    tokens = [*missing, *ask.feed.tokens[ask.fed :]]
-    return _Ask(ask.job, replace(ask.feed, tokens=tokens, is_prompt=ask.feed.is_prompt or bool(missing)))

@@ -186,7 +186,11 @@ class CachedSequence:
         """Frees the session."""
         self.session.close()
         self.tokens.clear()
-        self._swapped = []
+        self.forget_evicted()
+
+    def forget_evicted(self) -> None:
+        """Lets go of what evict() has put away: its request goes on no more."""
+        self.evicted, self._swapped = [], []
 
     def evict(self) -> None:
         """Gives the memory of its KV to others until recall(): its request waits.
@@ -203,13 +207,18 @@ class CachedSequence:
                 on_host(exported(self.session, at, min(at + TRANSFER_TOKENS, count)))
                 for at in range(0, count, TRANSFER_TOKENS)
             ]
+        self.free()
+
+    def free(self) -> None:
+        """Gives the memory of its KV back, and forgets all tokens; it can be used as before."""
         keeps_all = isinstance(self.session, Forgets) and self.session.keeps_all
-        self.session.close()
-        self.tokens.clear()
-        self.session = self.engine.open()
+        before, self.session = self.session, self.engine.open()
         self.set_keeps_all(keeps_all)
         if self.adapter is not None and isinstance(self.session, TakesAdapters):
             self.session.adapt(self.adapter)
+        before.close()
+        self.tokens.clear()
+        self._shifted_from = None
 
     def recall(self) -> list[int]:
         """Takes the KV back that evict() has put away; the tokens that have to be computed again."""
@@ -218,10 +227,6 @@ class CachedSequence:
         for state in swapped:
             self.append(missing, state)
         return missing if not swapped else []
-
-    def forget_evicted(self) -> None:
-        """Its request ended while it waited."""
-        self.evicted, self._swapped = [], []
 
     def restore(self, prompt: Sequence[int], sources: Sequence[CachedSpan]) -> None:
         """Takes the cached KV of more of a prompt, up to the first span that is gone meanwhile."""

@@ -22,24 +22,40 @@ _log = logging.getLogger("embedllm")
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it
 
 
-class HeldSequence:
+class SequenceHandle:
     """A sequence that somebody keeps between requests: a conversation. It is freed when this is closed or dropped."""
 
     def __init__(self, pool: SequencePool, capacity: int = 0) -> None:
-        """capacity: tokens that it has room for from the beginning."""
-        self.sequence = pool.new(capacity)
+        """capacity: tokens that it has room for from the beginning. From any thread: it is opened when it is needed."""
         self._pool = pool
+        self._capacity = capacity
+        self._opened: list[CachedSequence] = []
         self._is_closed = False
+
+    @property
+    def sequence(self) -> CachedSequence | None:
+        """None: it was not opened yet."""
+        return self._opened[0] if self._opened else None
+
+    def open(self) -> CachedSequence:
+        """The sequence, in the thread of the device's loop."""
+        if not self._opened:
+            self._opened.append(self._pool.new(self._capacity))
+        return self._opened[0]
 
     def close(self) -> None:
         """From any thread; twice is fine."""
         if not self._is_closed:
             self._is_closed = True
-            self._pool.loop.post(partial(self._pool.drop, self.sequence))
+            self._pool.loop.post(partial(_drop_all, self._pool, self._opened))
 
     def __del__(self) -> None:
-        if hasattr(self, "_is_closed"):  # else it could not be made
-            self.close()
+        self.close()
+
+
+def _drop_all(pool: SequencePool, sequences: list[CachedSequence]) -> None:
+    for sequence in sequences:
+        pool.drop(sequence)
 
 
 class SequencePool:
