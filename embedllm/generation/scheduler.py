@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from embedllm.backends.base import BatchRow, Engine, Interrupted, RunsBatches
+from embedllm.backends.base import BatchRow, Interrupted, RunsBatches
 from embedllm.errors import Busy
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
@@ -285,14 +285,14 @@ class Scheduler:
         together: dict[int, list[tuple[_Ask, int]]] = {}
         alone: list[tuple[_Ask, int]] = []
         for ask, count in parts:
-            engine = ask.sequence.engine
-            if isinstance(engine, RunsBatches) and engine.max_batch > 1 and not ask.feed.is_all:
+            engine = ask.sequence.batches
+            if engine is not None and not ask.feed.is_all:
                 together.setdefault(id(engine), []).append((ask, count))
             else:
                 alone.append((ask, count))
         for group in together.values():
-            engine = group[0][0].sequence.engine
-            assert isinstance(engine, RunsBatches)
+            engine = group[0][0].sequence.batches
+            assert engine is not None  # or it would be fed alone
             longer = [] if engine.mixes_lengths else [part for part in group if part[1] > 1]
             rows = [part for part in group if part not in longer]
             alone += longer
@@ -401,7 +401,7 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
         if not ask.feed.is_prompt:
             continue
         engine = ask.sequence.engine
-        budget = budgets.setdefault(id(engine), _prompt_budget(engine, stepping[id(engine)]))
+        budget = budgets.setdefault(id(engine), _prompt_budget(ask.sequence, stepping[id(engine)]))
         if budget > 0:
             count = min(ask.left, budget, ask.sequence.max_feed)
             chosen.append((ask, count))
@@ -409,24 +409,24 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
     return chosen
 
 
-def _prompt_budget(engine: Engine, stepping: int) -> int:
+def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:
     """Tokens of prompts that one iteration reads beside the steps of others, which wait for it meanwhile."""
+    engine = sequence.engine
     if not stepping:
         return engine.chunk
-    if not isinstance(engine, RunsBatches):
+    if sequence.batches is None:
         return min(engine.chunk, _BESIDE_TURNS)
     # a step of few takes less time than one of many, and so may what is read beside it
-    return max(1, engine.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
+    return max(1, sequence.batches.prompt_budget * max(_FULL // 4, min(stepping, _FULL)) // _FULL)
 
 
 def _mixes(ask: _Ask, steps: Sequence[_Ask]) -> bool:
     """Whether a piece of a prompt goes into the run of the steps."""
-    engine = ask.sequence.engine
+    engine = ask.sequence.batches
     return (
-        isinstance(engine, RunsBatches)
+        engine is not None
         and engine.mixes_lengths
-        and engine.max_batch > 1
-        and any(step.sequence.engine is engine and not step.feed.is_all for step in steps)
+        and any(step.sequence.batches is engine and not step.feed.is_all for step in steps)
     )
 
 

@@ -15,6 +15,7 @@ from embedllm.backends.base import (
     Interrupted,
     Interruptible,
     MovesState,
+    RunsBatches,
     TakesAdapters,
 )
 from embedllm.cancel import Cancel
@@ -56,8 +57,10 @@ class CachedSequence:
         """capacity: tokens that it has room for from the beginning."""
         self.engine = engine
         self.loop = loop
+        # what they can do is asked once, not at every step
+        self.batches = engine if isinstance(engine, RunsBatches) and engine.max_batch > 1 else None
         self.session = engine.open(capacity)
-        self.awaited = self.session if isinstance(self.session, FeedsAsync) else None  # asked once, not at every step
+        self.awaited = self.session if isinstance(self.session, FeedsAsync) else None
         self.tokens: list[int] = []
         self.adapter: Adapter | None = None  # that they were computed with
         self.is_running = False  # a request has it

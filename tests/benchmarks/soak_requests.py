@@ -91,7 +91,10 @@ class Soak:
             work()
             self.counts[name.strip("_")] += 1
         except embedllm.Busy as error:
-            if error.running > self.llm.runner.scheduler.max_running or error.waiting < self.llm.runner.scheduler.max_waiting:
+            if (
+                error.running > self.llm.runner.scheduler.max_running
+                or error.waiting < self.llm.runner.scheduler.max_waiting
+            ):
                 raise
             self.counts["busy"] += 1
             threading.Event().wait(0.05)

@@ -91,6 +91,7 @@ def test_only_a_line_that_begins_with_a_slash_is_a_command() -> None:
 # --- piped in
 
 
+@pytest.mark.slow
 def test_two_turns_are_one_conversation(tiny: str) -> None:
     result = chat(tiny, "hello", "", "and you?")
     assert result.exit_code == 0
@@ -109,6 +110,7 @@ def test_a_program_of_its_own_does_the_same(tiny: str) -> None:
     assert done.stdout.decode().replace("\r\n", "\n") == lines_of(replies(tiny, "hello", "and you?"))
 
 
+@pytest.mark.slow
 def test_reset_forgets_all_but_the_system_message(tiny: str) -> None:
     result = chat(tiny, "hello", "/reset", "hello", options=("--max-tokens", "6", "--system", "Be brief."))
     first, again = replies(tiny, "hello", system="Be brief."), replies(tiny, "hello", system="Be brief.")
@@ -125,6 +127,7 @@ def test_the_system_message_can_be_set_changed_and_removed(tiny: str, tmp_path: 
     assert contents == [[], ["One"], ["Two words"], []]
 
 
+@pytest.mark.slow
 def test_a_saved_conversation_goes_on(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "my chat.json"
     first = chat(tiny, "hello", f"/save {path}")
@@ -134,6 +137,7 @@ def test_a_saved_conversation_goes_on(tiny: str, tmp_path: Path) -> None:
     assert first.stdout + second.stdout == lines_of(replies(tiny, "hello", "and you?"))
 
 
+@pytest.mark.slow
 def test_what_is_no_conversation_is_not_loaded(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     (tmp_path / "other").write_text("something else")
@@ -145,6 +149,7 @@ def test_what_is_no_conversation_is_not_loaded(tiny: str, tmp_path: Path) -> Non
     assert (tmp_path / "other").read_text() == "something else"
 
 
+@pytest.mark.slow
 def test_a_conversation_saved_with_its_kv_goes_on_from_it(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "talk"
     first = chat(tiny, "hello", f"/save {path}", f"/save {path}")
@@ -154,6 +159,7 @@ def test_a_conversation_saved_with_its_kv_goes_on_from_it(tiny: str, tmp_path: P
     assert "of them cached" in second.stderr
 
 
+@pytest.mark.slow
 def test_a_chat_that_is_full_goes_on_when_it_is_told_how(tiny_package: MakePackage, tmp_path: Path) -> None:
     model, lines = str(tiny_package()), ["list all files"] * 5  # 128 tokens
     options = ("--max-tokens", "20")
@@ -193,6 +199,7 @@ def test_help_lists_every_command(tiny: str) -> None:
     assert listed == ["/reset", "/system", "/save", "/open", "/stats", "/help", "/exit"]
 
 
+@pytest.mark.slow
 def test_a_full_context_is_said_and_the_conversation_goes_on(tiny_package: MakePackage) -> None:
     model = str(tiny_package())  # 128 tokens
     result = chat(model, "word " * 200, "hello", "/reset", "hello")
@@ -218,6 +225,7 @@ def test_what_is_no_text_is_said_and_the_conversation_goes_on(tiny: str) -> None
     assert done.stdout.decode().replace("\r\n", "\n") == lines_of(replies(tiny, "hello"))
 
 
+@pytest.mark.slow
 def test_a_device_that_gives_no_numbers_is_said_and_the_conversation_goes_on(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
 # --- run
 
 
+@pytest.mark.slow
 def test_stdout_has_the_reply_and_nothing_else(tiny: str) -> None:
     with embedllm.load(tiny) as llm:
         expected = llm.chat([{"role": "user", "content": "hello"}], max_tokens=9).text
@@ -85,6 +86,7 @@ def test_stdout_has_the_reply_and_nothing_else(tiny: str) -> None:
     assert "(truncated after 9 tokens; increase --max-tokens)" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["-"], []])
 def test_text_comes_from_stdin_without_its_last_line_end(tiny: str, arguments: list[str]) -> None:
     direct = embed("run", "--model", tiny, "--max-tokens", "5", "two\nlines")
@@ -98,6 +100,7 @@ def test_stdin_without_text_is_refused(tiny: str, stdin: str | bytes, code: int)
     assert (result.exit_code, result.stdout) == (code, "")
 
 
+@pytest.mark.slow
 def test_raw_continues_the_text_as_it_stands(tiny: str) -> None:
     with embedllm.load(tiny) as llm:
         expected = llm.generate("The quick", max_tokens=7).text
@@ -111,6 +114,7 @@ def test_raw_goes_without_what_the_template_would_take(tiny: str) -> None:
         assert "--raw" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_continues_and_says_so(no_template: str) -> None:
     plain = embed("run", "--model", no_template, "--max-tokens", "7", "The quick")
     raw = embed("run", "--model", no_template, "--max-tokens", "7", "--raw", "The quick")
@@ -125,6 +129,7 @@ def test_a_model_without_a_template_takes_no_system_message(no_template: str) ->
     assert result.stderr.startswith("error: 'package' has no chat template")
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_all_there_is(tiny: str) -> None:
     result = embed("run", "--model", tiny, "--json", "--logprobs", "2", "--max-tokens", "6", "hello")
     reply = json.loads(result.stdout)
@@ -138,6 +143,7 @@ def test_json_is_one_object_with_all_there_is(tiny: str) -> None:
     assert reply["text"] == embed("run", "--model", tiny, "--max-tokens", "6", "hello").stdout.removesuffix("\n")
 
 
+@pytest.mark.slow
 def test_options_reach_the_sampler(tiny: str) -> None:
     def text(*options: str) -> str:
         return embed("run", "--model", tiny, "--max-tokens", "12", *options, "hello").stdout
@@ -153,6 +159,7 @@ def test_an_option_of_chance_without_chance_is_remarked(tiny: str) -> None:
     assert "--top-p, --seed: no effect at temperature 0" in result.stderr
 
 
+@pytest.mark.slow
 def test_stop_strings_end_the_reply(tiny: str) -> None:
     whole = embed("run", "--model", tiny, "--max-tokens", "12", "hello").stdout
     cut = embed("run", "--model", tiny, "--max-tokens", "12", "--stop", whole[3:5], "--stop", "never", "hello")
@@ -292,6 +299,7 @@ def test_an_export_can_be_run_and_inspected(checkpoint: str, tmp_path: Path) -> 
     assert embed("run", "--model", out, "--max-tokens", "3", "hello").exit_code == 0
 
 
+@pytest.mark.slow
 def test_export_tells_scripts_what_it_wrote(checkpoint: str, tmp_path: Path) -> None:
     out = tmp_path / "model"
     result = embed("export", checkpoint, str(out), "--quiet", "--json", "--verify", "--lm-head-bits", "16")

@@ -40,6 +40,7 @@ def embed(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["eval", "--device", "cpu", "--window", WINDOW, *arguments], prog_name="embedllm")
 
 
+@pytest.mark.slow
 def test_a_table_has_a_row_for_each_model_and_the_base_first(base: str, small: str, text: str) -> None:
     done = embed(small, "--text", text, "--against", base, "--exact-too")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -59,6 +60,7 @@ def test_without_a_base_there_is_the_perplexity_alone(small: str, text: str) -> 
     assert float(row.split()[-1]) > 1
 
 
+@pytest.mark.slow
 def test_json_and_table_say_the_same(base: str, small: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     done = embed(small, "--text", text, "--against", base, "--json", str(file))
@@ -73,6 +75,7 @@ def test_json_and_table_say_the_same(base: str, small: str, text: str, tmp_path:
     assert json.loads(embed(small, "--text", text, "--against", base, "--json", "-").stdout) == found
 
 
+@pytest.mark.slow
 def test_a_plot_is_written(base: str, small: str, text: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = embed(small, "--text", text, "--against", base, "--plot", str(tmp_path / "found.png"))
@@ -80,6 +83,7 @@ def test_a_plot_is_written(base: str, small: str, text: str, tmp_path: Path) -> 
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_tasks_are_counted_by_group(small: str, tmp_path: Path) -> None:
     ask = [{"role": "user", "content": "hello"}]
     with embedllm.load(small, device="cpu") as llm:

@@ -117,6 +117,7 @@ def test_a_schema_as_text_or_file_is_followed(tiny: str, tmp_path: Path) -> None
         assert 0 <= json.loads(result.stdout)["a"] <= 99
 
 
+@pytest.mark.slow
 def test_a_regex_choices_and_a_grammar_are_followed(tiny: str, tmp_path: Path) -> None:
     grammar = tmp_path / "grammar.lark"
     grammar.write_text('start: "left" | "right"\n', encoding="utf-8")
@@ -158,6 +159,7 @@ def test_wrong_options_are_named_before_the_model_is_loaded(options: tuple[str, 
 # --- how it is computed
 
 
+@pytest.mark.slow
 def test_options_of_the_model_reach_load(tiny: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     long = "list all files and sort them by size " * 8
@@ -179,6 +181,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return str(convert(checkpoint, folder / "package", Recipe())), write_adapter(folder / "mine", checkpoint)
 
 
+@pytest.mark.slow
 def test_an_adapter_computes_the_replies(adapted: tuple[str, Path], tmp_path: Path) -> None:
     model, adapter = adapted
     with embedllm.load(model, adapters={"mine": adapter}) as llm:

@@ -122,6 +122,7 @@ def test_sizes_are_those_of_the_weights_file(base: Path, small: Path, text: Path
     assert model.text.divergence is None
 
 
+@pytest.mark.slow
 def test_a_device_that_gives_one_row_at_a_time_measures_the_same(base: Path, small: Path, text: Path) -> None:
     """A pair of devices; `npu` and GPUs are others."""
     pytest.importorskip("openvino")
@@ -205,6 +206,7 @@ def found(base: Path, small: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return evaluate([base, small], path, against=base, window=20, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_plot_is_a_picture_and_the_same_every_time(found: Evaluation, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, begins in (("a.svg", b"<?xml"), ("b.svg", b"<?xml"), ("a.png", b"\x89PNG")):

@@ -64,6 +64,7 @@ def test_calls_are_right_when_names_and_arguments_are() -> None:
 # --- with a model
 
 
+@pytest.mark.slow
 def test_the_demo_gets_its_golden_replies_right_and_is_wrong_otherwise(tmp_path: Path) -> None:
     plain = next(row for row in GOLDEN if not row["tools"])
     called = next(row for row in GOLDEN if row["tools"] and "<tool_call>" in row["text"])

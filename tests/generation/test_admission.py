@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
+from embedllm.generation.admission import DEFAULT_SEQUENCES, Slot, Slots, check_concurrency, make_slots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from embedllm.backends.base import Interrupted, MemoryEstimate
 from embedllm.cancel import Cancel
 from embedllm.errors import Busy
 from embedllm.generation import admission
-from embedllm.generation.admission import DEFAULT_SEQUENCES, Slot, Slots, check_concurrency, make_slots
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request, Runner
 from embedllm.sampling.options import Sampling
@@ -449,6 +449,7 @@ def test_an_event_loop_that_is_blocked_by_who_waits_in_other_threads_lends_the_p
     assert (one.slots.running, one.slots.waiting) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_IDLE_S", 0.002)

@@ -498,6 +498,7 @@ def test_without_the_hub_what_is_not_whole_in_the_cache_is_refused(with_package:
 # --- in a process of its own
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_a_model_of_the_hub(with_package: Hub, tmp_path: Path) -> None:
     home = {**environment(tmp_path), "HF_ENDPOINT": with_package.url, "HF_HOME": str(tmp_path / "home")}
     home |= {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "EMBEDLLM_DEVICE": "cpu", "ORT_DISABLE_TELEMETRY": "1"}

@@ -196,6 +196,7 @@ def test_a_type_that_is_not_read_is_named(llama: Path, tmp_path: Path) -> None:
         convert(file, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_metadata_of_any_values_is_refused_or_read_in_little_memory(llama: Path, tmp_path: Path) -> None:
     rng, refused = random.Random(0), 0
     file = write_gguf(tmp_path / "whole.gguf", llama)

@@ -48,6 +48,7 @@ def have(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "prompt"), [("cpu", 1), ("cpu", 600), ("openvino", 1), ("openvino", 600)])
 def test_a_process_takes_what_is_expected(name: str, prompt: int) -> None:
     found = in_fresh_process(str(DEMO), name, prompt)

@@ -34,6 +34,7 @@ def differing(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.allcores
 def test_the_demo_answers_as_its_checkpoint_does() -> None:
     wrong = differing(package_folder("demo"))

@@ -61,6 +61,7 @@ drawn = st.builds(Sampling, temperature=st.sampled_from([0, 0.7, 1.5]), top_p=st
 
 
 @given(prompt=st.text(min_size=1, max_size=20), sampling=drawn, stop=st.sampled_from([(), ("e",), ("th", " ")]))
+@pytest.mark.slow
 def test_asynchronous_equals_synchronous(
     llm: Model, tied: Model, prompt: str, sampling: Sampling, stop: tuple[str, ...]
 ) -> None:
@@ -278,7 +279,7 @@ def test_a_stream_ends_when_its_model_is_closed(package: Path) -> None:
     with load(package) as model:
         chunks = model.stream(TEXT, stop_tokens=())
         next(chunks)
-    assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["cancelled"]
 
 
 # --- slips of the caller

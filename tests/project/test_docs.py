@@ -17,6 +17,7 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="u
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.slow
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, in order and in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)

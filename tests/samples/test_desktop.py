@@ -186,6 +186,7 @@ def test_a_first_message_is_said_when_the_model_is_ready(opened: Callable[..., W
     assert window.chat.transcript.texts()[0][1] == QUESTION
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_without_its_oldest_turns_when_the_context_is_full(window: Window) -> None:
     long = "word " * 900
     for _ in range(2):

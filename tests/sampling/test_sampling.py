@@ -172,6 +172,7 @@ def chi_square(found: Counter[int], expected: dict[int, float], bins: int) -> fl
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5), EVERY_STEP, *FLAT, *RARE], ids=options)
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.8, 3.0])
 def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling, spread: float) -> None:
     logits = (np.random.default_rng(3).standard_normal(3000) * spread).astype(np.float32)

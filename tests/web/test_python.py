@@ -148,6 +148,7 @@ def test_the_wheel_for_browsers_is_small_and_its_record_is_right(wheel: Path) ->
     assert not [name for name in contents if "/demo/" in name or name.endswith((".onnx", "/ort.py", "/cli.py"))]
 
 
+@pytest.mark.slow
 def test_the_same_sources_give_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     assert make_web_wheel.main(tmp_path).read_bytes() == wheel.read_bytes()
 

@@ -202,6 +202,7 @@ def feed_until_stopped(session: OvSession | PagedSession, tokens: list[int], aft
     stopper.join()
 
 
+@pytest.mark.slow
 @pytest.mark.allcores
 @pytest.mark.parametrize("held", [0, 40])
 @pytest.mark.parametrize(  # as a share of what the whole feed takes

@@ -141,6 +141,7 @@ def test_a_prompt_of_one_token_does_not_see_what_came_before(folder: Path, engin
         np.testing.assert_allclose(values(session.feed([token])), values(plain.feed([token])), atol=ATOL)
 
 
+@pytest.mark.slow
 def test_a_conversation_of_several_turns_equals_fresh_prompts(tmp_path: Path) -> None:
     asked = ["list all files", "only the large ones", "and delete them"]
     with embedllm.load(device="npu-on-cpu", exact=True, openvino=options(tmp_path, prompt=256)) as llm:

@@ -98,6 +98,7 @@ def test_an_exact_export_equals_the_reference(bits: int, symmetric: bool, tiny_p
     assert found.max_difference <= EXACT_ATOL, found
 
 
+@pytest.mark.slow
 def test_exact_is_a_choice_at_load_time_too(tiny_package: Callable[..., Path]) -> None:
     folder = tiny_package("llama", Recipe())
     tokens = list(range(3, 50))
@@ -163,6 +164,7 @@ def test_feed_gives_the_last_row_of_feed_all(exact_engine: OrtEngine) -> None:
         np.testing.assert_allclose(one.feed(piece).values(range(307)), rows[-1], atol=EXACT_ATOL)
 
 
+@pytest.mark.slow
 def test_a_window_hides_what_lies_before_it(tiny_package: Callable[..., Path]) -> None:
     folder = tiny_package("mistral", Recipe(exact=True), sliding_window=8, num_hidden_layers=1)
     session, other = engine(folder).open(), engine(folder).open()

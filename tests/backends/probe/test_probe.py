@@ -196,6 +196,7 @@ def test_a_fault_is_far_beyond_every_tolerance(fault: str, monkeypatch: pytest.M
     assert "EMBEDLLM_PROBE=off" in outcome.remedy
 
 
+@pytest.mark.slow
 def test_one_wrong_number_fails_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [list(row) for row in probe.known_answers()]
     known[3][17] += 0.7
@@ -213,6 +214,7 @@ def test_what_is_not_a_number_is_wrong(place: int) -> None:
     assert not probe.largest_difference([row], [[0.0, 0.0]]) <= ROUGHEST
 
 
+@pytest.mark.slow
 def test_a_graph_that_fails_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU does not have the q and k norms of the float16 graph's attention."""
     cpu = drivers.device_family(device("cpu"))

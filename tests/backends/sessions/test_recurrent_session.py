@@ -169,6 +169,7 @@ def opened(folder: Path, device: str) -> StatefulSession:
 ENGINES = ("reference", "cpu", "openvino")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ENGINES)
 def test_rewound_to_any_place_it_goes_on_as_a_fresh_session(recurrent: Path, device: str) -> None:
     expected = opened(recurrent, device).feed_all(TOKENS)
@@ -189,6 +190,7 @@ def test_rewound_to_any_place_it_goes_on_as_a_fresh_session(recurrent: Path, dev
         check(one, expected[position + 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ENGINES[1:])
 def test_a_stopped_feed_leaves_no_trace(recurrent: Path, device: str) -> None:
     expected = opened(recurrent, device).feed_all(TOKENS[:30])
@@ -202,6 +204,7 @@ def test_a_stopped_feed_leaves_no_trace(recurrent: Path, device: str) -> None:
         check(session.feed_all(TOKENS[start:stop]), expected[start:stop])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ENGINES[1:])
 def test_tokens_behind_wrong_guesses_are_those_without(recurrent: Path, device: str) -> None:
     """As speculative decoding does it: guesses are fed at once, and wrong ones are forgotten."""
@@ -216,6 +219,7 @@ def test_tokens_behind_wrong_guesses_are_those_without(recurrent: Path, device: 
         guessed = guessing.feed([token])
 
 
+@pytest.mark.slow
 def test_nothing_of_a_sequence_is_given_to_others(lfm2: Path) -> None:
     """Half of a sequence's KV is of no use without the states that belong to its end."""
     assert not isinstance(opened(lfm2, "cpu"), MovesState)

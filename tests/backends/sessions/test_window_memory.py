@@ -87,6 +87,7 @@ def same(sessions: Sequence[OrtSession], tokens: Sequence[int]) -> None:
     assert np.isfinite(keeps).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 def test_logits_are_those_of_a_session_that_keeps_all(folder: Path, *, exact: bool) -> None:
     """A prompt in pieces, over growths of the buffers, steps, and rewinds near and far."""
@@ -118,6 +119,7 @@ def test_memory_does_not_grow_with_the_sequence(folder: Path) -> None:
         assert resident_rows(keeps.kv[f"0.{part}"]) >= 3000
 
 
+@pytest.mark.slow
 def test_a_session_refuses_to_go_back_to_where_its_windows_saw_what_is_gone(folder: Path) -> None:
     session = ort_engine(folder).open()
     feed_prompt(session, 1000)
@@ -133,6 +135,7 @@ def test_a_session_refuses_to_go_back_to_where_its_windows_saw_what_is_gone(fold
     assert fresh.position == 64
 
 
+@pytest.mark.slow
 def test_what_is_given_away_is_what_a_session_that_keeps_all_gives(folder: Path) -> None:
     both = pair(folder)
     for session in both:
@@ -142,6 +145,7 @@ def test_what_is_given_away_is_what_a_session_that_keeps_all_gives(folder: Path)
             np.testing.assert_array_equal(given, expected)
 
 
+@pytest.mark.slow
 def test_a_sequence_that_goes_far_back_computes_again_what_is_gone(folder: Path) -> None:
     """Speculation and turns rewind a sequence, which knows its tokens."""
     forgets, keeps = (CachedSequence(ort_engine(folder), CallerThread()) for _ in range(2))
@@ -194,6 +198,7 @@ def test_sequences_that_step_together_free_their_parts_of_shared_memory(folder: 
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case == "two rope bases"])
+@pytest.mark.slow
 def test_every_kind_of_layer_with_a_window_may_forget(case: str, tmp_path: Path) -> None:
     decoder = replace(CASES[case](plain()), context=1024)
     folder = described_package(tmp_path / "package", decoder, Recipe(bits=16), variant="generic-float32")
@@ -259,6 +264,7 @@ def test_what_is_needed_counts_what_layers_keep(folder: Path) -> None:
     assert others[1] == 2 * others[0] > 2 * counted[0]
 
 
+@pytest.mark.slow
 def test_a_pair_of_engines_keeps_all_as_each_gets_it_from_the_other(folder: Path) -> None:
     pair_of_engines = SplitEngine(ort_engine(folder), ort_engine(folder), device("cpu")).open()
     alone = ort_engine(folder).open()

@@ -110,6 +110,7 @@ def test_rows_of_integers_are_carried_over(tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nf4, nested", "int8"])
 def test_a_model_is_exported_in_8_bits(kind: str, tmp_path: Path) -> None:
     checkpoint(tmp_path / "c", kind)

@@ -58,6 +58,7 @@ def described(checkpoint: Path) -> tuple[HuggingFaceSource, Decoder]:
     return source, describe(Config(source.config), None)
 
 
+@pytest.mark.slow
 def test_a_model_with_large_inputs_stays_nearer_on_other_text(checkpoint: Path, tmp_path: Path) -> None:
     source, decoder = described(checkpoint)
     source.close()
@@ -126,6 +127,7 @@ def test_a_power_is_taken_for_what_it_leaves_of_the_outputs(tiny: Path) -> None:
     Recipe(method="awq", bits=8, group_size=64),
     Recipe(method="awq+gptq", group_size=16),
 ], ids=["8-bit head, zero points", "16-bit head", "8 bits, groups that no row fills", "with gptq"])  # fmt: skip
+@pytest.mark.slow
 def test_any_recipe_gives_a_folder_that_loads_and_computes_what_it_says(recipe: Recipe, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama", intermediate_size=88, mlp_bias=True)
     package = convert(
@@ -160,6 +162,7 @@ def test_the_same_text_gives_the_same_bytes_and_another_one_others(tiny: Path, t
     assert one != three
 
 
+@pytest.mark.slow
 def test_it_goes_with_a_mix_of_bits_and_a_merged_adapter(tiny: Path, tmp_path: Path) -> None:
     narrow = convert(tiny, tmp_path / "narrow", Recipe(group_size=16))
     recipe = Recipe(method="awq", group_size=16, size=(narrow / "weights.safetensors").stat().st_size + 20_000)

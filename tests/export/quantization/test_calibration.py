@@ -48,6 +48,7 @@ def tiny(tmp_path: Path) -> Path:
     return tiny_checkpoint(tmp_path / "checkpoint")
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_stays_nearer_on_other_text_of_the_kind(checkpoint: Path, tmp_path: Path) -> None:
     decoder = describe(Config(HuggingFaceSource(locate(checkpoint, None)).config), None)
     other = read_text(text(tmp_path / "other.jsonl", seed=1), checkpoint, decoder).sequences[:6]
@@ -63,6 +64,7 @@ def test_a_calibrated_model_stays_nearer_on_other_text_of_the_kind(checkpoint: P
     Recipe(method="gptq", head_bits=16),
     Recipe(method="gptq", bits=8, group_size=64),
 ], ids=["8-bit head, zero points", "16-bit head", "8 bits, groups that no row fills"])  # fmt: skip
+@pytest.mark.slow
 def test_any_recipe_gives_a_folder_that_loads_and_computes_what_it_says(
     recipe: Recipe, checkpoint: Path, tmp_path: Path
 ) -> None:

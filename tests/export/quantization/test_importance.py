@@ -139,6 +139,7 @@ def test_a_tied_table_counts_as_input_too() -> None:
 # An export
 
 
+@pytest.mark.slow
 def test_a_weighted_model_stays_nearer_on_other_text_of_the_kind(tiny: Path, tmp_path: Path) -> None:
     with_outliers(tiny, 8)
     _, decoder = described(tiny)

@@ -81,6 +81,7 @@ def test_without_a_text_the_model_says_something_and_always_the_same(made: Calla
 
 
 @pytest.mark.parametrize("variant", CALIBRATED, ids=lambda variant: variant.name)
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "config"), [("qwen3", {}), ("llama", {}), ("mistral", {"sliding_window": 16})])
 def test_logits_follow_the_reference(
     family: str, config: dict[str, object], variant: GraphVariant, made: Callable[..., Path]

@@ -120,6 +120,7 @@ def test_tables_with_bits_of_their_own_keep_them(tmp_path: Path) -> None:
 # The export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["search", "nearest", "gptq"])
 def test_the_file_is_within_its_size_and_nearer_to_the_model(method: str, tiny: Path, tmp_path: Path) -> None:
     file, size = text(tmp_path / "text.jsonl"), between(0.5)
@@ -206,6 +207,7 @@ def export(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["export", *map(str, arguments)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["--size", "--bits"])
 def test_the_command_mixes_bits(by: str, tiny: Path, tmp_path: Path) -> None:
     file, size = text(tmp_path / "text.jsonl"), between(0.5)
