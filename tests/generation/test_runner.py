@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.generation.chunk import Chunk
+from embedllm.generation.outbox import AHEAD
 from embedllm.generation.runner import Request, Runner
 from embedllm.sampling.options import Sampling
 from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns
 
 WAIT_S = 120  # a test that waits this long has failed
+MANY = AHEAD + 20  # tokens; more than are computed before somebody reads them
 
 
 def runner_on(engine: FakeEngine) -> Runner:
@@ -43,6 +45,12 @@ def tokens(chunks: Sequence[Chunk]) -> list[int | None]:
 def whole_history(held: Sequence[int]) -> int:
     """A next token that depends on every token before it, so that a wrong one anywhere shows."""
     return hash(tuple(held)) % END
+
+
+def settle(runner: Runner) -> None:
+    """Until the engine loop has done all that was there to do."""
+    while runner.call(lambda: bool(runner.scheduler.waiting) or any(j.is_active for j in runner.scheduler.running)):
+        pass
 
 
 def generate(runner: Runner, prompt: Sequence[int], max_tokens: int | None = 3) -> list[Chunk]:
@@ -148,10 +156,11 @@ def test_calls_one_after_another_use_one_session() -> None:
 def test_each_running_request_has_a_session_and_one_is_kept_afterwards() -> None:
     engine = FakeEngine(whole_history)
     runner = runner_on(engine)
-    one, two = (runner.stream(request(prompt), Cancel()) for prompt in ([1, 2], [3, 4]))
+    one, two = (runner.stream(request(prompt, MANY), Cancel()) for prompt in ([1, 2], [3, 4]))
     both: list[tuple[Chunk, Chunk]] = list(zip(one, two, strict=True))
-    assert [a.token for a, _ in both] == tokens(generate(runner_on(FakeEngine(whole_history)), [1, 2]))
-    assert [b.token for _, b in both] == tokens(generate(runner_on(FakeEngine(whole_history)), [3, 4]))
+    assert [a.token for a, _ in both] == tokens(generate(runner_on(FakeEngine(whole_history)), [1, 2], MANY))
+    assert [b.token for _, b in both] == tokens(generate(runner_on(FakeEngine(whole_history)), [3, 4], MANY))
+    settle(runner)
     assert sorted(session.closed for session in engine.sessions) == [False, True]
 
 
@@ -166,9 +175,25 @@ def test_threads_that_call_at_once_get_the_replies_of_calls_one_by_one() -> None
 
 def test_a_stream_that_nobody_reads_takes_no_session() -> None:
     engine = FakeEngine()
-    runner_on(engine).stream(request([1]), Cancel())
-    runner_on(engine).astream(request([1]), Cancel())
+    runner = runner_on(engine)
+    runner.stream(request([1]), Cancel())
+    runner.astream(request([1]), Cancel())
+    settle(runner)
     assert engine.sessions == []
+
+
+def test_a_stream_is_computed_ahead_so_far_and_no_further_until_it_is_read() -> None:
+    engine = FakeEngine(whole_history, context=256)
+    runner = runner_on(engine)
+    stream = runner.stream(request([1], 100), Cancel())
+    read = [next(stream)]
+    settle(runner)
+    assert len(engine.sessions[0].tokens) <= 1 + AHEAD + 1
+    for _ in range(30):
+        read.append(next(stream))
+    settle(runner)
+    assert 30 < len(engine.sessions[0].tokens) <= 31 + AHEAD + 1
+    assert tokens([*read, *stream]) == tokens(generate(runner_on(FakeEngine(whole_history, context=256)), [1], 100))
 
 
 def test_leaving_a_stream_gives_its_session_back_at_once() -> None:
@@ -184,13 +209,13 @@ def test_leaving_a_stream_gives_its_session_back_at_once() -> None:
 def test_a_sequence_runs_one_request_at_a_time() -> None:
     engine = FakeEngine()
     runner = runner_on(engine)
-    kept = runner.sequences.new()
-    first = runner.stream(request([1, 2, 3]), Cancel(), kept)
+    kept = runner.call(runner.sequences.new)
+    first = runner.stream(request([1, 2, 3], MANY), Cancel(), kept)
     chunks = [next(first)]
     with pytest.raises(ValueError, match="has a reply under way; finish, close or cancel it first"):
         next(runner.stream(request([9, 9]), Cancel(), kept))
     chunks += first
-    assert tokens(chunks) == tokens(generate(runner_on(FakeEngine()), [1, 2, 3]))
+    assert tokens(chunks) == tokens(generate(runner_on(FakeEngine()), [1, 2, 3], MANY))
     assert len(list(runner.stream(request([9, 9]), Cancel(), kept))) == 3
 
 
@@ -209,25 +234,23 @@ def test_a_feed_that_fails_leaves_a_sequence_that_works() -> None:
     assert len(engine.sessions) == 1
 
 
-def test_close_frees_waiting_sequences_at_once_and_running_ones_when_they_end() -> None:
+def test_close_frees_every_sequence_and_ends_what_runs_at_its_next_step() -> None:
     engine = FakeEngine()
     runner = runner_on(engine)
-    kept = runner.sequences.new()  # as a conversation does
+    kept, running = (runner.call(runner.sequences.new) for _ in range(2))  # as conversations do
     list(runner.stream(request([1]), Cancel(), kept))
-    running = runner.sequences.new()
-    streams = [runner.stream(request([1]), Cancel()) for _ in range(2)]
-    streams.append(runner.stream(request([1]), Cancel(), running))
+    streams = [runner.stream(request([1], MANY), Cancel()) for _ in range(2)]
+    streams.append(runner.stream(request([1], MANY), Cancel(), running))
     assert [next(stream).token for stream in streams] == [ord("b")] * 3
-    assert len(list(streams.pop(0))) == 2
     runner.close()
     runner.close()
     assert engine.closed
     assert runner.sequences.is_closed
-    assert [session.closed for session in engine.sessions] == [True, False, True, False]
-    assert [chunk.finish_reason for chunk in streams.pop()] == ["cancelled"]
-    assert [session.closed for session in engine.sessions] == [True, True, True, False]
-    streams.clear()
     assert all(session.closed for session in engine.sessions)
+    for stream in streams:
+        *chunks, last = stream
+        assert tokens(chunks) == tokens(generate(runner_on(FakeEngine()), [1], MANY))[1 : len(chunks) + 1]
+        assert last.finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
@@ -238,24 +261,31 @@ def test_close_ends_what_runs_in_other_threads_and_tasks(interruptible: bool) ->
     async def main() -> list[Chunk]:
         task = asyncio.create_task(read(runner.astream(request([1, 2, 3], 9), Cancel())))
         await feed.until_entered()
-        runner.close()
+        closing = asyncio.create_task(asyncio.to_thread(runner.close))  # waits for what runs
+        await turns_of_the_loop()
         feed.release.set()
+        await closing
         return await task
 
     assert [chunk.finish_reason for chunk in asyncio.run(main())] == ["cancelled"]
 
 
-def test_asynchronous_feeds_have_one_thread_of_their_own() -> None:
-    names: list[str] = []
-    engine = FakeEngine(during_feed=lambda session: names.append(threading.current_thread().name))
+@pytest.mark.parametrize("is_async", [True, False])
+def test_feeds_are_made_in_the_thread_of_the_device(is_async: bool) -> None:
+    names: set[str] = set()
+    engine = FakeEngine(during_feed=lambda session: names.add(threading.current_thread().name))
     runner = runner_on(engine)
 
     async def main() -> None:
         await asyncio.gather(*(read(runner.astream(request([1, place]), Cancel())) for place in range(3)))
 
-    asyncio.run(main())
+    if is_async:
+        asyncio.run(main())
+    else:
+        generate(runner, [1])
     runner.close()
-    assert set(names) == {"embedllm_0"}
+    assert names == {f"embedllm-{engine.device.name}"}
+    assert len(engine.threads) == 1
 
 
 def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
@@ -266,8 +296,8 @@ def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
     assert len(engine.sessions) == 1
     generate(runner, range(100))
     assert [session.closed for session in engine.sessions] == [True, False]
-    runner.sequences.release()
-    runner.sequences.release()
+    runner.call(runner.sequences.release)
+    runner.call(runner.sequences.release)
     assert [session.closed for session in engine.sessions] == [True, True]
     generate(runner, range(100))
     assert len(engine.sessions) == 3
@@ -276,13 +306,13 @@ def test_a_large_sequence_is_not_kept_for_a_small_request() -> None:
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_nothing_runs_after_close(is_kept: bool) -> None:
     runner = runner_on(FakeEngine())
-    kept = runner.sequences.new() if is_kept else None
+    kept = runner.call(runner.sequences.new) if is_kept else None
     list(runner.stream(request([1, 2]), Cancel(), kept))
     runner.close()
     with pytest.raises(ValueError, match="this model was closed"):
         list(runner.stream(request([1, 2]), Cancel(), kept))
     with pytest.raises(ValueError, match="this model was closed"):
-        runner.sequences.new()
+        runner.call(runner.sequences.new)
 
 
 # --- interruption
@@ -304,11 +334,11 @@ def test_cancelling_interrupts_the_feed_that_runs() -> None:
 def test_one_switch_ends_two_generations_and_no_third_begins() -> None:
     engine = FakeEngine()
     runner, cancel = runner_on(engine), Cancel()
-    streams = [runner.stream(request([1, 2], 9), cancel) for _ in range(2)]
+    streams = [runner.stream(request([1, 2], MANY), cancel) for _ in range(2)]
     for stream in streams:
         next(stream)
     cancel.cancel()
-    assert [[chunk.finish_reason for chunk in stream] for stream in streams] == [["cancelled"], ["cancelled"]]
+    assert [list(stream)[-1].finish_reason for stream in streams] == ["cancelled", "cancelled"]
     fed = [list(session.fed) for session in engine.sessions]
     assert [chunk.finish_reason for chunk in runner.stream(request([7]), cancel)] == ["cancelled"]
     assert [session.fed for session in engine.sessions] == fed
@@ -391,7 +421,7 @@ def check_works_on_its_one_session(runner: Runner, engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("interruptible", [True, False])
 @pytest.mark.parametrize("cancels", [1, 2, 3])
-def test_a_cancelled_task_ends_after_its_feed(cancels: int, interruptible: bool) -> None:
+def test_a_cancelled_task_ends_at_once_and_its_feed_is_interrupted(cancels: int, interruptible: bool) -> None:
     feed = SlowFeed(interruptible=interruptible)
     engine = FakeEngine(whole_history, during_feed=feed)
     runner = runner_on(engine)
@@ -401,39 +431,31 @@ def test_a_cancelled_task_ends_after_its_feed(cancels: int, interruptible: bool)
         await feed.until_entered()
         for _ in range(cancels):
             task.cancel()
-            await turns_of_the_loop()
-            assert bool(feed.ended) or not task.done()
-        feed.release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+        feed.release.set()
+        settle(runner)
         assert feed.ended == ["interrupted"]
 
     asyncio.run(main())
     check_works_on_its_one_session(runner, engine)
 
 
-def test_a_closing_event_loop_waits_for_the_feed_that_it_interrupts() -> None:
+def test_a_closing_event_loop_interrupts_the_feed_and_does_not_wait_for_it() -> None:
     feed = SlowFeed(interruptible=False)
     engine = FakeEngine(whole_history, during_feed=feed)
     runner = runner_on(engine)
     left: list[asyncio.Task[object]] = []
-    waited: list[bool] = []
-
-    async def ends_later() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:  # asyncio.run cancels every task that is left
-            await turns_of_the_loop()
-            waited.append(not left[0].done())
-            feed.release.set()
 
     async def main() -> None:
         left.append(asyncio.create_task(read(runner.astream(request([1, 2, 3]), Cancel()))))
-        left.append(asyncio.create_task(ends_later()))
         await feed.until_entered()
 
-    asyncio.run(main())
-    assert waited == [True]
+    asyncio.run(main())  # cancels every task that is left
+    assert left[0].cancelled()
+    assert feed.ended == []
+    feed.release.set()
+    settle(runner)
     assert feed.ended == ["interrupted"]
     check_works_on_its_one_session(runner, engine)
 

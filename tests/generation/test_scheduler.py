@@ -394,19 +394,22 @@ def test_one_iteration_takes_a_step_of_all_replies_in_as_few_runs_as_there_can_b
     assert [reader.tokens for reader in readers] == [alone([which], 20) for which in range(6)]
 
 
+@pytest.mark.parametrize(("stepping", "piece"), [(1, 8), (4, 16), (8, 32)])  # of 32 beside eight
 @pytest.mark.parametrize("mixes", [False, True])
-def test_a_long_prompt_is_read_in_pieces_beside_the_steps_of_others(mixes: bool) -> None:
-    engine = FakeBatchEngine(whole_history, mixes_lengths=mixes, prompt_budget=8, context=256, chunk=64)
+def test_a_long_prompt_is_read_in_pieces_beside_the_steps_of_others(mixes: bool, stepping: int, piece: int) -> None:
+    engine = FakeBatchEngine(whole_history, max_batch=9, mixes_lengths=mixes, prompt_budget=32, context=256, chunk=64)
     runner = direct(engine)
-    _, one = submit(runner, request([1], 40))
-    runner.scheduler.step()
-    submit(runner, request([2] * 100, 1))
-    for _ in range(10):
-        before = len(one.tokens)
+    readers = [submit(runner, request([which], 60))[1] for which in range(stepping)]
+    while not all(reader.tokens for reader in readers):
         runner.scheduler.step()
-        assert len(one.tokens) == before + 1
-    assert [len(piece) for piece in engine.sessions[1].fed] == [8] * 10
-    assert engine.runs == ([2] * 10 if mixes else [])
+    submit(runner, request([2] * 200, 1))
+    engine.runs.clear()
+    for _ in range(5):
+        before = [len(reader.tokens) for reader in readers]
+        runner.scheduler.step()
+        assert [len(reader.tokens) for reader in readers] == [count + 1 for count in before]
+    assert [len(tokens) for tokens in engine.sessions[-1].fed] == [piece] * 5
+    assert engine.runs == [stepping + mixes] * 5 * (stepping + mixes > 1)
 
 
 def test_a_prompt_alone_is_read_in_pieces_of_the_engine_s_size() -> None:
