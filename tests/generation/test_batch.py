@@ -1,10 +1,9 @@
-"""Several requests at once: what each would get alone, in order; errors and cancelling end all."""
+"""Several requests at once on a model: what each would get alone, in order; errors and cancelling end all."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import pytest
 
 import embedllm
 from embedllm.cancel import Cancel
-from embedllm.errors import Busy, DeviceError
-from embedllm.generation.admission import Slot
-from embedllm.generation.batch import run_batch
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.runner import Request
 from embedllm.sampling.options import Sampling
@@ -28,13 +24,6 @@ WAIT_S = 120  # a test that waits this long has failed
 def llm(tiny_package: Callable[..., Path]) -> Iterator[embedllm.Model]:
     with embedllm.load(tiny_package("llama"), device="cpu") as model:
         yield model
-
-
-def requests(count: int) -> list[Request]:
-    return [
-        Request(prompt=[at], sampling=GREEDY, max_tokens=1, stop=(), stop_tokens=frozenset(), top_count=0)
-        for at in range(count)
-    ]
 
 
 def test_a_batch_gives_what_each_prompt_gives_alone(llm: embedllm.Model) -> None:
@@ -61,34 +50,6 @@ def test_a_bad_prompt_is_refused_before_anything_runs(llm: embedllm.Model) -> No
     with pytest.raises(ValueError, match="a list of prompts, found one text"):
         llm.generate_batch("abc")
     assert llm.generate_batch([]) == []
-
-
-def test_as_many_run_at_once_as_the_device_takes() -> None:
-    meeting = threading.Barrier(3)
-
-    def run(request: Request, cancel: Cancel) -> int:
-        meeting.wait(WAIT_S)  # breaks when fewer than three are under way
-        return request.prompt[0]
-
-    assert run_batch(requests(6), run, Cancel(), parallel=3) == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("parallel", [1, 4])
-def test_an_error_ends_the_others(parallel: int) -> None:
-    ended: list[bool] = []
-
-    def run(request: Request, cancel: Cancel) -> int:
-        if request.prompt[0] == 2:
-            raise DeviceError("out of memory")
-        stop = threading.Event()
-        with cancel.watching(lambda stopped: stop.set() if stopped else None):
-            if parallel > 1:
-                ended.append(stop.wait(WAIT_S))
-        return 0
-
-    with pytest.raises(DeviceError, match="out of memory"):
-        run_batch(requests(8), run, Cancel(), parallel=parallel)
-    assert all(ended)
 
 
 def test_cancelling_ends_all_and_leaves_the_switch_to_its_owner(llm: embedllm.Model) -> None:
@@ -126,46 +87,18 @@ def test_batches_from_a_pool_of_threads_share_the_places(llm: embedllm.Model, na
     with ThreadPoolExecutor(3) as threads:
         found = [threads.submit(replies, narrow, PROMPTS) for _ in range(3)]
         assert [one.result(WAIT_S) for one in found] == [expected] * 3
-    assert (narrow.runner.slots.running, narrow.runner.slots.waiting) == (0, 0)
 
 
 def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
     narrow: embedllm.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    stream = narrow.runner.stream
+    run_all = narrow.runner.run_all
 
-    def noted(request: Request, cancel: Cancel) -> Iterator[Chunk]:
-        asked.append(request.is_rejectable)
-        return stream(request, cancel)
+    def noted(requests: Sequence[Request], cancel: Cancel) -> Iterator[list[Chunk]]:
+        asked.extend(request.is_rejectable for request in requests)
+        return run_all(requests, cancel)
 
-    monkeypatch.setattr(narrow.runner, "stream", noted)
+    monkeypatch.setattr(narrow.runner, "run_all", noted)
     assert len(narrow.generate_n(PROMPTS[0], 3, max_tokens=2, stop_tokens=[])) == 3
     assert asked == [True, False, False]
-
-
-def test_a_conversation_has_a_place_only_while_it_replies(narrow: embedllm.Model) -> None:
-    talks = [narrow.runner.sequences.new() for _ in range(5)]
-    for talk in talks:  # more than there are slots, each with its KV
-        list(narrow.runner.stream(requests(1)[0], Cancel(), talk))
-    assert narrow.runner.slots.running == 0
-    assert [talk.tokens for talk in talks] == [[0]] * 5
-
-
-def test_too_many_calls_are_refused_and_those_that_wait_are_served(narrow: embedllm.Model) -> None:
-    def reply(prompt: list[int]) -> tuple[int, ...]:
-        return narrow.generate(prompt, GREEDY, max_tokens=4, stop_tokens=[], priority=1).tokens
-
-    held = [Slot(narrow.runner.slots) for _ in range(2)]
-    for slot in held:
-        slot.acquire(Cancel())
-    with ThreadPoolExecutor(5) as threads:
-        waiting = [threads.submit(reply, prompt) for prompt in PROMPTS[:3]]
-        while narrow.runner.slots.waiting < 3:
-            threading.Event().wait(0.001)
-        with pytest.raises(Busy) as found:
-            threads.submit(reply, PROMPTS[3]).result(WAIT_S)
-        assert (found.value.running, found.value.waiting) == (2, 3)
-        for slot in held:
-            slot.release()
-        assert [one.result(WAIT_S) for one in waiting] == [tokens[:4] for tokens in replies(narrow, PROMPTS[:3])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from embedllm.cancel import Cancel
 from embedllm.export import Recipe, convert
 from embedllm.generation.beam_runner import BeamRunner
 from embedllm.generation.beam_search import BeamSearch
+from embedllm.generation.chunk import Chunk
+from embedllm.generation.engine_loop import CallerThread
+from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
-from tests.support.fakes import FakeEngine
+from tests.support.fakes import Bytes, FakeBatchEngine, FakeEngine
 from tests.support.tiny import tiny_checkpoint
 
 SHARES = {  # of the tokens 0, 1 and END after what was said: the best first token leads to worse replies
@@ -91,8 +95,8 @@ def test_beams_on_sequences_that_move_no_state_feed_what_they_lack() -> None:
     engine = FakeEngine()
     assert not isinstance(engine.open(), MovesState)
     search = BeamSearch(beams=3, limit=4, stop_tokens=())
-    sequences = SequencePool(engine)
-    replies = BeamRunner(search, sequences, [1, 2, 3], Cancel()).run("length")
+    sequences = SequencePool(engine, CallerThread())
+    replies = BeamRunner(search, sequences, [1, 2, 3]).run_directly("length", Cancel())
     assert [reply.finish_reason for reply in replies] == ["length"] * 3
     assert len({reply.tokens for reply in replies}) == 3
     assert sum(not session.closed for session in engine.sessions[1:]) == 1  # the pool's
@@ -102,8 +106,32 @@ def test_a_cancelled_search_gives_what_it_followed() -> None:
     cancel = Cancel()
     engine = FakeEngine(during_feed=lambda session: cancel.cancel() if session.position > 4 else None)
     search = BeamSearch(beams=2, limit=9, stop_tokens=())
-    replies = BeamRunner(search, SequencePool(engine), [1, 2, 3], cancel).run("length")
+    replies = BeamRunner(search, SequencePool(engine, CallerThread()), [1, 2, 3]).run_directly("length", cancel)
     assert [reply.finish_reason for reply in replies] == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize("kind", [FakeEngine, FakeBatchEngine])
+def test_a_search_beside_others_finds_what_it_finds_alone_and_feeds_its_beams_together(kind: type[FakeEngine]) -> None:
+    def next_token(held: Sequence[int]) -> int:
+        return hash(tuple(held)) % 256
+
+    asked = Request(prompt=[1, 2, 3], sampling=Sampling(temperature=0), max_tokens=6, stop=(), stop_tokens=frozenset(),
+                    top_count=0)  # fmt: skip
+    search = BeamSearch(beams=3, limit=6, stop_tokens=())
+    alone = BeamRunner(search, SequencePool(FakeEngine(next_token), CallerThread()), asked.prompt)
+    expected = [reply.tokens for reply in alone.run_directly("length", Cancel())]
+    runner = Runner(engine := kind(next_token), Bytes())
+    beside = runner.stream(replace(asked, max_tokens=50), Cancel())
+    chunks: list[Chunk] = [next(beside)]
+    found = runner.beam_search(asked, Cancel(), beams=3, length_penalty=1.0, early_stopping=False)
+    assert [reply.tokens for reply in found] == expected
+    chunks += beside
+    assert [chunk.token for chunk in chunks] == [
+        chunk.token for chunk in Runner(FakeEngine(next_token), Bytes()).stream(replace(asked, max_tokens=50), Cancel())
+    ]
+    if isinstance(engine, FakeBatchEngine):
+        assert max(engine.runs) >= 3
+    assert not any(sequence.is_running for sequence in runner.call(lambda: runner.sequences.sequences))
 
 
 @pytest.fixture(scope="module")

@@ -111,13 +111,13 @@ def test_cancelling_the_task_ends_the_replies_and_frees_what_they_used(
     llm: Model, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
-    take = llm.runner.sequences.take
+    taken = llm.runner.sequences.taken
 
-    def noting(*arguments: object) -> object:
+    def noting(*arguments: object, **options: object) -> object:
         begun.set()
-        return take(*arguments)  # type: ignore[arg-type]  # as they came
+        return taken(*arguments, **options)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(llm.runner.sequences, "take", noting)
+    monkeypatch.setattr(llm.runner.sequences, "taken", noting)
     calls = {
         "agenerate_batch": lambda: llm.agenerate_batch(["a", "b"], GREEDY, max_tokens=500, stop_tokens=()),
         "agenerate_n": lambda: llm.agenerate_n("a", 50, GREEDY, max_tokens=500, stop_tokens=()),
@@ -133,7 +133,9 @@ def test_cancelling_the_task_ends_the_replies_and_frees_what_they_used(
             await task
 
     asyncio.run(main())
-    assert not [sequence for sequence in llm.runner.sequences._all if sequence.is_running]
+    while llm.runner.call(lambda: llm.runner.scheduler.running):  # until the step that runs is over
+        pass
+    assert not any(sequence.is_running for sequence in llm.runner.sequences.sequences)
     assert llm.generate("hello", GREEDY, max_tokens=3).tokens
 
 

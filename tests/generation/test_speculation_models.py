@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,10 +16,10 @@ import embedllm
 from embedllm import Model, Sampling
 from embedllm.backends.base import FeedsAll
 from embedllm.cancel import Cancel
-from embedllm.generation.admission import Slot
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
-from embedllm.kv_cache.sequence_pool import CachedSequence
+from embedllm.generation.runner import Request
+from embedllm.kv_cache.sequence import CachedSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule
 from tests.support.fakes import FakeLogits
 
@@ -52,17 +53,20 @@ def test_any_proposals_give_the_plain_tokens(llm: Model) -> None:
             right = random.randrange(5)
             proposals.append([*plain[at : at + right], *random.choices(range(20), k=random.randrange(3))])
             at += right + 1
-        session = llm.runner.engine.open(64)
-        assert isinstance(session, FeedsAll)
-        sequence = CachedSequence(session)
-        slot = Slot(llm.runner.slots)
-        with llm.runner._decoding(request, Cancel(), sequence, slot) as running:  # pyright: ignore[reportPrivateUsage]
-            used, pieces, generation, _ = running
-            chunks = list(run(generation, used, pieces, Cancel(), Guesses(proposals)))
-        assert tokens(chunks) == plain
+        sequence = llm.runner.call(llm.runner.sequences.new)
+
+        def guided(
+            request: Request = request, sequence: CachedSequence = sequence, proposals: list[list[int]] = proposals
+        ) -> list[Chunk]:
+            with llm.runner._decoding(request, Cancel(), sequence) as running:  # pyright: ignore[reportPrivateUsage]
+                used, pieces, generation, _ = running
+                assert isinstance(used.session, FeedsAll)
+                return list(run(generation, used, pieces, Cancel(), Guesses(proposals)))
+
+        assert tokens(llm.runner.call(guided)) == plain
         assert sequence.tokens == [*PROMPT, *plain[:-1]]
-        assert session.position == len(sequence.tokens)
-        session.close()
+        assert sequence.session.position == len(sequence.tokens)
+        llm.runner.call(partial(llm.runner.sequences.drop, sequence))
 
 
 @pytest.mark.usefixtures("free")
