@@ -23,6 +23,7 @@ T = TypeVar("T")
 Work: TypeAlias = Callable[[], object]
 _WAKE_S = 0.25  # in which a caller that waits looks whether the loop is still there, and Windows for its Ctrl-C
 _SERVE_S = 0.001  # the same for a loop
+_IDLE_S = 3600.0  # at most, to the next look for timeouts: a queue takes no number of seconds beyond some millions
 _END_S = 5.0  # at most, that the end of the process waits for a step that runs
 _ENDING = "the process is ending, and the model with it."
 _log = logging.getLogger("embedllm")
@@ -209,7 +210,8 @@ def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:
             _log.exception("the engine loop failed; what it ran is cancelled")
             scheduler.cancel_all()
             is_busy = True
-    idle_s = min((s for s in (scheduler.idle_s() for scheduler in hosted) if s is not None), default=None)
+    waits_s = [idle_s for scheduler in hosted if (idle_s := scheduler.idle_s()) is not None]
+    idle_s = min([*waits_s, _IDLE_S]) if waits_s else None
     try:
         while (work := inbox.get(block=not is_busy, timeout=idle_s)) is not None:
             is_busy = True

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -129,6 +130,45 @@ def test_a_scheduler_that_fails_ends_what_it_ran_and_goes_on(
     assert [chunk.finish_reason for chunk in runner.stream(request(1), Cancel())] == ["cancelled"]
     assert "a defect" in caplog.text
     assert generate(runner, 1) == alone(1)
+
+
+def test_a_timeout_of_many_years_is_none() -> None:
+    runner = Runner(FakeEngine(whole_history), Bytes())
+    for timeout_s in (1e9, 1e12, 1e300):
+        stream = runner.stream(replace(request(1, max_tokens=60), timeout_s=timeout_s), Cancel())
+        assert next(stream).token == alone(1)[0]  # the rest is not read yet: the loop waits, for the timeout too
+        time.sleep(0.02)
+        assert tokens(list(stream)) == alone(1, count=60)[1:]
+
+
+def test_a_reply_that_nobody_reads_ends_by_its_time() -> None:
+    runner = Runner(FakeEngine(whole_history), Bytes())
+    stream = runner.stream(replace(request(1, max_tokens=60), timeout_s=0.2), Cancel())
+    next(stream)
+    until(lambda: runner.call(lambda: not runner.scheduler.running))
+    assert [*stream][-1].finish_reason == "timeout"
+
+
+def test_two_devices_whose_models_draft_for_each_other_do_not_wait_for_one_another() -> None:
+    """A loop that waits for the other's serves what the other wants of it."""
+    here, there = EngineLoop.of(own_name()), EngineLoop.of(own_name())
+    meeting = threading.Barrier(2)
+    found: list[int] = []
+
+    def ask(other: EngineLoop) -> None:
+        meeting.wait(WAIT_S)  # both are in the middle of work of their own
+        for _ in range(20):
+            found.append(other.call(lambda: 1))
+
+    threads = [
+        threading.Thread(target=lambda one=one, other=other: one.call(lambda: ask(other)), daemon=True)
+        for one, other in ((here, there), (there, here))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert found == [1] * 40
 
 
 # --- any thread, any task
