@@ -1,4 +1,4 @@
-"""Requests on a GPU as callers make them: from threads and tasks, many at once, with prefixes, preempted, interrupted."""
+"""Requests on a GPU as callers make them: from threads and tasks, many at once, with prefixes, interrupted."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_shared_prefix_is_taken_from_the_gpu(llm: Model) -> None:
     assert llm.generate(prefix + "b", GREEDY, max_tokens=4, stop_tokens=()).tokens == second.tokens
 
 
-def test_sequences_that_were_preempted_go_on_from_the_host_s_memory(alone: list[tuple[int, ...]]) -> None:
+def test_requests_wait_where_memory_is_short(alone: list[tuple[int, ...]]) -> None:
     with embedllm.load("demo", device="cuda", tuned=False) as llm:
         llm.runner.sequences.kv_tokens = 4 * llm.context  # for four of them
         with ThreadPoolExecutor(len(PROMPTS)) as threads:
