@@ -11,7 +11,7 @@ import numpy as np
 from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.gpu.device_logits import BEST, RunLogits
-from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, new_arrays
+from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceState, new_arrays
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.ort.runtime import device_errors, first_line, ort
 from embedllm.errors import DeviceError, EmbedError
@@ -116,9 +116,8 @@ class ResidentSession:
             for span in spans:
                 check_span(*span, self.position)
             _, arrays = self._exported(start, stop)
-        states = [[array[:, a - start : b - start] for array in arrays] for a, b in spans]
-        pairs = [list(zip(state[::2], state[1::2], strict=True)) for state in states]
-        return cast("list[KeyValues]", pairs)  # what is asked of their arrays, these have
+        states = [DeviceState(arrays, a - start, b - start) for a, b in spans]
+        return cast("list[KeyValues]", states)  # what is asked of states and their arrays, these have
 
     def import_state(self, state: KeyValues) -> None:
         """Arrays of this device are copied there, those that lie one behind the other at once, before the next run."""

@@ -269,7 +269,7 @@ def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
     """The KV of consecutive spans, in pieces of about TRANSFER_TOKENS; ends at the first span that is gone."""
     if not sources:
         return
-    from embedllm.backends.sessions.kv_arrays import is_on_device, joined  # numpy, which a browser has not
+    from embedllm.backends.sessions.kv_arrays import can_join, joined  # numpy, which a browser has not
 
     states: list[KeyValues] = []
     count = 0
@@ -277,7 +277,7 @@ def read_spans(sources: Sequence[CachedSpan]) -> Iterator[KeyValues]:
         state = source.read()
         if state is None:
             break
-        if states and (count >= TRANSFER_TOKENS or is_on_device(state) or is_on_device(states[0])):
+        if states and (count >= TRANSFER_TOKENS or not can_join(states[-1], state)):
             yield joined(states)
             states, count = [], 0
         states.append(state)
