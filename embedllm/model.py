@@ -227,7 +227,8 @@ class Model:
         used, cancel = sampling or self.sampling, cancel or Cancel()
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
         requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
-        return [collect(chunks) for chunks in self.runner.run_all(reject_first_only(requests), cancel)]
+        replies = self.runner.run_all(reject_first_only(requests), cancel, is_one_prompt=True)
+        return [collect(chunks) for chunks in replies]
 
     def beam_search(
         self,

@@ -72,12 +72,19 @@ class _Letters(Generic[T]):
 class Outbox(_Letters[T]):
     """Written by the loop, read by one thread."""
 
-    def __init__(self, *, is_whole: bool = False, on_error: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        is_whole: bool = False,
+        on_first: Callable[[], None] = lambda: None,
+        on_error: Callable[[], None] = lambda: None,
+    ) -> None:
         """is_whole: the reader wants all at the end only, and is not woken before.
 
-        on_error: called when an error ends it.
+        on_first: called before the first item is put. on_error: called when an error ends it.
         """
         super().__init__()
+        self._on_first = on_first
         self._on_error = on_error
         self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
         self._is_whole = is_whole
@@ -87,7 +94,10 @@ class Outbox(_Letters[T]):
         return not self._is_whole and super().is_full
 
     def put(self, item: T) -> None:
+        if self._is_new:
+            self._on_first()
         if self._is_whole:
+            self._is_new = False
             self._held.append(item)
         else:
             super().put(item)

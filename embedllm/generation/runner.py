@@ -168,17 +168,28 @@ class Runner:
             finally:
                 ticket.leave()
 
-    def run_all(self, requests: Sequence[Request], cancel: Cancel) -> Iterator[list[Chunk]]:
-        """The chunks of each of several requests, in their order, which run together; when one fails, all end."""
+    def run_all(
+        self, requests: Sequence[Request], cancel: Cancel, *, is_one_prompt: bool = False
+    ) -> Iterator[list[Chunk]]:
+        """The chunks of each of several requests, in their order, which run together; when one fails, all end.
+
+        is_one_prompt: they have the same, which the first one reads for all.
+        """
         if self._loop is None:
             yield from (list(self.stream(request, cancel)) for request in requests)
             return
         with cancel.passed_on() as own:
-            outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
             tickets: list[Ticket] = []
-            try:
-                for request, outbox in zip(requests, outboxes, strict=True):
+
+            def submit(start: int, stop: int | None) -> None:
+                for request, outbox in zip(requests[start:stop], outboxes[start:stop], strict=True):
                     tickets.append(self._submit(request, own, outbox))
+
+            outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
+            if is_one_prompt:
+                outboxes[0] = Outbox(is_whole=True, on_error=own.cancel, on_first=partial(submit, 1, None))
+            try:
+                submit(0, 1 if is_one_prompt else None)
                 for outbox in outboxes:
                     yield list(outbox.read(self._loop))
             finally:

@@ -64,8 +64,7 @@ def clock(llm: Model, tokens: list[int], shift: ContextShift, options: argparse.
     sequence.feed(tokens[: options.window])
     sequence.shift = shift
     started = time.perf_counter()
-    with sequence.lock:
-        sequence._make_room(1)
+    sequence._make_room(1)
     shifted_s = time.perf_counter() - started
     started = time.perf_counter()
     fresh.feed(sequence.tokens)
