@@ -4,31 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.gpu.device_logits import BEST, RunLogits
-from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceState, new_arrays
+from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
+from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
 from embedllm.backends.gpu.kv_pool import KvPool
 from embedllm.backends.ort.runtime import device_errors, first_line, ort
 from embedllm.errors import DeviceError, EmbedError
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import KeyValues, Span
-    from embedllm.backends.gpu.io_binding_engine import ResidentEngine
+    import threading
+
+    from embedllm.backends.base import Device, KeyValues, Span
+    from embedllm.package.package import Package
     from embedllm.types import F32, Logits
 
 _LAST = ort.OrtValue.ortvalue_from_numpy(np.array([-1], np.int64))
 _ALL = ort.OrtValue.ortvalue_from_numpy(np.array([0], np.int64))
 
 
+class SessionHost(Protocol):
+    """What a session needs of its engine (io_binding_engine.py)."""
+
+    device: Device
+    package: Package
+    context: int  # tokens
+    remedy: str
+    lock: threading.RLock  # of all that runs on the device
+    where: tuple[str, int]  # the device in ONNX Runtime's words: its type and index
+    dtype: type[np.floating]  # of KV and logits
+    memory: DeviceMemory
+    tokens: DeviceBlock  # of a prompt
+    mask: DeviceBlock  # zeros behind the first
+    prompts: LogitsBoard  # of the latest prompt
+
+    @property
+    def session(self) -> ort.InferenceSession: ...
+
+    def pool(self, capacity: int) -> KvPool:
+        """The smallest whose sequences hold that many tokens."""
+        ...
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
+        ...
+
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Logits]: ...
+
+
 class ResidentSession:
     """One sequence. A step appends in place; a rewind is a number; a growth copies on the device."""
 
-    def __init__(self, engine: ResidentEngine, capacity: int) -> None:
+    def __init__(self, engine: SessionHost, capacity: int) -> None:
         self.position = 0
         self.fed = 0  # how often; and once more when it was closed
         self.version = 0  # changes with all that is held

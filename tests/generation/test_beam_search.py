@@ -142,7 +142,7 @@ def folder(tiny_package: Callable[..., Path]) -> Path:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_beams_on_a_model_score_as_their_tokens_fed_anew(folder: Path, device: str) -> None:
     with embedllm.load(folder, device=device) as llm:
-        prompt = list(range(3, 43))  # long enough that a copy of its KV pays
+        prompt = llm.tokenizer.encode("the quick brown", special=False)
         found = llm.beam_search(prompt, 4, max_tokens=8, stop_tokens=[5])
         assert len(found) == 4
         for reply in found:
@@ -168,7 +168,7 @@ def test_options_that_beams_cannot_follow_are_refused_by_name(folder: Path) -> N
 
 def test_n_replies_share_the_prompt_and_are_those_of_the_seeds_in_turn(folder: Path) -> None:
     with embedllm.load(folder, device="reference") as llm:
-        prompt = llm.tokenizer.encode("the quick brown", special=False)
+        prompt = list(range(3, 43))  # long enough that a copy of its KV pays
         found = llm.generate_n(prompt, 3, Sampling(seed=7), max_tokens=6, stop_tokens=[])
         alone = [llm.generate(prompt, Sampling(seed=seed), max_tokens=6, stop_tokens=[]) for seed in (7, 8, 9)]
         assert [reply.tokens for reply in found] == [reply.tokens for reply in alone]
