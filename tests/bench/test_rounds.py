@@ -144,6 +144,7 @@ def test_devices_are_named_as_in_run(told: str, wish: str | list[str] | None, mo
     assert given == [wish]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_our_engine_goes_on_from_what_it_holds(prefix_cache: bool, tiny_package: Callable[..., Path]) -> None:
     from embedllm.bench.ours import Ours

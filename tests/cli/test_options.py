@@ -91,6 +91,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 @pytest.mark.parametrize("option", SAMPLING_OPTIONS, ids=lambda option: option.name)
+@pytest.mark.slow
 def test_each_option_of_sampling_reaches_the_sampler(option: Option, tiny: str, streams: Streams) -> None:
     result = run(tiny, f"--{option.name.replace('_', '-')}", CHANGED[option.name], "--max-tokens", "1")
     assert result.exit_code == 0, result.stderr

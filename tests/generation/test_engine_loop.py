@@ -206,6 +206,7 @@ def test_short_lived_threads_and_tasks_have_their_replies_and_one_thread_has_the
     assert engine.closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_and_tasks_of_every_kind_all_come_to_their_end(seed: int) -> None:
     runner = Runner(FakeBatchEngine(whole_history), Bytes(), max_running=2, max_waiting=999)
@@ -337,6 +338,7 @@ def run_script(code: str) -> subprocess.CompletedProcess[str]:
                           timeout=WAIT_S, check=False)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "leaves",
     ["stream = runner.stream(request(1, max_tokens=60), Cancel()); next(stream)",

@@ -511,6 +511,7 @@ def test_the_command_line_runs_a_model_of_the_hub(with_package: Hub, tmp_path: P
     assert failed.stderr.startswith("error: there is neither a folder 'org/none' here")
 
 
+@pytest.mark.slow
 def test_the_worker_loads_a_model_of_the_hub(
     with_package: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def answer(running: subprocess.Popen[str]) -> tuple[list[int], int]:
     return found, cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "reference", "openvino"])
 def test_another_process_starts_from_what_the_first_has_computed(
     tiny_package: Callable[..., Path], tmp_path: Path, device: str

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from embedllm.package.architecture import Linear
 from tests.support.decoder_cases import CASES, plain
 
@@ -32,6 +35,14 @@ def _one_of_each() -> list[str]:
 PACKED = _one_of_each()
 
 
-def with_recipes(recipes: Mapping[str, object], *, every: str) -> list[tuple[str, str]]:
-    """(case, recipe): all cases with one recipe, and with the others those whose matrices no other case has."""
-    return [(case, recipe) for case in CASES for recipe in recipes if recipe == every or case in PACKED]
+def with_recipes(recipes: Mapping[str, object], *, every: str) -> list[ParameterSet]:
+    """(case, recipe): all cases with one recipe, and with the others those whose matrices no other case has.
+
+    Slow but for one recipe of the latter.
+    """
+    return [
+        pytest.param(case, recipe, marks=[] if recipe == every and case in PACKED else [pytest.mark.slow])
+        for case in CASES
+        for recipe in recipes
+        if recipe == every or case in PACKED
+    ]

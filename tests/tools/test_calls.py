@@ -234,6 +234,7 @@ def written(template: ChatTemplate, row_name: str, message: dict[str, Any]) -> s
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(NAMES, st.dictionaries(NAMES, VALUES, max_size=3))
+@pytest.mark.slow
 def test_what_a_template_writes_is_read_back(name: str, tool: str, arguments: dict[str, Any]) -> None:
     row = format_named(FAMILIES[name])
     if row.name == "qwen3_coder":  # XML without escapes: such texts cannot be said in it

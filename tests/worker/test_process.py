@@ -447,6 +447,7 @@ def test_it_ends_when_nobody_reads_stdout() -> None:
         assert process.wait(120) == 141
 
 
+@pytest.mark.slow
 def test_a_host_that_reads_nothing_ends_it_by_its_stdin() -> None:
     with subprocess.Popen(COMMAND, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

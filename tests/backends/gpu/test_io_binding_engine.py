@@ -305,6 +305,7 @@ def test_rows_of_different_lengths_are_each_as_alone(engine: HostEngine, count: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_schedule_of_batches_gives_each_sequence_what_it_gets_alone(
     engine: HostEngine, package: Package, data: st.DataObject
 ) -> None:

@@ -253,6 +253,7 @@ def test_a_session_may_be_read_and_rewound_after_a_feed_was_stopped(demo: AnyEng
     np.testing.assert_allclose(row(session, after), row(fresh, after), atol=ATOL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment_s", [0.02, 0.2])
 def test_after_a_feed_was_stopped_the_shapes_before_it_come_again(moment_s: float, opens: Opens) -> None:
     """All requests of a compiled model share one graph, which takes the shapes of its last whole step for current."""

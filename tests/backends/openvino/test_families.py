@@ -88,6 +88,7 @@ def test_a_case_is_another_model_and_is_read_as_it_was_described(folder: Folder)
         assert open_package(folder(case, "int4")).decoder == change(plain()) != plain(), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_sequences_side_by_side_follow_the_reference(case: str, folder: Folder) -> None:
     place = folder(case, "int4")
@@ -168,6 +169,7 @@ def test_operations_are_recognised(case: str, kind: str, count: int, folder: Fol
 # --- the file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_openvino_writes_the_same_operations_again(case: str, folder: Folder, tmp_path: Path) -> None:
     import openvino as ov
@@ -230,6 +232,7 @@ def test_capped_scores_are_computed_without_paged_attention(folder: Folder, capl
     assert "which paged attention does not do" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["softcap", "sinks", "layer norm", "partial rotary embedding"])
 def test_the_npu_on_the_cpu_follows_the_reference(case: str, folder: Folder, tmp_path: Path) -> None:
     place, tokens = folder(case, "32 bits"), some_tokens()

@@ -54,6 +54,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NpuEngine:
 # --- what it computes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [32, 64])  # groups of 32 are not unpacked outside of the models, those of 64 are
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_greedy_replies_are_those_of_openvino(
@@ -310,6 +311,7 @@ def test_a_second_load_is_served_from_the_cache(folder: Path, tmp_path: Path) ->
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_exact_is_kept_by_a_load_from_the_cache(before: bool, folder: Path, tmp_path: Path) -> None:
     npu_engine(folder, tmp_path, exact=before)

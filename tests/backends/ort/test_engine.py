@@ -70,6 +70,7 @@ def test_logits_follow_the_reference(family: str, name: str, tiny_package: Calla
     assert found.same_top >= 0.8, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 def test_how_weights_are_packed_and_memory_is_planned_changes_nothing(
     bits: int, tiny_package: Callable[..., Path]
@@ -87,6 +88,7 @@ def test_how_weights_are_packed_and_memory_is_planned_changes_nothing(
     assert session.feed(tokens).values(range(row.size)) == row.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.allcores
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -159,6 +159,7 @@ def test_a_matrix_is_what_its_formula_says(name: str, tmp_path: Path) -> None:
     source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gptq", "awq", "compressed", "mlx"])
 def test_a_model_is_carried_over(name: str, tmp_path: Path) -> None:
     """And what is float beside it stays so, in 16 bits."""

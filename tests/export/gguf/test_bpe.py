@@ -78,6 +78,7 @@ def test_texts_are_cut_as_the_name_says(pre: str, text: str, pieces: list[str]) 
     assert [piece for piece, _ in cut.pre_tokenize_str(text)] == pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_known_name_loses_nothing_of_a_text(pre: str) -> None:
     ours = rebuilt({**DEMO_TOKENS, "tokenizer.ggml.pre": pre})

@@ -27,6 +27,7 @@ FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_and_a_step_give_the_references_logits(
     family: str, tied: bool, recipe: str, tiny_package: Callable[..., Path]

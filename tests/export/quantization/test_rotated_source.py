@@ -68,6 +68,7 @@ def far(one: F32, other: F32) -> float:
     return float(np.abs(one - other).max() / np.abs(one).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["reference", "cpu", "openvino"])
 def test_as_floats_a_rotated_model_is_the_same(checkpoint: Path, tmp_path: Path, device: str) -> None:
     plain = convert(checkpoint, tmp_path / "plain", Recipe(bits=32))
