@@ -21,7 +21,7 @@ T = TypeVar("T")
 AHEAD = 32  # items that nobody has taken yet, after which a request pauses; half of them wake its reader
 
 
-class _Letters(Generic[T]):
+class _Buffered(Generic[T]):
     """Items on their way to a reader, who is woken for several at once when they come quickly."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Letters(Generic[T]):
         raise NotImplementedError
 
 
-class Outbox(_Letters[T]):
+class Outbox(_Buffered[T]):
     """Written by the loop, read by one thread."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Outbox(_Letters[T]):
         self._queue.put(items)
 
 
-class AsyncOutbox(_Letters[T]):
+class AsyncOutbox(_Buffered[T]):
     """As Outbox, read by one task of an event loop; made in it."""
 
     def __init__(self) -> None:
