@@ -203,6 +203,15 @@ class RunsBatches(Protocol):
 
 
 @runtime_checkable
+class ReadsPrompts(RunsBatches, Protocol):
+    """An engine that reads several prompts in one run, whose kernels it would launch for each of them else."""
+
+    def read_prompts(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """As run_batch, of sessions that hold nothing, and of rows of two tokens or more. Lengths may differ."""
+        ...
+
+
+@runtime_checkable
 class WarmsUp(Protocol):
     """An engine whose first feeds cost more than later ones, unless they were made while it was loaded."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +183,49 @@ class ResidentEngine:
             if self.heads and all(one.greedy >= _CERTAIN and one.can_step for one in sessions):
                 self._run_ahead(run, sessions)
             return [run.row(index) for index in range(len(sessions))]
+
+    def read_prompts(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
+        """All tokens but the last of each in runs of several, padded to the longest, and the last ones as a step.
+
+        So the logits of rows of different lengths come from a captured step; those of the padded run are not used.
+        """
+        with self.lock, device_errors(self.device):
+            sessions = {session: tokens for session, tokens in rows if isinstance(session, ResidentSession)}
+            for session, tokens in sessions.items():
+                session.reserve_for(tokens)
+            try:
+                for pool, found in _by_pool(list(sessions)).items():
+                    own = sorted((list(sessions)[row] for row in found), key=pool.table.slot)
+                    for start, stop in runs([pool.table.slot(session) for session in own]):
+                        self._read_beside(pool, own[start:stop], sessions)
+                return self.run_batch([BatchRow(session, tokens[-1:]) for session, tokens in rows])
+            except BaseException:
+                for session in sessions:
+                    session.rewind(0)
+                raise
+
+    def _read_beside(
+        self, pool: KvPool, sessions: Sequence[ResidentSession], given: Mapping[ResidentSession, Sequence[int]]
+    ) -> None:
+        """Reads all but the last token of prompts whose slots lie side by side."""
+        longest = max(len(given[session]) for session in sessions) - 1
+        most = max(1, CHUNK // longest)  # rows whose padded tokens are as many as one prompt's
+        for at in range(0, len(sessions), most):
+            part = sessions[at : at + most]
+            width = max(len(given[session]) for session in part) - 1
+            ids, mask = np.zeros((2, len(part), width), np.int64)
+            for row, session in enumerate(part):
+                ids[row, : len(given[session]) - 1] = given[session][:-1]
+                mask[row, 0] = len(given[session]) - 1  # the graph uses the sum of a row
+            block = DeviceBlock(self.memory, ids.nbytes + mask.nbytes)
+            self.memory.write(block.address, ids)
+            self.memory.write(block.address + ids.nbytes, mask)
+            binding = pool.beside(pool.table.slot(part[0]), len(part))
+            binding.bind_input("input_ids", *self.where, np.int64, ids.shape, block.address)
+            binding.bind_input("attention_mask", *self.where, np.int64, mask.shape, block.address + ids.nbytes)
+            self.session.run_with_iobinding(binding, self.replaying(None))
+            for session in part:
+                session.note_read(len(given[session]) - 1)
 
     def warm_up(self) -> None:
         """Prompts of several lengths, a step of one sequence, and what reduces their logits."""

@@ -187,6 +187,11 @@ class ResidentSession:
         self._note_fed(greedy=self.greedy)
         self.position += 1
 
+    def note_read(self, count: int) -> None:
+        """Notes that a run of several prompts has read that many tokens of this one, which held none."""
+        self._note_fed()
+        self.position = count
+
     def reserve_for(self, tokens: Sequence[int]) -> None:
         """Checks the tokens, makes room for them, and puts what was imported in its place."""
         self._check(tokens)

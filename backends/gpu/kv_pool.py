@@ -148,6 +148,13 @@ class KvPool:
             self._several[slot] = self._bound(slot, 1)
         return self._several[slot]
 
+    def beside(self, slot: int, rows: int) -> ort.IOBinding:
+        """A binding for any number of tokens of each of so many slots from that one on; its logits are of no use."""
+        binding = self._bound(slot, rows)
+        binding.bind_ortvalue_input("logits_from", self._last)
+        binding.bind_output("logits", *self._engine.where)
+        return binding
+
     def prepare(self, rows: Sequence[Holder]) -> Step:
         """The step that appends one token to each of these, which is to be given yet, each at its slot.
 

@@ -30,6 +30,7 @@ Steps: TypeAlias = "Generator[object, Any, None]"
 PRIORITY_S = 10.0  # one step of priority is worth this many seconds of waiting, so that none waits for ever
 MAX_WAITING = 1024  # requests; each costs its prompt
 _FULL = 8  # sequences that step, beside which a whole prompt budget is read
+_LEAST_BESIDE = 2  # tokens of a prompt that is read together with others
 _BESIDE_TURNS = 64  # the same budget on a device that takes turns
 _WAKE_S = 1 / 60  # seconds, the time of a display's frame, in which readers are woken once
 _TIDY_EVERY = 32  # iterations with something to feed: then a little is done of what can wait, too
@@ -191,12 +192,11 @@ class Scheduler:
         self._feed([*((ask, ask.left) for ask in steps), *mixed])
         self._resume(jobs)
         self._wake_readers(is_due=len(beside) > len(mixed))  # before prompts are read
-        for ask, count in beside:
+        for group in _prompt_groups([one for one in beside if one not in mixed]):
             # unless what ran meanwhile has fed it, ended its request or preempted it: the model, called by its own code
-            is_due = ask.job in self.running and ask in ask.job.asks and ask.left >= count
-            if is_due and (ask, count) not in mixed:
-                self._feed([(ask, count)])
-                self._resume([ask.job])  # its first token does not wait for the prompts of others
+            due = [one for one in group if one[0].job in self.running and one[0] in one[0].job.asks]
+            self._feed_prompts([(ask, count) for ask, count in due if ask.left >= count])
+            self._resume([ask.job for ask, _ in due])  # its first token does not wait for the prompts of others
         self._iterations += 1
         if asks and self._iterations % _TIDY_EVERY:
             return True
@@ -301,10 +301,24 @@ class Scheduler:
         for ask, count in alone:
             self._feed_alone(ask, count)
 
+    def _feed_prompts(self, parts: Sequence[tuple[_Ask, int]]) -> None:
+        """Pieces of prompts; several are whole ones."""
+        if len(parts) < 2:
+            self._feed(parts)
+            return
+        engine = parts[0][0].sequence.prompt_batches
+        assert engine is not None  # or there is one
+        self._feed_rows(engine.read_prompts, parts)
+
     def _feed_together(self, engine: RunsBatches, parts: Sequence[tuple[_Ask, int]]) -> None:
         if len(parts) == 1:
             self._feed_alone(*parts[0])
             return
+        self._feed_rows(engine.run_batch, parts)
+
+    def _feed_rows(
+        self, run: Callable[[Sequence[BatchRow]], Sequence[Logits]], parts: Sequence[tuple[_Ask, int]]
+    ) -> None:
         ready: list[tuple[_Ask, Sequence[int]]] = []
         for ask, count in parts:
             tokens = ask.feed.tokens[ask.fed : ask.fed + count]
@@ -317,7 +331,7 @@ class Scheduler:
             return
         try:
             rows = [BatchRow(ask.sequence.session, tokens) for ask, tokens in ready]
-            logits = ready[0][0].sequence.loop.call(lambda: engine.run_batch(rows))  # as _feed_alone
+            logits = ready[0][0].sequence.loop.call(lambda: run(rows))  # as _feed_alone
         except Exception as error:  # noqa: BLE001  # every request that was part of it raises it
             for ask, _ in ready:
                 ask.error = error
@@ -407,6 +421,25 @@ def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_
             chosen.append((ask, count))
             budgets[id(engine)] = budget - count
     return chosen
+
+
+def _prompt_groups(parts: Sequence[tuple[_Ask, int]]) -> list[list[tuple[_Ask, int]]]:
+    """Which prompts are read in one run: whole ones, about as long, where an engine can do that."""
+    groups: dict[tuple[int, int], list[tuple[_Ask, int]]] = {}
+    alone: list[list[tuple[_Ask, int]]] = []
+    for ask, count in parts:
+        engine = ask.sequence.prompt_batches
+        if engine is not None and not ask.sequence.tokens and ask.left == count >= _LEAST_BESIDE:
+            groups.setdefault((id(engine), count.bit_length()), []).append((ask, count))
+        else:
+            alone.append([(ask, count)])
+    batches = [
+        group[at : at + engine.max_batch]
+        for group in groups.values()
+        if (engine := group[0][0].sequence.prompt_batches) is not None
+        for at in range(0, len(group), engine.max_batch)
+    ]
+    return [*batches, *alone]
 
 
 def _prompt_budget(sequence: CachedSequence, stepping: int) -> int:

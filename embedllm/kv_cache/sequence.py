@@ -15,6 +15,7 @@ from embedllm.backends.base import (
     Interrupted,
     Interruptible,
     MovesState,
+    ReadsPrompts,
     RunsBatches,
     TakesAdapters,
 )
@@ -59,6 +60,7 @@ class CachedSequence:
         self.loop = loop
         # what they can do is asked once, not at every step
         self.batches = engine if isinstance(engine, RunsBatches) and engine.max_batch > 1 else None
+        self.prompt_batches = engine if isinstance(engine, ReadsPrompts) and engine.max_batch > 1 else None
         self.session = engine.open(capacity)
         self.awaited = self.session if isinstance(self.session, FeedsAsync) else None
         self.tokens: list[int] = []

@@ -34,7 +34,7 @@ from embedllm.generation.runner import Request, Runner
 from embedllm.generation.scheduler import PRIORITY_S, Job, Steps
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.sampling.options import Sampling
-from tests.support.fakes import END, Bytes, FakeBatchEngine, FakeEngine, FakeSession
+from tests.support.fakes import END, Bytes, FakeBatchEngine, FakeEngine, FakePromptEngine, FakeSession
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -187,7 +187,7 @@ class Schedules(RuleBasedStateMachine):
     CONTEXT = 40
 
     @initialize(
-        kind=st.sampled_from([FakeEngine, FakeBatchEngine, SwappingEngine]),
+        kind=st.sampled_from([FakeEngine, FakeBatchEngine, FakePromptEngine, SwappingEngine]),
         mixes=st.booleans(),
         max_batch=st.integers(2, 4),
         max_running=st.integers(1, 5),
@@ -421,6 +421,16 @@ def test_a_prompt_alone_is_read_in_pieces_of_the_engine_s_size() -> None:
     submit(runner, request(range(100), 1))
     run_to_the_end(runner)
     assert [len(piece) for piece in engine.sessions[0].fed] == [64, 36]
+
+
+def test_prompts_about_as_long_are_read_in_one_run_and_others_alone() -> None:
+    engine = FakePromptEngine(whole_history, context=256, chunk=64, prompt_budget=64)
+    runner = direct(engine)
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [9] * 10, [3], [4] * 15, [5] * 9, [6] * 11]
+    readers = [submit(runner, request(prompt, 3))[1] for prompt in prompts]
+    run_to_the_end(runner)
+    assert [reader.tokens for reader in readers] == [alone(prompt, 3) for prompt in prompts]
+    assert engine.reads == [[9, 10, 15, 9]]  # and the last by itself
 
 
 def test_they_are_served_by_priority_and_the_time_that_they_have_waited() -> None:

@@ -249,6 +249,28 @@ class FakeBatchEngine(FakeEngine):
         return [peaked(self.next_token(session.tokens)) for session in sessions]
 
 
+class FakePromptEngine(FakeBatchEngine):
+    """Reads several prompts in one run, too; `reads` is how long those of each were."""
+
+    @property
+    def reads(self) -> list[list[int]]:
+        if not hasattr(self, "_reads"):
+            self._reads: list[list[int]] = []
+        return self._reads
+
+    def read_prompts(self, rows: Sequence[BatchRow]) -> list[FakeLogits]:
+        for session, tokens in rows:
+            assert session.position == 0
+            assert len(tokens) > 1
+        self.reads.append([len(tokens) for _, tokens in rows])
+        for session, tokens in rows:
+            assert isinstance(session, FakeSession)
+            session.fed.append(list(tokens[:-1]))
+            session.tokens += tokens[:-1]
+            session.position = len(session.tokens)
+        return self.run_batch([BatchRow(session, tokens[-1:]) for session, tokens in rows])
+
+
 def own_name() -> str:
     """The name of a device that no other engine is on."""
     return f"fake{next(_NUMBERS)}"

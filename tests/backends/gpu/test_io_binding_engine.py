@@ -615,3 +615,49 @@ def test_a_row_that_is_no_number_is_an_error(heads: Heads, wrong: float, questio
 def test_a_row_that_forbids_all_is_an_error(heads: Heads) -> None:
     with pytest.raises(ValueError, match="no token is allowed"):
         heads(np.full(400, -math.inf, np.float32))[0].top(1)
+
+
+@pytest.mark.parametrize("lengths", [[9, 9, 9], [2, 17, 30, 5], [40, 3], [24]])
+def test_prompts_that_are_read_together_are_those_read_alone(engine: HostEngine, lengths: list[int]) -> None:
+    """And so are the steps after them; a session between them that holds something stays as it is."""
+    other = engine.open(40)
+    other.feed(TOKENS[:10])
+    rows = [(TOKENS[at : at + length] * 2)[:length] for at, length in enumerate(lengths)]
+    alone = []
+    for tokens in rows:
+        session = engine.open(40)
+        alone.append([values(session.feed(tokens)), values(session.feed([7]))])
+        session.close()
+    sessions = [engine.open(40) for _ in rows]
+    sessions[-1].close()
+    sessions[-1] = engine.open(20)  # of another pool
+    found = engine.read_prompts([BatchRow(*row) for row in zip(sessions, rows, strict=True)])
+    assert [session.position for session in sessions] == lengths
+    steps = [values(row) for row in found]
+    after = [values(row) for row in engine.run_batch([BatchRow(session, [7]) for session in sessions])]
+    for ours, next_ones, expected in zip(steps, after, alone, strict=True):
+        np.testing.assert_allclose([ours, next_ones], expected, atol=ATOL, rtol=0)
+    expected = engine.open(40)
+    expected.feed(TOKENS[:10])
+    np.testing.assert_allclose(
+        values(other.feed(TOKENS[10:12])), values(expected.feed(TOKENS[10:12])), atol=ATOL, rtol=0
+    )
+
+
+def test_a_read_of_prompts_that_fails_leaves_sessions_that_hold_nothing(
+    engine: HostEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [engine.open(40) for _ in range(2)]
+    rows = [BatchRow(session, TOKENS[:9]) for session in sessions]
+
+    def fail(rows: object) -> None:
+        raise DeviceError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "run_batch", fail)
+        with pytest.raises(DeviceError, match="gone"):
+            engine.read_prompts(rows)
+    assert [session.position for session in sessions] == [0, 0]
+    expected = values(engine.open(40).feed(TOKENS[:9]))
+    for row in engine.read_prompts(rows):
+        np.testing.assert_allclose(values(row), expected, atol=ATOL, rtol=0)
