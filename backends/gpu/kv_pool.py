@@ -149,7 +149,7 @@ class KvPool:
         return self._several[slot]
 
     def beside(self, slot: int, rows: int) -> ort.IOBinding:
-        """A binding for any number of tokens of each of so many slots from that one on; its logits are of no use."""
+        """A binding for any number of tokens of each of these slots, from that one on; its logits are of no use."""
         binding = self._bound(slot, rows)
         binding.bind_ortvalue_input("logits_from", self._last)
         binding.bind_output("logits", *self._engine.where)
