@@ -13,8 +13,8 @@ from embedllm.backends.checks import check_rewind, check_room, check_span, check
 from embedllm.backends.gpu.device_logits import BEST, LogitsBoard, RunLogits
 from embedllm.backends.gpu.device_memory import DeviceArray, DeviceBlock, DeviceMemory, DeviceState, new_arrays
 from embedllm.backends.gpu.kv_pool import KvPool
-from embedllm.backends.ort.runtime import device_errors, first_line, ort
-from embedllm.errors import DeviceError, EmbedError
+from embedllm.backends.ort.runtime import device_errors, feed_errors, ort
+from embedllm.errors import EmbedError
 
 if TYPE_CHECKING:
     import threading
@@ -231,12 +231,8 @@ class ResidentSession:
         options.terminate = self._stopping
         if self._stopping:
             raise Interrupted
-        try:
+        with feed_errors(self.position, lambda: self._stopping):
             self._engine.session.run_with_iobinding(binding, options)
-        except Exception as error:
-            if self._stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self.position = end
 
     def _reserve(self, tokens: int) -> None:

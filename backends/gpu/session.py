@@ -10,8 +10,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Interrupted
 from embedllm.backends.checks import check_rewind, check_room, check_span, check_state, check_tokens
-from embedllm.backends.ort.runtime import first_line, ort
-from embedllm.errors import DeviceError
+from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -163,12 +162,8 @@ class DeviceSession(Generic[B]):
         """
         self._running = options
         options.terminate = self._stopping
-        try:
+        with feed_errors(self.position, lambda: self._stopping):
             self._engine.session.run_with_iobinding(binding, options)
-        except Exception as error:
-            if self._stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self.position = end
 
     def _reserve(self, tokens: int) -> B:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 from embedllm.backends.base import Device, Interrupted
@@ -36,6 +36,20 @@ def first_line(error: Exception) -> str:
     """What an exception says, in a line, without the place in ONNX Runtime's sources that it may begin with."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _PLACE.sub("", lines[0])
+
+
+@contextmanager
+def feed_errors(position: int, is_stopping: Callable[[], bool]) -> Iterator[None]:
+    """What ONNX Runtime raises within the block, which feeds a session that holds that many tokens.
+
+    Interrupted where the feed was stopped, else a DeviceError.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_stopping():
+            raise Interrupted from error
+        raise DeviceError(f"ONNX Runtime failed at position {position}: {first_line(error)}") from error
 
 
 @contextmanager

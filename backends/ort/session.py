@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from embedllm.backends.base import LARGER_EXPORT, Interrupted
+from embedllm.backends.base import LARGER_EXPORT
 from embedllm.backends.checks import check_change, check_rewind, check_room, check_span, check_state, check_tokens
 from embedllm.backends.lora import factors
 from embedllm.backends.ort.recurrent_state import States
-from embedllm.backends.ort.runtime import first_line, ort
+from embedllm.backends.ort.runtime import feed_errors, ort
 from embedllm.backends.sessions.sparse_memory import empty_rows, forget, move_rows
 from embedllm.backends.sessions.window_retention import WindowedKvRetention
 from embedllm.backends.system.host_memory import return_freed_memory
-from embedllm.errors import DeviceError
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
@@ -261,12 +260,8 @@ class OrtSession:
 
     def _run(self, binding: ort.IOBinding, count: int, options: ort.RunOptions) -> None:
         assert self._session is not None  # as long as there is a binding
-        try:
+        with feed_errors(self.position, lambda: options is self._run_options and self.is_stopping):
             self._session.run_with_iobinding(binding, options)
-        except Exception as error:
-            if options is self._run_options and self.is_stopping:
-                raise Interrupted from error
-            raise DeviceError(f"ONNX Runtime failed at position {self.position}: {first_line(error)}") from error
         self._states.advance()
         self.position += count
 

@@ -43,20 +43,21 @@ class _Buffered(Generic[T]):
         self._held.append(item)
         if self._is_new or len(self._held) >= AHEAD // 2:
             self._is_new = False
-            self.flush()
+            self._send_held()
 
     def flush(self) -> None:
         """Gives the reader what is held; see Scheduler.step()."""
-        if self._held:
-            held, self._held = self._held, []
-            self._send(tuple(held))
+        self._send_held()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more comes; the reader is given the rest, and then the error."""
+        self._send_held()
+        self._send(_End(error))
+
+    def _send_held(self) -> None:
         if self._held:
             held, self._held = self._held, []
             self._send(tuple(held))
-        self._send(_End(error))
 
     def _take(self, loop: EngineLoop) -> None:
         """The reader has one more."""
@@ -187,6 +188,12 @@ class Ticket:
             self._is_left = True
             self._cancel.cancel()
             self._loop.wake()
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     def __del__(self) -> None:
         self.leave()  # where a KeyboardInterrupt came before whoever had it could

@@ -101,7 +101,6 @@ class Runner:
         self._text = text
         self._context = engine.context
         self._remedy = engine.remedy
-        self.device = engine.device
         self.draft = draft
         self.adapters = adapters
         self._experience = SpeculationStatistics()
@@ -161,12 +160,8 @@ class Runner:
                 yield from run(generation, used, pieces, cancel, proposer)
             return
         outbox: Outbox[Chunk] = Outbox()
-        with cancel.passed_on() as own:
-            ticket = self._submit(request, own, outbox, sequence)
-            try:
-                yield from outbox.read(self._loop)
-            finally:
-                ticket.leave()
+        with cancel.passed_on() as own, self._submit(request, own, outbox, sequence):
+            yield from outbox.read(self._loop)
 
     def run_all(
         self, requests: Sequence[Request], cancel: Cancel, *, is_one_prompt: bool = False
@@ -178,23 +173,18 @@ class Runner:
         if self._loop is None:
             yield from (list(self.stream(request, cancel)) for request in requests)
             return
-        with cancel.passed_on() as own:
-            tickets: list[Ticket] = []
+        with cancel.passed_on() as own, ExitStack() as tickets:
 
             def submit(start: int, stop: int | None) -> None:
                 for request, outbox in zip(requests[start:stop], outboxes[start:stop], strict=True):
-                    tickets.append(self._submit(request, own, outbox))
+                    tickets.enter_context(self._submit(request, own, outbox))
 
             outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
             if is_one_prompt:
                 outboxes[0] = Outbox(is_whole=True, on_error=own.cancel, on_first=partial(submit, 1, None))
-            try:
-                submit(0, 1 if is_one_prompt else None)
-                for outbox in outboxes:
-                    yield list(outbox.read(self._loop))
-            finally:
-                for ticket in tickets:
-                    ticket.leave()
+            submit(0, 1 if is_one_prompt else None)
+            for outbox in outboxes:
+                yield list(outbox.read(self._loop))
 
     def astream(
         self,
@@ -222,8 +212,7 @@ class Runner:
             outbox: AsyncOutbox[Chunk] = AsyncOutbox()
             held = ExitStack()
             own = held.enter_context(cancel.passed_on())
-            ticket = self._submit(request, own, outbox, sequence)
-            held.callback(ticket.leave)
+            held.enter_context(self._submit(request, own, outbox, sequence))
             return TicketSource(loop, outbox, held)
 
         return AsyncStream(submit, noting=noting)
@@ -255,12 +244,9 @@ class Runner:
             job = Job(begin, outbox, own, unstarted=lambda job: tuple(runner.ended(job.cancel)),
                       tokens=len(request.prompt) * beams, priority=request.priority, timeout_s=request.timeout_s,
                       is_rejectable=request.is_rejectable)  # fmt: skip
-            ticket = self._queued(job)
-            try:
+            with self._queued(job):
                 (replies,) = outbox.read(self._loop)
                 return list(replies)
-            finally:
-                ticket.leave()
 
     def close(self) -> None:
         """Frees the engine and every sequence; a request that runs ends as cancelled at its next step.
@@ -346,7 +332,7 @@ class Runner:
         if request.speculate != "auto" or self.draft is not None:
             return request.speculate != "off"
         is_repeatable = request.sampling.is_greedy or request.sampling.seed is not None
-        return not is_repeatable and self.device.name in _MEASURED
+        return not is_repeatable and self.engine.device.name in _MEASURED
 
     def _begin(
         self, sequence: CachedSequence, request: Request, queued_s: float

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,34 +20,28 @@ import pytest
 
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceError
-from embedllm.generation.chunk import Chunk
 from embedllm.generation.engine_loop import EngineLoop
 from embedllm.generation.runner import Request, Runner, reject_first_only
 from embedllm.sampling.options import Sampling
-from tests.support.fakes import END, Bytes, FakeBatchEngine, FakeEngine, own_name, taking_turns
+from tests.support.fakes import (
+    END,
+    Bytes,
+    FakeBatchEngine,
+    FakeEngine,
+    alone,
+    own_name,
+    taking_turns,
+    tokens,
+    whole_history,
+)
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120  # only a test that fails waits so long
 
 
-def whole_history(held: Sequence[int]) -> int:
-    return hash(tuple(held)) % END
-
-
 def request(*prompt: int, max_tokens: int = 3) -> Request:
     return Request(prompt=prompt, sampling=Sampling(temperature=0), max_tokens=max_tokens, stop=(),
                    stop_tokens=frozenset({END}), top_count=0)  # fmt: skip
-
-
-def alone(*prompt: int, count: int = 3) -> list[int | None]:
-    held = list(prompt)
-    for _ in range(count):
-        held.append(whole_history(held))
-    return list(held[len(prompt) :])
-
-
-def tokens(chunks: Sequence[Chunk]) -> list[int | None]:
-    return [chunk.token for chunk in chunks]
 
 
 def generate(runner: Runner, *prompt: int) -> list[int | None]:

@@ -20,7 +20,7 @@ from embedllm.generation.outbox import AHEAD
 from embedllm.generation.runner import Request, Runner, reject_first_only
 from embedllm.sampling.options import Sampling
 from embedllm.types import Logits
-from tests.support.fakes import Bytes, FakeBatchEngine, FakeEngine, FakeSession
+from tests.support.fakes import Bytes, FakeBatchEngine, FakeEngine, FakeSession, alone, tokens, whole_history
 
 WAIT_S = 120  # a test that waits this long has failed
 MANY = AHEAD + 20  # tokens; more than are computed before somebody reads them
@@ -41,10 +41,6 @@ class Gate:
             assert self.opened.wait(WAIT_S)
 
 
-def whole_history(held: Sequence[int]) -> int:
-    return hash(tuple(held)) % 256
-
-
 def make_runner(most: int = 1, waiting: int = 8, engine: FakeEngine | None = None) -> Runner:
     return Runner(engine or FakeEngine(whole_history, context=2 * LONG), Bytes(), max_running=most, max_waiting=waiting)
 
@@ -52,17 +48,6 @@ def make_runner(most: int = 1, waiting: int = 8, engine: FakeEngine | None = Non
 def request(*prompt: int, max_tokens: int = 3, priority: int = 0) -> Request:
     return Request(prompt=prompt, sampling=Sampling(temperature=0), max_tokens=max_tokens, stop=(),
                    stop_tokens=frozenset(), top_count=0, priority=priority)  # fmt: skip
-
-
-def alone(*prompt: int, count: int = 3) -> list[int | None]:
-    held = list(prompt)
-    for _ in range(count):
-        held.append(whole_history(held))
-    return list(held[len(prompt) :])
-
-
-def tokens(chunks: Iterator[Chunk]) -> list[int | None]:
-    return [chunk.token for chunk in chunks]
 
 
 def in_time(work: Callable[[], T]) -> T:

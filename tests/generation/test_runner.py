@@ -17,7 +17,7 @@ from embedllm.generation.chunk import Chunk
 from embedllm.generation.outbox import AHEAD
 from embedllm.generation.runner import Request, Runner
 from embedllm.sampling.options import Sampling
-from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns
+from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns, tokens, whole_history
 
 WAIT_S = 120  # a test that waits this long has failed
 MANY = AHEAD + 20  # tokens; more than are computed before somebody reads them
@@ -36,15 +36,6 @@ def request(prompt: Sequence[int], max_tokens: int | None = 3) -> Request:
         stop_tokens=frozenset({END}),
         top_count=0,
     )
-
-
-def tokens(chunks: Sequence[Chunk]) -> list[int | None]:
-    return [chunk.token for chunk in chunks]
-
-
-def whole_history(held: Sequence[int]) -> int:
-    """A next token that depends on every token before it, so that a wrong one anywhere shows."""
-    return hash(tuple(held)) % END
 
 
 def settle(runner: Runner) -> None:

@@ -35,7 +35,16 @@ from embedllm.generation.runner import Request, Runner
 from embedllm.generation.scheduler import PRIORITY_S, Job, Steps
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.sampling.options import Sampling
-from tests.support.fakes import END, Bytes, FakeBatchEngine, FakeEngine, FakePromptEngine, FakeSession
+from tests.support.fakes import (
+    END,
+    Bytes,
+    FakeBatchEngine,
+    FakeEngine,
+    FakePromptEngine,
+    FakeSession,
+    alone,
+    whole_history,
+)
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -75,18 +84,6 @@ class Reader:
     @property
     def reason(self) -> str | None:
         return self.chunks[-1].finish_reason if self.chunks else None
-
-
-def whole_history(held: Sequence[int]) -> int:
-    """A next token that depends on every token before it, so that a wrong one anywhere shows."""
-    return hash(tuple(held)) % END
-
-
-def alone(prompt: Sequence[int], count: int) -> list[int]:
-    held = list(prompt)
-    for _ in range(count):
-        held.append(whole_history(held))
-    return held[len(prompt) :]
 
 
 class SwappingSession(FakeSession):
@@ -173,7 +170,7 @@ class Watched:
         self.reader = reader
         self.where = where
         room = context - len(asked.prompt)
-        self.expected = alone(asked.prompt, min(asked.max_tokens or room, room))
+        self.expected = alone(*asked.prompt, count=min(asked.max_tokens or room, room))
         self.may_fail = False
         self.is_checked = False
 
@@ -397,7 +394,7 @@ def test_one_iteration_takes_a_step_of_all_replies_in_as_few_runs_as_there_can_b
     assert engine.runs == [4, 2]
     assert [len(reader.tokens) for reader in readers] == [count + 1 for count in before]
     run_to_the_end(runner)
-    assert [reader.tokens for reader in readers] == [alone([which], 20) for which in range(6)]
+    assert [reader.tokens for reader in readers] == [alone(which, count=20) for which in range(6)]
 
 
 @pytest.mark.parametrize(("stepping", "piece"), [(1, 8), (4, 16), (8, 32)])  # of 32 beside eight
@@ -432,7 +429,7 @@ def test_prompts_about_as_long_are_read_in_one_run_and_others_alone() -> None:
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [9] * 10, [3], [4] * 15, [5] * 9, [6] * 11]
     readers = [submit(runner, request(prompt, 3))[1] for prompt in prompts]
     run_to_the_end(runner)
-    assert [reader.tokens for reader in readers] == [alone(prompt, 3) for prompt in prompts]
+    assert [reader.tokens for reader in readers] == [alone(*prompt, count=3) for prompt in prompts]
     assert engine.reads == [[9, 10, 15, 9]]  # and the last by itself
 
 
@@ -459,7 +456,7 @@ def test_a_full_queue_is_said_with_its_numbers() -> None:
     assert (error.running, error.waiting) == (1, 1)
     first.append(submit(runner, request([3], is_rejectable=False))[1])
     run_to_the_end(runner)
-    assert [reader.tokens for reader in first] == [alone([which], 3) for which in (1, 2, 3)]
+    assert [reader.tokens for reader in first] == [alone(which, count=3) for which in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
@@ -488,7 +485,7 @@ def test_a_run_that_fails_ends_those_that_were_part_of_it() -> None:
     engine.during_run = fail
     run_to_the_end(runner)
     assert [type(reader.ends[0]) for reader in readers] == [DeviceError, DeviceError, type(None), type(None)]
-    assert [reader.tokens for reader in readers[2:]] == [alone([which], 9) for which in (2, 3)]
+    assert [reader.tokens for reader in readers[2:]] == [alone(which, count=9) for which in (2, 3)]
     assert not any(sequence.is_running for sequence in runner.sequences.sequences)
 
 
@@ -502,7 +499,7 @@ def test_what_has_no_memory_is_preempted_and_goes_on_where_it_was(kind: type[Fak
     readers = [submit(runner, request([which] * 10, 30))[1] for which in range(3)]
     run_to_the_end(runner)
     assert runner.scheduler.preempted > 0
-    assert [reader.tokens for reader in readers] == [alone([which] * 10, 30) for which in range(3)]
+    assert [reader.tokens for reader in readers] == [alone(*[which] * 10, count=30) for which in range(3)]
     recomputed = sum(len(piece) for session in engine.sessions for piece in session.fed) - 3 * 39
     assert (recomputed == 0) == (kind is SwappingEngine)
 
@@ -515,10 +512,10 @@ def test_who_is_not_read_gives_its_memory_to_who_is() -> None:
     assert outer.is_full
     _, inner = submit(runner, request([2] * 40, 20))
     run_to_the_end(runner)
-    assert inner.tokens == alone([2] * 40, 20)
+    assert inner.tokens == alone(*[2] * 40, count=20)
     outer.resume()
     run_to_the_end(runner)
-    assert outer.tokens == alone([1] * 40, 20)
+    assert outer.tokens == alone(*[1] * 40, count=20)
 
 
 def test_what_waits_unread_keeps_no_other_from_its_place() -> None:
@@ -532,7 +529,7 @@ def test_what_waits_unread_keeps_no_other_from_its_place() -> None:
     runner.scheduler.step()
     assert long in runner.scheduler.running
     run_to_the_end(runner)
-    assert (reader.tokens, unread.ends) == (alone([3], 2), [])
+    assert (reader.tokens, unread.ends) == (alone(3, count=2), [])
     assert short not in runner.scheduler.waiting
 
 
@@ -552,7 +549,7 @@ def test_what_ends_while_it_is_preempted_leaves_nothing_behind() -> None:
     run_to_the_end(runner)
     _, again = submit(runner, request([2] * 20, 10), kept)
     run_to_the_end(runner)
-    assert again.tokens == alone([2] * 20, 10)
+    assert again.tokens == alone(*[2] * 20, count=10)
 
 
 @pytest.mark.parametrize("when", ["evict", "recall"])
@@ -564,7 +561,7 @@ def test_memory_that_cannot_be_moved_ends_that_request_only(when: str, monkeypat
     runner = direct(SwappingEngine(whole_history, capacity_step=4), kv_tokens=64)
     readers = [submit(runner, request([which] * 20, 30))[1] for which in range(2)]
     run_to_the_end(runner)
-    assert readers[0].tokens == alone([0] * 20, 30)
+    assert readers[0].tokens == alone(*[0] * 20, count=30)
     assert isinstance(readers[1].ends[0], DeviceError)
 
 
@@ -594,7 +591,7 @@ def test_iterations_within_one_feed_nothing_twice(iterations: int, kind: type[Fa
     _, caller = calling(runner, kept, lambda: [runner.scheduler.step() for _ in range(iterations)])
     readers = [submit(runner, request([which] * 40, 5))[1] for which in range(3)]
     run_to_the_end(runner)
-    assert [reader.tokens for reader in readers] == [alone([which] * 40, 5) for which in range(3)]
+    assert [reader.tokens for reader in readers] == [alone(*[which] * 40, count=5) for which in range(3)]
     assert caller.ends == [None]
     assert kept.tokens == [1, 2]
 

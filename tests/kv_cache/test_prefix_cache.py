@@ -25,7 +25,7 @@ from embedllm.kv_cache.fingerprint import kv_type
 from embedllm.kv_cache.prefix_cache import MIN_TOKENS, PrefixCache
 from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.kv_cache.transfer import export_spans, exported
-from tests.support.fakes import END, Bytes, taking_turns
+from tests.support.fakes import END, Bytes, taking_turns, tokens
 from tests.support.movable import MovableEngine
 
 if TYPE_CHECKING:
@@ -47,10 +47,6 @@ def request(prompt: Sequence[int], max_tokens: int = 3) -> Request:
 
 def generate(runner: Runner, prompt: Sequence[int], sequence: CachedSequence | None = None) -> list[Chunk]:
     return list(runner.stream(request(prompt), Cancel(), sequence))
-
-
-def tokens(chunks: Sequence[Chunk]) -> list[int | None]:
-    return [chunk.token for chunk in chunks]
 
 
 def fresh(prompt: Sequence[int], max_tokens: int = 3) -> list[int | None]:

@@ -6,12 +6,13 @@ import math
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, count
 from threading import Event
 
 from embedllm.backends.base import BatchRow, Device, Interrupted
+from embedllm.generation.chunk import Chunk
 from embedllm.types import Candidates, TokenBits
 
 END = 256  # the special token of `Bytes`
@@ -110,6 +111,23 @@ class Bytes:
         if not 0 <= token < END:
             return "<end>" if token == END else None
         return f"<0x{token:02X}>" if self._as_byte_tokens else f"byte {token}"
+
+
+def whole_history(held: Sequence[int]) -> int:
+    """A next token that depends on every token before it, so that a wrong one anywhere shows."""
+    return hash(tuple(held)) % END
+
+
+def alone(*prompt: int, count: int = 3) -> list[int]:
+    """The tokens after a prompt where each is that of the whole history."""
+    held = list(prompt)
+    for _ in range(count):
+        held.append(whole_history(held))
+    return held[len(prompt) :]
+
+
+def tokens(chunks: Iterable[Chunk]) -> list[int | None]:
+    return [chunk.token for chunk in chunks]
 
 
 class FakeSession:
