@@ -56,6 +56,9 @@ class WebCodec:
             self._spellings[token] = text_or_none(call(self._codec.tokenText, token))
         return self._spellings[token]
 
+    def appended_text(self, token: int) -> str | None:
+        return None
+
     def token_id(self, text: str) -> int | None:
         token = call(self._codec.tokenId, text)
         return int(token) if isinstance(token, int | float) else None

@@ -43,6 +43,9 @@ class ToyCodec:
     def token_text(self, token: int) -> str | None:
         return PIECES[token] if 0 <= token < len(PIECES) else None
 
+    def appended_text(self, token: int) -> str | None:
+        return None
+
 
 def _run_text(run: str) -> str:
     raw = bytes.fromhex(run.replace("<0x", "").replace(">", ""))

@@ -84,7 +84,7 @@ class BeamRunner:
         """As steps(), fed by the caller."""
         steps = self.steps(limit_reason, cancel)
         asked = next(steps)
-        while not isinstance(asked, tuple):
+        while isinstance(asked, (Feed, list)):
             feeds = asked if isinstance(asked, list) else [asked]
             try:
                 rows = [feed() for feed in feeds]

@@ -60,25 +60,27 @@ class Generation:
 
         proposed: the token that was fed already in the hope that it would be chosen; it has no part in the choice.
         """
-        with self.clocked():
-            top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
-            picked = self.sampler.pick(logits)
-            self.sampler.note(picked.token)
-            is_stop = picked.token in self.stop_tokens
-            is_whole = self.sampler.is_done
-            text = "" if is_stop else self.stops.push(self.text.push(picked.token))
-            is_last = is_stop or is_whole or self.stops.matched is not None or self.statistics.tokens + 1 >= self.limit
-            if is_last and self.stops.matched is None:
+        began_s = time.perf_counter()
+        top = tuple(top_logprobs(logits, self.top_count)) if self.top_count else ()
+        sampler, stops, reason, by = self.sampler, self.stops, None, None
+        picked = sampler.pick(logits)
+        token = picked.token
+        sampler.note(token)
+        is_stop, is_whole = token in self.stop_tokens, sampler.is_done
+        text = "" if is_stop else stops.push(self.text.push(token))
+        if is_stop or is_whole or stops.matched is not None or self.statistics.tokens + 1 >= self.limit:
+            if stops.matched is None:
                 text += self._rest()
-        self._accepted_tokens += picked.token == proposed
+            reason, by = self._finish(is_stop, is_whole, token)
+        self._accepted_tokens += token == proposed
+        self._spent_s += time.perf_counter() - began_s
         self._count(1)
-        reason, by = self._finish(is_stop, is_whole, picked.token, is_last)
-        chunk = Chunk(text=text, token=picked.token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
+        chunk = Chunk(text=text, token=token, logprob=picked.logprob, top_logprobs=top, finish_reason=reason,
                       stopped_by=by, statistics=self.statistics)  # fmt: skip
         return chunk if self.reader is None else _parted(chunk, self.reader)
 
     def clocked(self) -> _Clock:
-        """Counts the time of the block, which is one feed or one decision."""
+        """Counts the time of the block, which is a feed or what proposes draft tokens."""
         return _Clock(self)
 
     def _count(self, tokens: int) -> None:
@@ -106,14 +108,13 @@ class Generation:
         chunk = Chunk(text=text, token=None, logprob=None, finish_reason="cancelled", statistics=self.statistics)
         return chunk if self.reader is None else _parted(chunk, self.reader)
 
-    def _finish(self, is_stop: bool, is_whole: bool, token: int, is_last: bool) -> tuple[str | None, str | int | None]:
+    def _finish(self, is_stop: bool, is_whole: bool, token: int) -> tuple[str, str | int | None]:
+        """Why the reply is over, and what of."""
         if self.stops.matched is not None:
             return "stop", self.stops.matched
         if is_stop:
             return "stop", token
-        if is_whole:
-            return "stop", None
-        return (self.limit_reason if is_last else None), None
+        return ("stop" if is_whole else self.limit_reason), None
 
     def _rest(self) -> str:
         """What was held back; a stop string may still be found in it."""

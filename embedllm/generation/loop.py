@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from embedllm.backends.base import Interrupted
 from embedllm.cancel import Cancel
@@ -33,9 +33,8 @@ class Feedable(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """What the loop wants to be fed."""
+class Feed(NamedTuple):
+    """What the loop wants to be fed; no dataclass, because one is made for each token."""
 
     sequence: Feedable
     tokens: Sequence[int]
@@ -92,35 +91,52 @@ def decode_steps(
         _check(cancel)
         with generation.clocked():
             rows = yield Feed(sequence, piece, is_prompt=True)
+    assert rows, "a prompt has at least one token, and each feed gives a row"
+    if proposer is None:
+        yield from _decode_singly(generation, sequence, rows[-1], cancel)
+        return
     proposed: Sequence[int] = ()
     began_s = fed_s = generation.spent_s
     while True:
-        assert rows, "a prompt has at least one token, and each feed gives a row"
         chunks = _verify(generation, sequence, rows, proposed, cancel)
         token, chosen, feed_s = 0, 0, 0.0
         for chunk in chunks:
             assert chunk.token is not None
             token, chosen = chunk.token, chosen + 1
             feed_s = feed_s or generation.spent_s - fed_s
-            if proposer is not None:
-                proposer.note(token)
+            proposer.note(token)
             yield chunk
             if chunk.finish_reason is not None:
                 return
         _check(cancel)
-        if proposer is not None and generation.statistics.tokens > chosen:  # the first token came of the prompt's feed
+        if generation.statistics.tokens > chosen:  # the first token came of the prompt's feed
             proposer.measure(DecodeStep(len(rows), chosen, feed_s, generation.spent_s - began_s))
         began_s = generation.spent_s
         room = generation.limit - generation.statistics.tokens - 1  # one more is chosen than proposed
-        if proposer is not None and room > 0:
+        proposed = ()
+        if room > 0:
             with generation.clocked():
                 proposed = yield from proposer.propose(room)
-        else:
-            proposed = ()
         generation.drafted_tokens += len(proposed)
         fed_s = generation.spent_s
         with generation.clocked():
             rows = yield Feed(sequence, [token, *proposed], is_all=bool(proposed))
+
+
+def _decode_singly(
+    generation: Generation, sequence: Feedable, logits: Logits, cancel: Cancel
+) -> Generator[Feed | Chunk, Sequence[Logits], None]:
+    """Without draft tokens: asks for one token after the other, from these logits on."""
+    clock = generation.clocked()
+    while True:
+        chunk = generation.accept(logits)
+        yield chunk
+        if chunk.finish_reason is not None:
+            return
+        _check(cancel)
+        assert chunk.token is not None
+        with clock:
+            (logits,) = yield Feed(sequence, [chunk.token])
 
 
 def _verify(

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +25,9 @@ AHEAD = 32  # items that nobody has taken yet, after which a request pauses; hal
 class _Buffered(Generic[T]):
     """Items on their way to a reader, who is woken for several at once when they come quickly."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = AHEAD) -> None:
+        """most: items that nobody has taken yet."""
+        self._most = most
         self._held: list[T] = []
         self._is_new = True
         self._put = 0
@@ -34,9 +37,10 @@ class _Buffered(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether the reader is far behind, so that the request pauses (back-pressure) until it wakes the loop."""
-        if self._put - self._taken >= AHEAD:
-            self._is_paused = True  # before the second look: the reader may have taken some, and not seen it
-        return self._put - self._taken >= AHEAD
+        if self._put - self._taken < self._most:
+            return False
+        self._is_paused = True  # before the second look: the reader may have taken some, and not seen it
+        return self._put - self._taken >= self._most
 
     def put(self, item: T) -> None:
         self._put += 1
@@ -84,15 +88,11 @@ class Outbox(_Buffered[T]):
 
         on_first: called before the first item is put. on_error: called when an error ends it.
         """
-        super().__init__()
+        super().__init__(math.inf if is_whole else AHEAD)
         self._on_first = on_first
         self._on_error = on_error
         self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
         self._is_whole = is_whole
-
-    @property
-    def is_full(self) -> bool:
-        return not self._is_whole and super().is_full
 
     def put(self, item: T) -> None:
         if self._is_new:

@@ -60,6 +60,7 @@ class _Ask:
 
     job: Job
     feed: Feed
+    sequence: CachedSequence  # the feed's
     fed: int = 0  # tokens of it, so far
     rows: Sequence[Logits] | None = None
     error: BaseException | None = None
@@ -67,11 +68,6 @@ class _Ask:
     @property
     def left(self) -> int:
         return len(self.feed.tokens) - self.fed
-
-    @property
-    def sequence(self) -> CachedSequence:
-        assert isinstance(self.feed.sequence, CachedSequence)
-        return self.feed.sequence
 
     @property
     def is_answered(self) -> bool:
@@ -187,9 +183,9 @@ class Scheduler:
                 self._advance(job)
         asks = [ask for job in jobs for ask in job.asks if not ask.is_answered]
         steps = [ask for ask in asks if not ask.feed.is_prompt]
-        beside = _prompts_beside(steps, asks)
+        beside = _prompts_beside(steps, [ask for ask in asks if ask.feed.is_prompt])
         mixed = [one for one in beside if _mixes(one[0], steps)]
-        self._feed([*((ask, ask.left) for ask in steps), *mixed])
+        self._feed([*((ask, len(ask.feed.tokens)) for ask in steps), *mixed])
         self._resume(jobs)
         self._wake_readers(is_due=len(beside) > len(mixed))  # before prompts are read
         for group in _prompt_groups([one for one in beside if one not in mixed]):
@@ -231,7 +227,7 @@ class Scheduler:
         return bool(ended)
 
     def _admit(self) -> None:
-        while self._active() < self.max_running:
+        while self.waiting and self._active() < self.max_running:
             job = next((job for job in self.waiting if not job.outbox.is_full), None)
             if job is None or (self._active() and not self._pool.make_room(job.tokens)):
                 return
@@ -278,7 +274,7 @@ class Scheduler:
             self._advance(job, error=error)
             return
         if missing:
-            job.after_recall, job.asks = job.asks, [_Ask(job, Feed(job.sequence, missing, is_prompt=True))]
+            job.after_recall, job.asks = job.asks, [_ask(job, Feed(job.sequence, missing, is_prompt=True))]
 
     def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
         """Feeds the given number of tokens of each ask."""
@@ -294,7 +290,7 @@ class Scheduler:
             engine = group[0][0].sequence.batches
             assert engine is not None  # or it would be fed alone
             longer = [] if engine.mixes_lengths else [part for part in group if part[1] > 1]
-            rows = [part for part in group if part not in longer]
+            rows = [part for part in group if part not in longer] if longer else group
             alone += longer
             for at in range(0, len(rows), engine.max_batch):
                 self._feed_together(engine, rows[at : at + engine.max_batch])
@@ -353,20 +349,19 @@ class Scheduler:
     def _resume(self, jobs: Iterable[Job]) -> None:
         """Gives the requests what they asked for, and lets them go on."""
         for job in jobs:
-            if job.steps is None or job.is_busy or not job.asks or not all(ask.is_answered for ask in job.asks):
+            asks = job.asks
+            if job.steps is None or job.is_busy or not asks or not all(ask.is_answered for ask in asks):
                 continue
-            asks, job.asks = job.asks, []
             error = next((ask.error for ask in asks if ask.error is not None), None)
             if job.after_recall is not None and error is None:
                 job.asks, job.after_recall = job.after_recall, None
                 continue
-            rows = [ask.rows for ask in asks if ask.rows is not None]
-            self._advance(job, rows if job.is_list else rows[0] if rows else None, error=error)
+            self._advance(job, [ask.rows for ask in asks] if job.is_list else asks[0].rows, error=error)
 
     def _advance(
         self,
         job: Job,
-        rows: Sequence[Logits] | list[Sequence[Logits]] | None = None,
+        rows: Sequence[Logits] | Sequence[Sequence[Logits] | None] | None = None,
         *,
         error: BaseException | None = None,
     ) -> None:
@@ -382,11 +377,13 @@ class Scheduler:
                     return  # until its reader has caught up; a reply that is over lets go of its sequence
                 asked = next(job.steps)
             job.is_list = isinstance(asked, list)
-            job.asks = [_Ask(job, feed) for feed in (asked if isinstance(asked, list) else [asked])]
-            if job.is_list:
-                job.sequence = None
-            elif self._pool.owns(job.asks[0].sequence):  # else it is a draft model's
-                job.sequence = job.asks[0].sequence
+            if isinstance(asked, list):
+                job.asks, job.sequence = [_ask(job, feed) for feed in asked], None
+                return
+            ask = _ask(job, asked)
+            job.asks = [ask]
+            if job.sequence is not ask.sequence and self._pool.owns(ask.sequence):  # else it is a draft model's
+                job.sequence = ask.sequence
         except StopIteration:
             self._end(job, None)
         except BaseException as problem:  # noqa: BLE001  # the caller's, whatever it is
@@ -406,14 +403,17 @@ class Scheduler:
         job.outbox.end(error)
 
 
-def _prompts_beside(steps: Sequence[_Ask], asks: Sequence[_Ask]) -> list[tuple[_Ask, int]]:
+def _ask(job: Job, feed: Feed) -> _Ask:
+    assert isinstance(feed.sequence, CachedSequence)  # which all jobs feed
+    return _Ask(job, feed, feed.sequence)
+
+
+def _prompts_beside(steps: Sequence[_Ask], prompts: Sequence[_Ask]) -> list[tuple[_Ask, int]]:
     """Which prompts are read in this iteration, and how many tokens of each; the first come first."""
     budgets: dict[int, int] = {}
-    stepping = Counter(id(ask.sequence.engine) for ask in steps)
+    stepping = Counter(id(ask.sequence.engine) for ask in steps if prompts)
     chosen: list[tuple[_Ask, int]] = []
-    for ask in asks:
-        if not ask.feed.is_prompt:
-            continue
+    for ask in prompts:
         engine = ask.sequence.engine
         budget = budgets.setdefault(id(engine), _prompt_budget(ask.sequence, stepping[id(engine)]))
         if budget > 0:

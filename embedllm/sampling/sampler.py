@@ -65,7 +65,7 @@ class Sampler:
     Raises ValueError for bad_words that are texts (spelled() makes them token ids), and for dry without `decode`.
     """
 
-    __slots__ = ("_changes", "_constraint", "_mirostat", "_random", "_sampling")
+    __slots__ = ("_changes", "_constraint", "_is_plain", "_mirostat", "_random", "_sampling")
 
     def __init__(
         self,
@@ -89,12 +89,17 @@ class Sampler:
         self._changes = [made[step]() for step in sampling.order if step in made and _IS_ON[step](sampling)]
         if min_tokens or sampling.no_repeat_ngram or sampling.bad_words:
             self._changes.append(BannedTokens(sampling, prompt_tokens, stop_tokens=stop_tokens, min_tokens=min_tokens))
+        is_bare = not self._changes and constraint is None and self._mirostat is None
+        self._is_plain = is_bare and sampling.is_greedy  # the best token, and no more
 
     def pick(self, logits: Logits) -> Picked:
         """The next token.
 
         Raises ValueError when a biased or seen token is not in the vocabulary, or no token is allowed.
         """
+        if self._is_plain:
+            best = logits.top(1)
+            return Picked(best.tokens[0], best.logits[0] - logits.logsumexp())
         row = logits
         for change in self._changes:
             row = change.applied(row)

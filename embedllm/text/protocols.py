@@ -30,6 +30,13 @@ class TextCodec(Protocol):
         """The vocabulary's own spelling of a token ("Ġhello", "▁hello", "<0x0A>"), None when it is unknown."""
         ...
 
+    def appended_text(self, token: int) -> str | None:
+        """What a token adds in `decode` to any text of whole characters; None when others decide, or that is unknown.
+
+        It saves decoding the tokens before it again at each step.
+        """
+        ...
+
 
 class ModelCodec(TextCodec, Protocol):
     """What a Model asks of its tokenizer besides.

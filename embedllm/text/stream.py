@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from embedllm.text.protocols import TextCodec
+from embedllm.text.token_bytes import REPLACEMENT, is_byte_token
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_REPLACEMENT = "\ufffd"
 _WINDOW = 12  # tokens decoded at most for each new one, outside of a run of byte tokens
 _CONTEXT = 4  # tokens kept when the window is cut: the last character lies in them, it has at most four bytes
 
@@ -28,20 +26,27 @@ class TextStream:
         self._special = special or bool(kept)
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
         self._given = 0  # characters of the window's text that were given out
+        self._is_whole = False  # all of them were, and some; then `_given` is not kept
 
     def push(self, token: int) -> str:
         """Take one token; the text that is certain now, often empty."""
+        if self._is_whole and (piece := self._tokenizer.appended_text(token)) is not None:
+            self._window = [token]
+            return piece
         spelling = self._tokenizer.token_text(token)
         if spelling is None or token in self._dropped:
             return ""  # it leaves no trace in decode() either: the text around it joins
+        if self._is_whole:
+            self._given, self._is_whole = len(self._decode()), False
         self._window.append(token)
-        if _BYTE_TOKEN.fullmatch(spelling):
+        if is_byte_token(spelling):
             return ""
         text = self._decode()
         # A last replacement character may be the start of a character; what comes before it is certain.
-        certain = len(text) - text.endswith(_REPLACEMENT)
+        certain = len(text) - text.endswith(REPLACEMENT)
         piece = text[self._given : certain]
         self._given = certain
+        self._is_whole = 0 < certain == len(text)
         if len(self._window) > _WINDOW:
             self._window = self._window[-_CONTEXT:]
             self._given = len(self._decode()) - (len(text) - certain)
@@ -49,9 +54,9 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest of the text; the next token begins another one."""
-        rest = self._decode()[self._given :]
+        rest = "" if self._is_whole else self._decode()[self._given :]
         self._window = []
-        self._given = 0
+        self._given, self._is_whole = 0, False
         return rest
 
     def _decode(self) -> str:
@@ -74,6 +79,8 @@ class StopStrings:
 
     def push(self, piece: str) -> str:
         """Take the next piece of text; what is certain to lie before any match. After a match: always empty."""
+        if not self._strings:
+            return piece
         if self.matched is not None:
             return ""
         text = self._held + piece
@@ -104,7 +111,7 @@ class StopStrings:
 
     def _open_start(self, text: str) -> int:
         """Where the longest end of the text begins that is the beginning of a stop string; its length if none is."""
-        longest = max((len(string) for string in self._strings), default=0)
+        longest = max(map(len, self._strings))
         for start in range(max(0, len(text) - longest + 1), len(text)):
             if any(string.startswith(text[start:]) for string in self._strings):
                 return start

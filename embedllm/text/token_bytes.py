@@ -12,6 +12,7 @@ from typing import Any
 from embedllm.errors import PackageError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+REPLACEMENT = "\ufffd"  # what bytes are decoded to that are no whole character
 _FOLLOWED = {"ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"}
 
 Decoder = Mapping[str, Any]  # the object "decoder" of tokenizer.json, which has no schema
@@ -30,6 +31,22 @@ def token_bytes(vocabulary: Mapping[str, int], added: Mapping[int, str], decoder
     for token, text in added.items():
         found[token] = text.encode()
     return found
+
+
+def is_byte_token(spelling: str) -> bool:
+    """Whether it is spelled "<0xE6>": what a run of them stands for is decided by all of it."""
+    return _BYTE_TOKEN.fullmatch(spelling) is not None
+
+
+def appends_texts(decoder: Decoder | None) -> bool:
+    """Whether this decoder joins the texts of tokens, whatever their neighbours are, but for the first one's space.
+
+    Bytes that are only part of a character aside.
+    """
+    steps = _steps(decoder)
+    kinds = {step["type"] for step in steps}
+    ends = any(step["type"] == "Strip" and step["stop"] for step in steps)
+    return kinds == {"ByteLevel"} or (bool(kinds) and kinds <= _FOLLOWED and not ends)
 
 
 def _spelling(decoder: Decoder | None) -> Callable[[str], bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
-from embedllm.text.token_bytes import token_bytes
+from embedllm.text.token_bytes import REPLACEMENT, Decoder, appends_texts, is_byte_token, token_bytes
 from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Tokenizer:
         self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
         self.bos = self.token_id(named["bos_token"]) if "bos_token" in named else None
         self.eos = self.token_id(named["eos_token"]) if "eos_token" in named else None
+        self._appends = appends_texts(_decoder(engine))
+        self._appended: dict[int, str | None] = dict.fromkeys(added)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Tokenizer:
@@ -90,16 +92,27 @@ class Tokenizer:
         """The vocabulary's own spelling of a token; see TextCodec."""
         return self._engine.id_to_token(token)
 
+    def appended_text(self, token: int) -> str | None:
+        """What a token adds to any text; see TextCodec."""
+        if token not in self._appended:
+            self._appended[token] = self._text_behind_itself(token)
+        return self._appended[token]
+
+    def _text_behind_itself(self, token: int) -> str | None:
+        """What a token adds to its own text, where no byte of a character is missing."""
+        spelling, text = self.token_text(token), self.decode([token])
+        if not self._appends or spelling is None or is_byte_token(spelling) or REPLACEMENT in text:
+            return None
+        return self.decode([token, token]).removeprefix(text)
+
     def token_id(self, text: str) -> int | None:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         return self._engine.token_to_id(text)
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
-        decoder: tokenizers.decoders.Decoder | None = self._engine.decoder
         added = {token: entry.content for token, entry in self._engine.get_added_tokens_decoder().items()}
-        described = None if decoder is None else json.loads(decoder.__getstate__())
-        return token_bytes(self._engine.get_vocab(with_added_tokens=True), added, described)
+        return token_bytes(self._engine.get_vocab(with_added_tokens=True), added, _decoder(self._engine))
 
 
 def check_text(text: str) -> None:
@@ -109,6 +122,12 @@ def check_text(text: str) -> None:
             f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
             "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
         )
+
+
+def _decoder(engine: tokenizers.Tokenizer) -> Decoder | None:
+    """The object "decoder" of tokenizer.json."""
+    decoder: tokenizers.decoders.Decoder | None = engine.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def _shares(counts: Sequence[int], room: int) -> list[int]:

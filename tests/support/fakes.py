@@ -112,6 +112,9 @@ class Bytes:
             return "<end>" if token == END else None
         return f"<0x{token:02X}>" if self._as_byte_tokens else f"byte {token}"
 
+    def appended_text(self, token: int) -> str | None:
+        return None
+
 
 def whole_history(held: Sequence[int]) -> int:
     """A next token that depends on every token before it, so that a wrong one anywhere shows."""

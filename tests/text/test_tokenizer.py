@@ -248,11 +248,12 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     class Counting:
         """The tokenizer, noting the longest sequence that it is asked to decode."""
 
-        longest = 0
+        longest = decoded = 0
         size, bos, eos, special_tokens = tokenizer.size, tokenizer.bos, tokenizer.eos, tokenizer.special_tokens
-        encode, token_text = tokenizer.encode, tokenizer.token_text
+        encode, token_text, appended_text = tokenizer.encode, tokenizer.token_text, tokenizer.appended_text
 
         def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+            self.decoded += 1
             self.longest = max(self.longest, len(tokens))
             return tokenizer.decode(tokens, special=special)
 
@@ -264,6 +265,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
         text = "".join([*(stream.push(number) for _ in range(2000)), stream.flush()])
         assert text == tokenizer.decode([number] * 2000)
         assert counting.longest <= 16
+        assert counting.decoded < 10 or token != "a"  # a token of whole characters is not decoded with those before it
 
 
 # --- StopStrings
