@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from embedllm.errors import DeviceError
 
@@ -58,6 +58,24 @@ class CallerThread:
     def post(self, work: Work) -> None:
         work()
 
+    def when_dropped(self, owner: object, work: Work) -> None:
+        weakref.finalize(owner, work).atexit = False
+
+
+class _Dropped(weakref.ref[Any]):
+    """What the loop does once an object is gone.
+
+    A KeyboardInterrupt can end a finalizer that is written in Python, in its middle. The callback of this one is the
+    inbox's put(), which is written in C; the rest is done in the loop's thread, which no interrupt reaches.
+    """
+
+    __slots__ = ("work",)
+    work: Work
+
+    def __call__(self) -> None:
+        _DROPPED.pop(id(self), None)
+        self.work()
+
 
 class EngineLoop:
     """The thread of one device, which all models on it share. It ends when nobody holds this object any more."""
@@ -67,8 +85,9 @@ class EngineLoop:
         self._pid = os.getpid()
         self._hosted: list[Hosted] = []
         self._inbox: SimpleQueue[Work | None] = SimpleQueue()  # put() is reentrant: finalizers and signal handlers may
+        self._ended = threading.Event()  # Thread.is_alive() is wrong for good once it is interrupted
         self._thread = threading.Thread(
-            target=_run, args=(self._inbox, self._hosted), name=f"embedllm-{name}", daemon=True
+            target=_run, args=(self._inbox, self._hosted, self._ended), name=f"embedllm-{name}", daemon=True
         )
         weakref.finalize(self, self._inbox.put, None)
         self._thread.start()
@@ -85,7 +104,7 @@ class EngineLoop:
 
     @property
     def is_alive(self) -> bool:
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._pid == os.getpid() and not self._ended.is_set()
 
     @property
     def is_current(self) -> bool:
@@ -104,6 +123,12 @@ class EngineLoop:
         """Has the loop do this between two iterations; what it raises is logged. From any thread, finalizers too."""
         self._inbox.put(work)
 
+    def when_dropped(self, owner: object, work: Work) -> None:
+        """As post(), once nobody holds `owner` any more, which `work` must not hold. No interrupt prevents it."""
+        dropped = _Dropped(owner, self._inbox.put)  # type: ignore[arg-type]  # it is put as work, which it is
+        dropped.work = work
+        _DROPPED[id(dropped)] = dropped
+
     def wake(self) -> None:
         """Has the loop look for what changed."""
         self._inbox.put(_nothing)
@@ -111,7 +136,7 @@ class EngineLoop:
     def call(self, work: Callable[[], T]) -> T:
         """What `work` gives, done by the loop between two iterations; raises what it raises.
 
-        Raises DeviceError in a process that was forked since.
+        Raises DeviceError in a process that was forked since, or that is ending.
         """
         self.check_process()
         if self.is_current:
@@ -150,15 +175,16 @@ class EngineLoop:
                     _serve(other)
                 if not self.is_alive and queue.empty():
                     self.check_process()
-                    raise DeviceError(_ENDING) from None
 
     def check_process(self) -> None:
-        """Raises DeviceError in a process that was forked after the model was loaded."""
+        """Raises DeviceError in a process that was forked after the model was loaded, or that is ending."""
         if self._pid != os.getpid():
             raise DeviceError(
                 "this model was loaded before os.fork(), and its threads are not in the child. Load it in the child, "
                 "or start processes by multiprocessing's 'spawn' or 'forkserver'."
             )
+        if self._ended.is_set():
+            raise DeviceError(_ENDING)
 
     def end(self) -> None:
         """Ends the thread after the step that runs, which is interrupted where it can be."""
@@ -168,7 +194,7 @@ class EngineLoop:
             scheduler.cancel_all()
         self._inbox.put(None)
         if self.is_alive and not self.is_current:
-            self._thread.join(_END_S)
+            self._ended.wait(_END_S)
 
     def keep_for_ever(self) -> None:
         """In a forked child: never frees what runtimes hold, since they would wait for threads that are not there."""
@@ -183,18 +209,22 @@ class _Here(threading.local):
 
 _HERE = _Here()
 _LOCK = threading.Lock()
+_DROPPED: dict[int, _Dropped] = {}  # by id: a weak reference has the hash of what it is to
 _BY_DEVICE: weakref.WeakValueDictionary[str, EngineLoop] = weakref.WeakValueDictionary()
 _ALL: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 
-def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> None:
+def _run(inbox: SimpleQueue[Work | None], hosted: list[Hosted], ended: threading.Event) -> None:
     """What the thread does. It holds no EngineLoop, so that one that nobody uses goes, and ends it."""
     _HERE.loop = inbox
-    while _turn(inbox, hosted):
-        pass
-    for scheduler in [*hosted]:
-        scheduler.step()  # what was cancelled by the end
-        scheduler.finish()
+    try:
+        while _turn(inbox, hosted):
+            pass
+        for scheduler in [*hosted]:
+            scheduler.step()  # what was cancelled by the end
+            scheduler.finish()
+    finally:
+        ended.set()
 
 
 def _turn(inbox: SimpleQueue[Work | None], hosted: list[Hosted]) -> bool:

@@ -174,26 +174,17 @@ class _End:
 
 
 class Ticket:
-    """A caller's hold of a request: dropping it, for whatever reason, ends the request."""
+    """A caller's hold of a request: leaving or dropping it, for whatever reason, ends the request."""
 
     def __init__(self, loop: EngineLoop, cancel: Cancel) -> None:
         """cancel: of this request alone."""
         self._loop = loop
         self._cancel = cancel
-        self._is_left = False
-
-    def leave(self) -> None:
-        """Nobody reads any more. Twice is fine."""
-        if not self._is_left and self._loop.is_alive:  # in a forked process nothing runs that could be ended
-            self._is_left = True
-            self._cancel.cancel()
-            self._loop.wake()
+        loop.when_dropped(self, cancel.cancel)  # where a KeyboardInterrupt came before whoever had it could leave it
 
     def __enter__(self) -> Ticket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def __del__(self) -> None:
-        self.leave()  # where a KeyboardInterrupt came before whoever had it could
+        if self._loop.is_alive:  # in a forked process nothing runs that could be ended
+            self._cancel.cancel()

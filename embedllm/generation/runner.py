@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -105,9 +104,9 @@ class Runner:
         self.adapters = adapters
         self._experience = SpeculationStatistics()
         if self._loop is not None:
+            # a model that is dropped is closed, too, where its runtime is used: also one whose load is interrupted here
+            self._loop.when_dropped(self, partial(_close, self._loop, self.scheduler, self.sequences))
             self._loop.host(self.scheduler)
-            # a model that is dropped is closed, too, where its runtime is used
-            weakref.finalize(self, self._loop.post, partial(_close, self._loop, self.scheduler, self.sequences))
 
     @property
     def engine(self) -> Engine:

@@ -169,8 +169,8 @@ class Scheduler:
         return None if first_s == math.inf else max(0.0, first_s - time.monotonic())
 
     def finish(self) -> None:
-        """Does what could wait until now: the loop ends."""
-        self._pool.finish()
+        """Does what could wait until now, and frees the model: the loop ends."""
+        self._pool.close()
 
     def step(self) -> bool:
         """Runs one iteration: ends what was cancelled, admits what has room, feeds, gives. False: nothing to do."""

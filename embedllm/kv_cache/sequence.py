@@ -46,6 +46,10 @@ class Caller(Protocol):
         """Has it done later; from any thread, finalizers too."""
         ...
 
+    def when_dropped(self, owner: object, work: Callable[[], object]) -> None:
+        """Has it done once nobody holds `owner` any more."""
+        ...
+
 
 def ignore(count: int) -> None:
     """Ignores a count."""

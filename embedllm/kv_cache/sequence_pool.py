@@ -30,7 +30,7 @@ class SequenceHandle:
         self._pool = pool
         self._capacity = capacity
         self._opened: list[CachedSequence] = []
-        self._is_closed = False
+        pool.loop.when_dropped(self, partial(_drop_all, pool, self._opened))
 
     @property
     def sequence(self) -> CachedSequence | None:
@@ -45,12 +45,7 @@ class SequenceHandle:
 
     def close(self) -> None:
         """From any thread; twice is fine."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._pool.loop.post(partial(_drop_all, self._pool, self._opened))
-
-    def __del__(self) -> None:
-        self.close()
+        self._pool.loop.post(partial(_drop_all, self._pool, self._opened))
 
 
 def _drop_all(pool: SequencePool, sequences: list[CachedSequence]) -> None:

@@ -1,6 +1,6 @@
 """KeyboardInterrupts at random moments of every kind of call: the model answers rightly after each.
 
-    python tests/benchmarks/soak_interrupts.py --device cpu --interrupts 2000
+    PYTHONPATH=. python tests/benchmarks/soak_interrupts.py --device cpu --interrupts 2000
 
 POSIX only: the interrupts come from a timer's signal.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import embedllm
+from tests.support.interrupts import Interrupts
 
 GREEDY = embedllm.Sampling(temperature=0)
 PROMPT, TOKENS = "list files", 12
@@ -47,20 +46,6 @@ def calls(llm: embedllm.Model, expected: tuple[int, ...]) -> list[Callable[[], N
     return [stream, generate, batch, converse]
 
 
-def interrupted(call: Callable[[], None], after_s: float) -> bool:
-    """Whether the call was interrupted."""
-    try:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
-        call()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        with suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    return False
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="KeyboardInterrupts at random moments.")
     parser.add_argument("--device", default="cpu")
@@ -69,17 +54,13 @@ def main() -> None:
     options = parser.parse_args()
     random.seed(options.seed)
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with embedllm.load("demo", device=options.device) as llm:
+    with embedllm.load("demo", device=options.device) as llm, Interrupts() as interrupts:
         expected = llm.generate(PROMPT, GREEDY, max_tokens=TOKENS, stop_tokens=()).tokens
         kinds = calls(llm, expected)
-        signal.signal(signal.SIGALRM, interrupt)
         count = whole = 0
         started = time.perf_counter()
         while count < options.interrupts:
-            if interrupted(random.choice(kinds), random.uniform(0.0005, LONGEST_S)):
+            if interrupts.during(random.choice(kinds), random.uniform(0.0005, LONGEST_S)):
                 count += 1
             else:
                 whole += 1

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -34,6 +33,7 @@ from tests.support.fakes import (
     tokens,
     whole_history,
 )
+from tests.support.interrupts import Interrupts
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120  # only a test that fails waits so long
@@ -380,32 +380,7 @@ print("parent")
 # --- interrupts
 
 
-@contextmanager
-def interrupted_at_random(random: Random, longest_s: float) -> Iterator[None]:
-    """Within the block a KeyboardInterrupt comes, or at its end it comes no more.
-
-    Not for asyncio, which by itself loses tasks by it; its own handler of Ctrl-C cancels the task in place of that.
-    """
-    signal.setitimer(signal.ITIMER_REAL, max(1e-6, random.random() * longest_s))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-@pytest.fixture
-def alarm_interrupts() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer interrupts here")
-@pytest.mark.usefixtures("alarm_interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one in a finalizer is not raised
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_interrupts_at_any_moment_leave_a_model_that_is_free_and_right(count: int) -> None:
@@ -430,17 +405,13 @@ def test_interrupts_at_any_moment_leave_a_model_that_is_free_and_right(count: in
     def load_and_close() -> None:
         Runner(FakeEngine(whole_history, name=engine.device.name), Bytes()).close()
 
-    interrupts = 0
-    while interrupts < count:
-        use = random.choice([stream, stream, batch, talk, talk, beams, load_and_close])
-        try:
-            with interrupted_at_random(random, 0.004):
-                use()
-            signal.setitimer(signal.ITIMER_REAL, 0)  # within: what came in the last moment is raised by this call
-        except KeyboardInterrupt:
-            interrupts += 1
-        if not interrupts % 20:
-            assert generate(runner, 1, 2, 3) == alone(1, 2, 3)
+    done = 0
+    with Interrupts() as interrupts:  # not for asyncio, whose own handler of Ctrl-C cancels the task in place of it
+        while done < count:
+            use = random.choice([stream, stream, batch, talk, talk, beams, load_and_close])
+            done += interrupts.during(use, random.random() * 0.004)
+            if not done % 20:
+                assert generate(runner, 1, 2, 3) == alone(1, 2, 3)
     gc.collect()
     until(lambda: runner.call(lambda: not runner.scheduler.running and not runner.scheduler.waiting))
     assert tokens(list(runner.stream(request(3, 4), Cancel(), kept))) == alone(3, 4)
@@ -451,10 +422,10 @@ def test_interrupts_at_any_moment_leave_a_model_that_is_free_and_right(count: in
         generate(runner, 1)
 
 
-def test_a_loop_that_has_ended_says_so() -> None:
+def test_a_loop_that_has_ended_says_so_and_has_freed_its_models() -> None:
     runner = Runner(engine := FakeEngine(whole_history), Bytes())
     runner._loop.end()  # type: ignore[union-attr]  # as at the end of the process
     with pytest.raises(DeviceError, match="the process is ending"):
         generate(runner, 1)
     runner.close()
-    assert not engine.closed
+    assert engine.closed

@@ -253,7 +253,9 @@ def test_close_ends_what_runs_in_other_threads_and_tasks(interruptible: bool) ->
         task = asyncio.create_task(read(runner.astream(request([1, 2, 3], 9), Cancel())))
         await feed.until_entered()
         closing = asyncio.create_task(asyncio.to_thread(runner.close))  # waits for what runs
-        await turns_of_the_loop()
+        (job,) = runner.scheduler.running
+        while not job.cancel.cancelled:
+            await asyncio.sleep(0.001)
         feed.release.set()
         await closing
         return await task
@@ -399,11 +401,6 @@ class SlowFeed:
 
     async def until_entered(self) -> None:
         assert await asyncio.to_thread(self.entered.wait, WAIT_S)
-
-
-async def turns_of_the_loop() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def check_works_on_its_one_session(runner: Runner, engine: FakeEngine) -> None:
