@@ -7,6 +7,7 @@ kept (`ListedRow`), and are taken in JavaScript.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from embedllm.backends.browser.javascript import (
@@ -115,12 +116,18 @@ class WebRow:
 
 def listed_row(row: JsRow, alive: Callable[[], None]) -> ListedRow:
     """The row of a feed, which keeps what most steps ask."""
-    web = WebRow(row, alive)
+    return ListedRow(row.size, _OneRow(WebRow(row, alive)), listed=_LISTED)
 
-    def best(count: int) -> Best:
-        found = web.top(count)
-        return Best(found.tokens, found.logits, web.logsumexp())
 
-    return ListedRow(
-        row.size, listed=_LISTED, ask_best=lambda: best(1), ask_list=lambda: best(_LISTED), whole=lambda: web
-    )
+@dataclass(frozen=True, slots=True)
+class _OneRow:
+    """The source of a ListedRow."""
+
+    row: WebRow
+
+    def best(self, index: int, count: int) -> Best:
+        found = self.row.top(count)
+        return Best(found.tokens, found.logits, self.row.logsumexp())
+
+    def whole(self, index: int) -> WebRow:
+        return self.row

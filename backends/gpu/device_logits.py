@@ -136,7 +136,8 @@ class RunLogits:
         self.owners = owners
         self._board = board
         self._fed = [owner.fed for owner in owners]
-        self._numbers: dict[str, F32] = {}  # by head, [B, size]
+        self._bests: list[list[float]] | None = None  # of each row: what BEST gives
+        self._lists: F32 | None = None  # what LIST gives, [B, size]
         self._best: Callable[[], F32] | None = None  # waits for the numbers of BEST
         self._saved: dict[int, LogitsBoard] = {}
         self._is_on_board = True
@@ -144,13 +145,7 @@ class RunLogits:
     def row(self, index: int) -> Logits:
         if not self._board.engine.heads:
             return NumpyLogits(self._values(index))
-        return ListedRow(
-            self._board.vocabulary,
-            listed=LISTED,
-            ask_best=lambda: _one(self._ask(index, BEST)),
-            ask_list=lambda: _several(self._ask(index, LIST)),
-            whole=lambda: NumpyLogits(self._values(index)),
-        )
+        return ListedRow(self._board.vocabulary, self, index, listed=LISTED)
 
     def start_best(self) -> int:
         """Has the best tokens found without waiting for them: where they will be, int64 by row, on the device."""
@@ -159,9 +154,25 @@ class RunLogits:
         assert head.tokens is not None  # it is BEST
         return head.tokens.address
 
-    def best(self, index: int) -> int:
-        """The best token of a row, after start_best()."""
-        return int(self._reduced(BEST)[index, 0])
+    def best_token(self, index: int) -> int:
+        """The best one of a row, after start_best()."""
+        return int(self._all_bests()[index][0])
+
+    def best(self, index: int, count: int) -> Best:
+        """The best tokens of a row: one, or LISTED ones."""
+        self._check(index)
+        is_one = count == 1
+        is_known = (self._bests or self._best) if is_one else self._lists is not None
+        if index in self._saved and not is_known:
+            numbers = self._saved[index].head(BEST if is_one else LIST, 1).start()()
+            return _one(numbers[0].tolist()) if is_one else _several(_in_order(numbers)[0])
+        found = _one(self._all_bests()[index]) if is_one else _several(self._all_lists()[index])
+        self.owners[index].note_asked(BEST if is_one else LIST)
+        return found
+
+    def whole(self, index: int) -> Logits:
+        """The row itself."""
+        return NumpyLogits(self._values(index))
 
     def save(self) -> None:
         """Copies what may still be asked for."""
@@ -181,27 +192,22 @@ class RunLogits:
             return self._saved[index].address
         return self._board.address + index * self._board.row_bytes
 
-    def _ask(self, index: int, name: str) -> F32:
-        """What a head says of one row."""
-        self._check(index)
-        if index in self._saved and name not in self._numbers and not (name == BEST and self._best):
-            numbers = self._saved[index].head(name, 1).start()()
-            return (numbers if name == BEST else _in_order(numbers))[0]
-        numbers = self._reduced(name)
-        self.owners[index].note_asked(name)
-        return numbers[index]
-
-    def _reduced(self, name: str) -> F32:
-        """What a head says of all rows, which are on the board yet."""
-        if name not in self._numbers:
-            numbers = (
-                self._best() if name == BEST and self._best else self._board.head(name, len(self.owners)).start()()
-            )
-            self._numbers[name] = numbers if name == BEST else _in_order(numbers)
-            for index, owner in enumerate(self.owners if name == BEST else ()):
+    def _all_bests(self) -> list[list[float]]:
+        """What BEST says of all rows, which are on the board yet."""
+        if self._bests is None:
+            finish = self._best or self._board.head(BEST, len(self.owners)).start()
+            bests: list[list[float]] = finish().tolist()  # padded
+            for index, (owner, (token, _, _)) in enumerate(zip(self.owners, bests, strict=False)):
                 if self._is_valid(index):
-                    owner.note_best(int(numbers[index, 0]))
-        return self._numbers[name]
+                    owner.note_best(int(token))
+            self._bests = bests
+        return self._bests
+
+    def _all_lists(self) -> F32:
+        """What LIST says of all rows, which are on the board yet."""
+        if self._lists is None:
+            self._lists = _in_order(self._board.head(LIST, len(self.owners)).start()())
+        return self._lists
 
     def _values(self, index: int) -> F32:
         """The row itself."""
@@ -232,8 +238,8 @@ def sizes(vocabulary: int) -> dict[str, int]:
     return found | ({LIST: 2 * LISTED + 1} if vocabulary >= LISTED else {})
 
 
-def _one(numbers: F32) -> Best:
-    token, logit, logsumexp = numbers.tolist()
+def _one(numbers: Sequence[float]) -> Best:
+    token, logit, logsumexp = numbers
     return Best([int(token)], [logit], logsumexp)
 
 

@@ -54,7 +54,7 @@ class _Ahead:
 
     def has(self, session: ResidentSession, token: int) -> bool:
         row, version = self.rows.get(session, (0, -1))
-        return version == session.version and self.run.best(row) == token
+        return version == session.version and self.run.best_token(row) == token
 
 
 class ResidentEngine:

@@ -7,9 +7,8 @@ exponentials, or as a list of the best few hundred with it; what cannot be answe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from embedllm.types import Candidates
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from embedllm.types import Logits, TokenBits
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
+class Best(NamedTuple):
     """The highest logits as far as they are known, and the log of the sum of all exponentials.
 
     Highest first; equal ones in the order of their ids, except that of those equal to the last some may be missing.
@@ -29,30 +27,29 @@ class Best:
     logsumexp: float  # not finite: the row has to be asked, which says what is wrong with it
 
 
+class RowSource(Protocol):
+    """Where rows lie. Its methods raise ValueError when the logits are no longer there."""
+
+    def best(self, index: int, count: int) -> Best:
+        """The best tokens of a row: one, or as many as a list has."""
+        ...
+
+    def whole(self, index: int) -> Logits:
+        """The row itself."""
+        ...
+
+
 class ListedRow:
-    """The `Logits` of a row that lies elsewhere.
+    """The `Logits` of a row that lies elsewhere."""
 
-    listed: how many tokens `ask_list` gives; 0: there is no list.
-    ask_best, ask_list, whole: give the best token, the list and the row itself. They raise ValueError when the logits
-    are no longer there.
-    """
+    __slots__ = ("_best", "_index", "_listed", "_row", "_size", "_source")
 
-    __slots__ = ("_ask_best", "_ask_list", "_ask_whole", "_best", "_listed", "_row", "_size")
-
-    def __init__(
-        self,
-        size: int,
-        *,
-        listed: int,
-        ask_best: Callable[[], Best],
-        ask_list: Callable[[], Best],
-        whole: Callable[[], Logits],
-    ) -> None:
+    def __init__(self, size: int, source: RowSource, index: int = 0, *, listed: int) -> None:
+        """index: of the row in its source. listed: how many tokens a list has; 0: there is none."""
         self._size = size
+        self._source = source
+        self._index = index
         self._listed = listed
-        self._ask_best = ask_best
-        self._ask_list = ask_list
-        self._ask_whole = whole
         self._best: Best | None = None
         self._row: Logits | None = None
 
@@ -68,7 +65,10 @@ class ListedRow:
 
     def top(self, count: int) -> Candidates:
         best = self._known(count) if count >= 1 else None
-        return Candidates(best.tokens[:count], best.logits[:count]) if best else self._whole().top(count)
+        if best is None:
+            return self._whole().top(count)
+        tokens, logits, _ = best
+        return Candidates(tokens, logits) if len(tokens) == count else Candidates(tokens[:count], logits[:count])
 
     def logsumexp(self, temperature: float = 1.0) -> float:
         best = self._known(1) if temperature == 1 else None
@@ -101,7 +101,7 @@ class ListedRow:
 
     def _whole(self) -> Logits:
         if self._row is None:
-            self._row = self._ask_whole()
+            self._row = self._source.whole(self._index)
         return self._row
 
     def _known(self, count: int) -> Best | None:
@@ -110,9 +110,9 @@ class ListedRow:
             if self._row is not None:
                 return None
             if count == 1:
-                self._best = self._ask_best()
+                self._best = self._source.best(self._index, 1)
             elif count < self._listed <= self._size:
-                self._best = self._ask_list()
+                self._best = self._source.best(self._index, self._listed)
             else:
                 return None
         best = self._best

@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_scheduler_host.py [FOLDER] [--rows 1 64] [--steps 200] [--rounds 7] [--profile]
 
 FOLDER: for its tokenizer; default: the demo. The steps run in the calling thread, without an engine loop and readers.
-Kinds of requests are interleaved; prints microseconds of CPU time a row and step: the least and the median of the rounds.
+Kinds of requests are interleaved; prints microseconds of CPU time a row and step: least and median of the rounds.
 --profile: what they are spent on, by cProfile, which itself takes as long again.
 """
 
