@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
     Cached: TypeAlias = np.floating | np.integer  # integers: a quantized KV

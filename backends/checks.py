@@ -9,8 +9,8 @@ from embedllm.backends.base import Device
 from embedllm.errors import ContextFull, DeviceUnavailable
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
+    from embedllm.package.lora.adapter import Adapter
 
 
 def cannot_run(device: Device, reason: str, remedy: str) -> DeviceUnavailable:

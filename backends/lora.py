@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.adapters.adapter import Adapter
 from embedllm.errors import PackageError
 from embedllm.package.architecture import Decoder, Linear, Moe
+from embedllm.package.lora.adapter import Adapter
 from embedllm.package.tensors import linears, mixer_products
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from embedllm.backends.browser.javascript import (
 from embedllm.errors import PackageError
 from embedllm.files.progress import FileProgress as Progress
 from embedllm.generation.defaults import read_defaults
-from embedllm.model import Model
+from embedllm.model.model import Model
 from embedllm.package.package import read_package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.web.bridge import JsLoaded, bridge

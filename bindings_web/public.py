@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from embedllm.backends.base import Device
 from embedllm.loading import load as desktop
 from embedllm.loading.options import LoadOptions, same_parameters
-from embedllm.model import Model
-from embedllm.tuning import tune as desktop_tuning
+from embedllm.model.model import Model
+from embedllm.profiling.tuning import tune as desktop_tuning
 from embedllm.web import loading
 
 if TYPE_CHECKING:

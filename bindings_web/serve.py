@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embedllm.backends.browser.engine import JsSession, WebSession
     from embedllm.generation.async_stream import AsyncStream
     from embedllm.kv_cache.sequence import CachedSequence
-    from embedllm.model import Model
+    from embedllm.model.model import Model
     from embedllm.text.chat_template import JSON
     from embedllm.text.prompt import Prompt
 

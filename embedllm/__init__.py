@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import sys as _sys
 
-from embedllm._version import __version__ as __version__
-from embedllm.agent import ToolOutcome, ToolReply, arun_tools, run_tools
 from embedllm.backends.base import Device
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.cancel import Cancel
 from embedllm.conversation.conversation import Conversation
-from embedllm.embeddings import Ranked
 from embedllm.errors import (
     Busy,
     ContextFull,
@@ -32,21 +29,24 @@ from embedllm.errors import (
     TemplateError,
     UnsupportedModel,
 )
+from embedllm.files.version import __version__ as __version__
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion
 from embedllm.loading.tuning_results import Tuning
-from embedllm.model import Model
+from embedllm.model.agent import ToolOutcome, ToolReply, arun_tools, run_tools
+from embedllm.model.embeddings import Ranked
+from embedllm.model.model import Model
+from embedllm.profiling.tuning.tune import forget_tuning
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Picked
 from embedllm.text.chat_template import Message, Tool
 from embedllm.tools.calls import ToolCall
-from embedllm.tuning.tune import forget_tuning
 
 if _sys.platform == "emscripten":  # Pyodide, in a browser
     from embedllm.web.public import adevices, aload, devices, load, tune
 else:
     from embedllm.loading.load import adevices, aload, devices, load
-    from embedllm.tuning.tune import tune
+    from embedllm.profiling.tuning.tune import tune
 
 __all__ = [
     "Busy",

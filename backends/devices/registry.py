@@ -290,7 +290,7 @@ def _unsupported(
     if without_adapters:
         return Unsupported("it takes no adapters with this library", _WITHOUT_ADAPTERS)
     if adapts and kv is not None and set(can.kv.get(kv, ())) & _CALIBRATED:
-        # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual (tests/adapters/test_adapters.py)
+        # measured: errors of 0.3 and 1.1 with strong adapters, where 0.09 is usual: tests/package/lora/test_adapters.py
         return Unsupported(
             f"the scales of its {kv} KV were found without adapters, which reach farther",
             "load it without kv, or use the device 'openvino'",

@@ -14,8 +14,8 @@ from embedllm.backends.checks import check_rewind
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
+    from embedllm.package.lora.adapter import Adapter
 
 LEAST = 32  # tokens; fewer are fed where tokens are made: handing over costs more (docs/performance.md)
 

@@ -31,9 +31,9 @@ op = ov.opset13
 if TYPE_CHECKING:
     from openvino._pyopenvino import VariableState  # the package itself does not export it
 
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.package.architecture import Decoder
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)

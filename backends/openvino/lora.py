@@ -9,7 +9,7 @@ from embedllm.backends.openvino.runtime import ov
 from embedllm.package.architecture import Decoder
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.lora.adapter import Adapter
 
 op = ov.opset13
 

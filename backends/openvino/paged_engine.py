@@ -26,9 +26,9 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 op = ov.opset13
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import BatchRow, KeyValues, Span
     from embedllm.package.architecture import Decoder
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
 CHUNK = 1024  # tokens of a prompt fed at once (docs/performance.md)

@@ -13,9 +13,9 @@ from embedllm.backends.sessions.shared_kv import SharedKv
 from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.ort.session import OrtSession
     from embedllm.backends.sessions.shared_kv import Member
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32
 

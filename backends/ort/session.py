@@ -20,10 +20,10 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Cached, KeyValues, Span
     from embedllm.backends.sessions.shared_kv import SharedKv
     from embedllm.package.architecture import Decoder
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32
 

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from embedllm._version import __version__
 from embedllm.backends.base import Device
 from embedllm.backends.devices import registry
 from embedllm.backends.devices.drivers import device_family
@@ -20,6 +19,7 @@ from embedllm.backends.probe.probe import Outcome
 from embedllm.backends.system import hardware
 from embedllm.backends.system.ort_builds import builds
 from embedllm.files.atomic import write_json
+from embedllm.files.version import __version__
 
 # for so long a probe that hung is not run again: it would cost each start of an application the whole time limit
 HUNG_KEPT_S = 3600.0

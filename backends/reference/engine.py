@@ -26,8 +26,8 @@ from embedllm.sampling.numpy_logits import NumpyLogits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
 DEVICE = Device(

@@ -49,8 +49,8 @@ from embedllm.package.tensors import (
 )
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.package.architecture import Decoder
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import F32
 
 

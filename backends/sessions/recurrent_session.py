@@ -15,7 +15,7 @@ from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.package.recurrent_state import state_bytes
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
     from embedllm.types import F32, Logits
 

@@ -11,7 +11,7 @@ Spread = Mapping[str, float]
 
 
 def show_report(found: dict[str, Any]) -> None:
-    """What embedllm.bench.report.report() gave, on stdout."""
+    """What embedllm.profiling.bench.report.report() gave, on stdout."""
     console = new_console()
     for line in _conditions(found):
         console.print(line, markup=False, soft_wrap=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import click
 
-from embedllm._version import __version__
 from embedllm.cli.commands.bench import bench
 from embedllm.cli.commands.chat import chat
 from embedllm.cli.commands.devices import devices
@@ -33,6 +32,7 @@ from embedllm.cli.commands.tune import tune
 from embedllm.cli.commands.worker import worker
 from embedllm.cli.options import common_options, wants_traceback
 from embedllm.errors import EmbedError
+from embedllm.files.version import __version__
 
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
 

@@ -25,10 +25,10 @@ from embedllm.loading.load import open_model
 from embedllm.loading.options import LoadOptions
 from embedllm.sampling.option_table import SAMPLING_OPTIONS, Option
 from embedllm.sampling.options import Sampling
-from embedllm.structured.response_format import grammar_source
+from embedllm.sampling.structured.response_format import grammar_source
 
 if TYPE_CHECKING:
-    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.sampling.structured.response_format import ResponseFormat
     from embedllm.text.chat_template import JSON
 
 C = TypeVar("C", bound=Callable[..., object])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.sampling.structured.response_format import ResponseFormat
     from embedllm.text.chat_template import JSON
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ class _UnderWay:
 
 
 class ChatModel(Protocol):
-    """What a conversation needs of its Model (embedllm/model.py)."""
+    """What a conversation needs of its Model (embedllm/model/model.py)."""
 
     package: Package
     tokenizer: ModelCodec

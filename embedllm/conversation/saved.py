@@ -24,10 +24,10 @@ from embedllm.text.function_schema import tool_schema
 from embedllm.text.prompt import check_messages
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapters
     from embedllm.backends.base import KeyValues
     from embedllm.kv_cache.sequence import CachedSequence
     from embedllm.kv_cache.sequence_pool import SequencePool
+    from embedllm.package.lora.adapter import Adapters
     from embedllm.text.chat_template import JSON
 
 _log = logging.getLogger("embedllm")

@@ -15,7 +15,7 @@ from embedllm.evaluation.results import Evaluation, ModelScore, TaskScore, TextR
 from embedllm.evaluation.sources import Opened, Source, Wish, check_vocabularies, described, open_base, open_model
 from embedllm.evaluation.tasks import Task, read_tasks, run_tasks
 from embedllm.files.progress import Progress
-from embedllm.model import Model
+from embedllm.model.model import Model
 from embedllm.package.tensors import parameters
 from embedllm.text.windows import Windows, read_windows
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from embedllm.errors import DeviceUnavailable, PackageError
 from embedllm.loading.load import load
 from embedllm.loading.resolve import find_package
-from embedllm.model import Model
+from embedllm.model.model import Model
 from embedllm.package.package import Package, open_package
 from embedllm.text.protocols import ModelCodec
 from embedllm.text.tokenizer import Tokenizer

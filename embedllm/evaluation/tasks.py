@@ -18,7 +18,7 @@ from embedllm.sampling.options import Sampling
 from embedllm.tools.calls import Parts
 
 if TYPE_CHECKING:
-    from embedllm.model import Model
+    from embedllm.model.model import Model
     from embedllm.text.chat_template import JSON, Message
 
 MAX_TOKENS = 256  # of a reply; what is longer is cut off and judged so

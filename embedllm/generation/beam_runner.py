@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Interrupted, MovesState
 from embedllm.cancel import Cancel
 from embedllm.generation.beam_search import Beam, BeamSearch
@@ -17,6 +16,7 @@ from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.kv_cache.transfer import exported
+from embedllm.package.lora.adapter import Adapter
 from embedllm.types import Logits
 
 # options of a reply that single tokens are chosen or cut by, or that cannot go back, as a beam does

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 from embedllm.text.chat_template import Tool
 
 if TYPE_CHECKING:
-    from embedllm.structured.response_format import ResponseFormat
+    from embedllm.sampling.structured.response_format import ResponseFormat
     from embedllm.text.chat_template import JSON
 
 

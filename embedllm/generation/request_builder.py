@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from embedllm.adapters.adapter import Adapters, present
 from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
 from embedllm.generation.runner import Request
+from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
-from embedllm.structured.response_format import Grammars, ResponseFormat, grammar_source
+from embedllm.sampling.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, token_ids
 from embedllm.text.protocols import ModelCodec

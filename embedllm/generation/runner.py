@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar, get_args
 
-from embedllm.adapters.adapter import Adapter, Adapters
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
 from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull
@@ -30,6 +29,7 @@ from embedllm.kv_cache.context_shift import ContextShift
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequenceHandle, SequencePool
+from embedllm.package.lora.adapter import Adapter, Adapters
 from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from embedllm.kv_cache.transfer import exported
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Device, MovesState
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.package.package import Package
 
 

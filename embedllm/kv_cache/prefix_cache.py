@@ -17,11 +17,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import MovesState, Session
 from embedllm.kv_cache.block_cache import BLOCK, Block, BlockCache, block_keys, common_prefix, slice_state
 from embedllm.kv_cache.fingerprint import kv_fingerprint, root_key
 from embedllm.kv_cache.transfer import export_spans, exported
+from embedllm.package.lora.adapter import Adapter, is_same
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues

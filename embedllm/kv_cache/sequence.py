@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from embedllm.adapters.adapter import is_same
 from embedllm.backends.base import (
     Engine,
     FeedsAll,
@@ -23,12 +22,13 @@ from embedllm.cancel import Cancel
 from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS, CachedSpan, read_spans
 from embedllm.kv_cache.transfer import exported
+from embedllm.package.lora.adapter import is_same
 from embedllm.types import Logits
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import KeyValues
     from embedllm.kv_cache.context_shift import ContextShift
+    from embedllm.package.lora.adapter import Adapter
 
 
 _RECOMPUTE_TOKENS = 512  # per feed, when dropped KV is computed again

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from embedllm.adapters.adapter import Adapter, is_same
 from embedllm.backends.base import Engine, MovesState
 from embedllm.kv_cache.background_writer import BackgroundWriter
 from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
+from embedllm.package.lora.adapter import Adapter, is_same
 
 _log = logging.getLogger("embedllm")
 _LARGE = 4096  # tokens; a sequence with room for more is not kept for a request that needs a quarter of it

@@ -13,12 +13,12 @@ from embedllm.generation.engine_loop import EngineLoop
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import MemoryEstimate
     from embedllm.backends.devices.selection import DeviceSearch
     from embedllm.backends.options import RuntimeOptions
     from embedllm.backends.probe.runner import Probes
     from embedllm.loading.options import LoadOptions
+    from embedllm.package.lora.adapter import Adapter
 
 _log = logging.getLogger("embedllm")
 

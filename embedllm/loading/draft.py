@@ -9,7 +9,7 @@ from embedllm.text.protocols import ModelCodec
 from embedllm.text.vocabulary import difference
 
 if TYPE_CHECKING:
-    from embedllm.model import Model
+    from embedllm.model.model import Model
 
 
 def check_draft(package: Package, tokenizer: ModelCodec, draft: Model) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from embedllm.adapters.adapter import Adapters
 from embedllm.backends.base import Device, WarmsUp, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.generation.defaults import read_defaults
@@ -18,7 +17,8 @@ from embedllm.loading.device_search import open_first
 from embedllm.loading.draft import check_draft
 from embedllm.loading.options import LoadOptions, same_parameters
 from embedllm.loading.resolve import find_package
-from embedllm.model import Model
+from embedllm.model.model import Model
+from embedllm.package.lora.adapter import Adapters
 from embedllm.package.package import Package, open_package
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.tokenizer import Tokenizer
@@ -26,11 +26,11 @@ from embedllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from embedllm.adapters.adapter import Adapter
     from embedllm.backends.base import Engine
     from embedllm.kv_cache.prefix_cache import BlockStore
     from embedllm.loading.options import OnProgress
     from embedllm.loading.tuning_record import Recalled
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.text.protocols import ModelCodec
 
 
@@ -171,10 +171,10 @@ def _requested_device(package: Package, options: LoadOptions) -> str | Sequence[
 def _open_decoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
     """A model that generates text."""
     from embedllm.backends.devices import registry, selection
-    from embedllm.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
+    from embedllm.sampling.structured.llguidance import TokenGrammars  # not in a browser, which has JavaScript's
 
     if options.adapters is not None:
-        from embedllm.adapters.peft import check_adaptable
+        from embedllm.package.lora.peft import check_adaptable
 
         check_adaptable(package)
     tuning = _recall(package, options)
@@ -231,7 +231,7 @@ def _recall(package: Package, options: LoadOptions) -> Recalled:
 def _read_adapters(package: Package, options: LoadOptions) -> list[Adapter] | None:
     if options.adapters is None:
         return None
-    from embedllm.adapters.peft import read_adapters
+    from embedllm.package.lora.peft import read_adapters
 
     return read_adapters(options.adapters, package.decoder, is_rotated=package.is_rotated)
 

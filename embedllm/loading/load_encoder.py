@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from embedllm.embeddings import Encoding
 from embedllm.generation.defaults import read_defaults
 from embedllm.loading.device_search import open_first
-from embedllm.model import Model
+from embedllm.model.embeddings import Encoding
+from embedllm.model.model import Model
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

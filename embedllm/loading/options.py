@@ -12,7 +12,7 @@ from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES
 
 if TYPE_CHECKING:
     from embedllm.files.progress import FileProgress, Progress
-    from embedllm.model import Model
+    from embedllm.model.model import Model
 
     OnProgress: TypeAlias = Callable[[Progress], None] | Callable[[FileProgress], None]  # on the desktop; in a browser
 

@@ -114,11 +114,11 @@ def forget(package: Package) -> int:
 
 def _key(package: Package) -> dict[str, str]:
     """All that a measurement depends on, but for what the file is named by."""
-    from embedllm._version import __version__
     from embedllm.backends.devices.drivers import python_packages
     from embedllm.backends.system.cpu_threads import compute_threads, usable
     from embedllm.backends.system.hardware import drivers
     from embedllm.backends.system.ort_builds import builds, versions_of
+    from embedllm.files.version import __version__
 
     others = versions_of({"openvino", *python_packages()})
     graphs = {graph.file: package.files[graph.file].sha256 for graph in package.graphs}

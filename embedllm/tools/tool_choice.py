@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from embedllm.structured.response_format import Source
+from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.calls import Parameters
 from embedllm.tools.formats import ToolFormat
 

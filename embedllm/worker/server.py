@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import collect
-from embedllm.inspection.device_report import machine
 from embedllm.loading import load as opening
 from embedllm.loading import resolve
 from embedllm.package.package import Package, open_package
+from embedllm.profiling.inspection.device_report import machine
 from embedllm.worker.parameters import PARAMETERS, LoadParams, checked, load_params, reply_params
 from embedllm.worker.protocol import (
     CANCELLED,
@@ -42,7 +42,7 @@ from embedllm.worker.protocol import (
 from embedllm.worker.threads import Job, Lane, Output
 
 if TYPE_CHECKING:
-    from embedllm.model import Model
+    from embedllm.model.model import Model
 
 PROTOCOL = 1
 DONE, CRASHED, CLOSED_PIPE = 0, 1, 141  # exit codes, those of the command line
@@ -300,7 +300,7 @@ def _check_files(params: LoadParams, cancel: Cancel) -> None:
     if isinstance(draft, str):
         opened(draft)
     if adapters:
-        from embedllm.adapters.peft import check_adaptable, read_adapters  # numpy
+        from embedllm.package.lora.peft import check_adaptable, read_adapters  # numpy
 
         check_adaptable(package)
         read_adapters(adapters, package.decoder, is_rotated=package.is_rotated)

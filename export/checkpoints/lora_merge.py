@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedllm.adapters.peft import read_adapter
 from embedllm.errors import ExportError, PackageError
 from embedllm.package.architecture import Decoder
+from embedllm.package.lora.peft import read_adapter
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from embedllm._version import __version__
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.huggingface import read_json
 from embedllm.export.checkpoints.open_files import reading
 from embedllm.export.open_source import Checkpoint
 from embedllm.export.openvino.tokenizer import LINK
 from embedllm.export.recipe import Recipe
+from embedllm.files.version import __version__
 from embedllm.hub.location import MORE_TEMPLATES, TEXTS, Location
 from embedllm.package.architecture import Decoder
 from embedllm.package.architecture_json import to_json

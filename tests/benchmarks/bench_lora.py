@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from embedllm.adapters.adapter import Adapter
 from embedllm.backends.base import Session, TakesAdapters
 from embedllm.backends.devices.registry import devices, open_engine
 from embedllm.backends.options import RuntimeOptions
+from embedllm.package.lora.adapter import Adapter
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import linears
 

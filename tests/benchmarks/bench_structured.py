@@ -28,8 +28,8 @@ from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Sampler
-from embedllm.structured.llguidance import GrammarConstraint, TokenGrammars
-from embedllm.structured.response_format import ResponseFormat, grammar_source
+from embedllm.sampling.structured.llguidance import GrammarConstraint, TokenGrammars
+from embedllm.sampling.structured.response_format import ResponseFormat, grammar_source
 from embedllm.text.token_bytes import _BYTE_OF
 from embedllm.text.tokenizer import Tokenizer
 

@@ -249,7 +249,7 @@ def test_a_reply_that_fills_the_context_is_said(tiny_package: MakePackage) -> No
 
 
 def test_a_model_without_a_template_cannot_chat(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedllm.model.Model.can_chat", False)
+    monkeypatch.setattr("embedllm.model.model.Model.can_chat", False)
     result = chat(tiny, "hello")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has no chat template" in result.stderr

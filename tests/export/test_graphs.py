@@ -21,9 +21,9 @@ from embedllm.export.graphs import ALL_NAMES, NAMES, write_variant
 from embedllm.export.layout import CONSTANTS
 from embedllm.files.atomic import write_json
 from embedllm.files.safetensors_header import read_header
-from embedllm.inspection.package_report import describe_package
 from embedllm.package.graph_variants import DIRECTML, VARIANTS, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package
+from embedllm.profiling.inspection.package_report import describe_package
 from tests.support.tiny import tiny_checkpoint
 
 MakePackage = Callable[..., Path]

@@ -17,9 +17,9 @@ from embedllm.export import Progress, Recipe, convert
 from embedllm.export.layout import CONSTANTS
 from embedllm.export.rounding.quantize import quantize
 from embedllm.files.safetensors_header import read_header
-from embedllm.inspection.graph_check import check_ir
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.package.packing import Packing
+from embedllm.profiling.inspection.graph_check import check_ir
 from tests.support.tiny import tiny_checkpoint, tiny_config, tiny_tensors
 
 GENERIC = ("model.onnx", "model.fp16.onnx", "model.fp32.onnx", "model.webgpu.onnx")

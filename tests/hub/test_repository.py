@@ -20,13 +20,13 @@ from huggingface_hub import constants
 from onnx import helper
 
 import embedllm
-from embedllm.bench.specs import against_spec, own_spec
 from embedllm.cli.main import cli
 from embedllm.errors import DeviceUnavailable, EmbedError, HubError, PackageError, UnsupportedModel
 from embedllm.export import Progress, convert
 from embedllm.loading.export_cache import exports
 from embedllm.loading.resolve import find_package
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package
+from embedllm.profiling.bench.specs import against_spec, own_spec
 from tests.export.checkpoints import test_packed_integers
 from tests.project.test_import import environment
 from tests.support.external_folders import stripped, transformers_js

@@ -20,9 +20,9 @@ from embedllm.backends.probe import probe
 from embedllm.backends.probe import runner as probe_run
 from embedllm.cli.commands.devices import device_lines
 from embedllm.cli.main import cli
-from embedllm.inspection import device_report
 from embedllm.loading.device_list import ListedDevice, listing
 from embedllm.package.package import open_package
+from embedllm.profiling.inspection import device_report
 
 
 def embed(*arguments: str) -> str:

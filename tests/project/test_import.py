@@ -28,20 +28,20 @@ HOMES = {
     "click": ("embedllm.cli.",),
     "filelock": ("embedllm.loading.",),
     "gguf": ("embedllm.export.gguf.",),  # read by few files; its error says how to install it
-    "google": ("embedllm.inspection.",),  # protobuf, whose errors onnx raises
+    "google": ("embedllm.profiling.inspection.",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.hub.", "embedllm.loading.hub_cache"),
     "jinja2": ("embedllm.text.jinja_sandbox",),
     "js": ("embedllm.backends.browser.",),  # this and "pyodide" are there in Pyodide only
     "jsonschema": ("embedllm.tools.arguments",),
-    "llguidance": ("embedllm.structured.llguidance",),
-    "matplotlib": ("embedllm.bench.plot", "embedllm.evaluation.plot", "embedllm.files.image"),
+    "llguidance": ("embedllm.sampling.structured.llguidance",),
+    "matplotlib": ("embedllm.profiling.bench.plot", "embedllm.evaluation.plot", "embedllm.files.image"),
     "numpy": (
         "embedllm.backends.",
-        "embedllm.bench.",
+        "embedllm.profiling.bench.",
         "embedllm.evaluation.",
         "embedllm.export.",
         # of the packages that load without it
-        "embedllm.adapters.peft",
+        "embedllm.package.lora.peft",
         "embedllm.files.float_types",
         "embedllm.kv_cache.kv_file",
         "embedllm.package.hadamard",
@@ -49,13 +49,13 @@ HOMES = {
         "embedllm.package.rope",
         "embedllm.sampling.numpy_logits",
     ),
-    "onnx": ("embedllm.backends.", "embedllm.export.", "embedllm.inspection."),
+    "onnx": ("embedllm.backends.", "embedllm.export.", "embedllm.profiling.inspection."),
     "onnxruntime": ("embedllm.backends.ort.runtime",),
     "onnxruntime_genai": ("embedllm.backends.genai.",),
     "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino.tokenizer",),
     "platformdirs": ("embedllm.backends.", "embedllm.hub.", "embedllm.loading."),
-    "psutil": ("embedllm.files.", "embedllm.bench."),
+    "psutil": ("embedllm.files.", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.browser.",),
     "referencing": ("embedllm.tools.arguments",),
@@ -101,7 +101,7 @@ print(*sorted(set(sys.modules) - before))
 def test_importing_embedllm_loads_the_standard_library_only(tmp_path: Path) -> None:
     modules = run_fresh(IMPORT, home=tmp_path).stdout.split()
     roots = {module.partition(".")[0] for module in modules}
-    assert "embedllm.model" in modules
+    assert "embedllm.model.model" in modules
     assert "embedllm.export" not in modules
     assert roots - sys.stdlib_module_names == {"embedllm"}
     assert not roots & {"asyncio", "concurrent", "ctypes", "unittest"}  # heavy, and not needed yet
@@ -159,7 +159,10 @@ def test_each_public_name_says_what_it_is() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    assert embedllm.__version__ == PYPROJECT["project"]["version"]
+    module, _, name = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
+    literals = ast.parse(sources()[module].read_text(encoding="utf-8"))  # as setuptools reads it, and a release's check
+    (version,) = (node.value for node in literals.body if isinstance(node, ast.Assign))
+    assert (name, embedllm.__version__) == ("__version__", ast.literal_eval(version))
 
 
 # --- the sources
@@ -217,6 +220,11 @@ def test_the_packages_of_pyproject_are_the_folders_with_code() -> None:
     for name in FOLDERS:
         link = ROOT / name.replace(".", "/")  # embedllm/backends -> ../backends, for editors and type checkers
         assert link.resolve() == ROOT / FOLDERS[name]
+
+
+def test_the_folder_of_embedllm_can_be_read_at_a_glance() -> None:
+    entries = {path.name for path in (ROOT / "embedllm").iterdir()} - {"__pycache__"}
+    assert len(entries) <= 26, f"put it into a package: {sorted(entries)}"
 
 
 @pytest.mark.parametrize("package", HOMES)

@@ -42,7 +42,7 @@ WORKER = [sys.executable, "-c", START.format("")]  # of this checkout, wherever 
 GATED = """
 import time
 from pathlib import Path
-from embedllm.model import Model
+from embedllm.model.model import Model
 stream = Model.stream
 def gated(*arguments, **options):
     for number, chunk in enumerate(stream(*arguments, **options)):

@@ -20,7 +20,7 @@ import pytest
 
 from embedllm.errors import PackageError
 from embedllm.generation.defaults import read_defaults
-from embedllm.model import Model
+from embedllm.model.model import Model
 from embedllm.package.package import MANIFEST, Package, open_package, read_package
 from embedllm.web.modules import ENTRY, SOURCES, addresses, sources
 from tests.project.test_import import PYPROJECT

@@ -1,4 +1,4 @@
-// A whole reply from its chunks: as collect() in embedllm/model.py.
+// A whole reply from its chunks: as collect() in embedllm/model/model.py.
 
 /** @import { Chunk, Statistics } from "../worker/protocol.js" */
 

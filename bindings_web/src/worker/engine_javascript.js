@@ -1,4 +1,4 @@
-// The engine "javascript": the twin of the rule, for pages that want no Python. As embedllm/model.py joins the parts.
+// The engine "javascript": the twin of the rule, for pages that want no Python. As embedllm/model/model.py joins the parts.
 
 import { ChatTemplate } from "../package/chat_template.js";
 import { TemplateError } from "../errors.js";

@@ -14,8 +14,8 @@ from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch
 
 if TYPE_CHECKING:
-    from embedllm.bench.rounds import Plan
-    from embedllm.bench.specs import Spec
+    from embedllm.profiling.bench.rounds import Plan
+    from embedllm.profiling.bench.specs import Spec
 
 
 class Counts(click.ParamType):
@@ -97,11 +97,11 @@ def bench(
     speed relative to MODEL; "bandwidth" is the share of the memory bandwidth that reading weights and KV cache once per
     token takes.
     """
-    from embedllm.bench.machine import usual_threads
-    from embedllm.bench.rounds import Plan
-    from embedllm.bench.specs import against_spec, own_spec
-    from embedllm.bench.workload import Workload
     from embedllm.files.atomic import check_place
+    from embedllm.profiling.bench.machine import usual_threads
+    from embedllm.profiling.bench.rounds import Plan
+    from embedllm.profiling.bench.specs import against_spec, own_spec
+    from embedllm.profiling.bench.workload import Workload
 
     workload = Workload(prompts=prompts, depths=depths, tokens=tokens, rounds=rounds, concurrency=concurrency,
                         shared_prefix=shared_prefix, structured=structured, cold=cold)  # fmt: skip
@@ -123,11 +123,11 @@ def bench(
 
 
 def _measure(specs: list[Spec], plan: Plan, say: Callable[[str], None]) -> dict[str, object]:
-    from embedllm.bench.bandwidth import Reader
-    from embedllm.bench.energy import open_meter
-    from embedllm.bench.machine import describe_machine, load_average, usual_threads
-    from embedllm.bench.report import report
-    from embedllm.bench.rounds import measure
+    from embedllm.profiling.bench.bandwidth import Reader
+    from embedllm.profiling.bench.energy import open_meter
+    from embedllm.profiling.bench.machine import describe_machine, load_average, usual_threads
+    from embedllm.profiling.bench.report import report
+    from embedllm.profiling.bench.rounds import measure
 
     machine, meter = describe_machine(), open_meter()
     reader = Reader(plan.threads or usual_threads())
@@ -150,6 +150,6 @@ def _hand_out(found: dict[str, object], json_path: str | None, plot: Path | None
             with atomic_write(Path(json_path)) as file:
                 file.write(text.encode())
     if plot is not None:
-        from embedllm.bench.plot import draw
+        from embedllm.profiling.bench.plot import draw
 
         draw(found, plot)

@@ -17,9 +17,9 @@ from embedllm.cli.options import common_options, note
 from embedllm.errors import PackageError
 
 if TYPE_CHECKING:
-    from embedllm.inspection.device_report import Trial
     from embedllm.loading.device_list import ListedDevice
     from embedllm.loading.tuning_results import Tuning
+    from embedllm.profiling.inspection.device_report import Trial
 
 
 @click.command(short_help="List the devices of this machine.")
@@ -105,7 +105,7 @@ def _folded(text: str, columns: int | None, indent: int) -> list[str]:
 
 def _report_devices(model: str, *, as_json: bool) -> None:
     """Text that can be pasted as it is."""
-    from embedllm.inspection.device_report import machine, trials
+    from embedllm.profiling.inspection.device_report import machine, trials
 
     package = open_folder(model)
     facts = {**machine(), "model": package.name}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from embedllm._version import __version__
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch, progress_bar
 from embedllm.cli.tables import new_console, new_table
+from embedllm.files.version import __version__
 
 if TYPE_CHECKING:
     from embedllm.evaluation import Evaluation, ModelScore

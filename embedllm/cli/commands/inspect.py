@@ -15,8 +15,8 @@ from embedllm.cli.tables import new_console, new_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from embedllm.inspection.package_report import Architecture, Description, Memory
     from embedllm.package.package import Package
+    from embedllm.profiling.inspection.package_report import Architecture, Description, Memory
 
 _MEMORY = "memory of one sequence, MB (without runtime overhead, activations and repacked weights)"
 
@@ -33,8 +33,8 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
 
     Shows its architecture, storage, memory needs and graphs, and whether the graphs match the weights.
     """
-    from embedllm.inspection.package_report import describe_package
     from embedllm.package.package import WEIGHTS
+    from embedllm.profiling.inspection.package_report import describe_package
 
     package = open_folder(folder)
     if package.external is not None:
@@ -56,7 +56,7 @@ def inspect(folder: str, *, contexts: tuple[int, ...], check: bool, as_json: boo
 
 
 def _inspect_external(package: Package, contexts: Sequence[int], *, check: bool, as_json: bool) -> None:
-    from embedllm.inspection.external_report import describe_external, facts
+    from embedllm.profiling.inspection.external_report import describe_external, facts
 
     found = describe_external(package, contexts)
     if check:

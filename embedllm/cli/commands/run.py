@@ -17,7 +17,7 @@ from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_
 from embedllm.errors import TemplateError
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import PromptOptions
-from embedllm.model import Model
+from embedllm.model.model import Model
 from embedllm.sampling.sampler import Picked
 
 if TYPE_CHECKING:

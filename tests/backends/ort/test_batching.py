@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedllm.adapters.adapter import Adapter
-from embedllm.adapters.peft import read_adapter
 from embedllm.backends.base import BatchRow, Interrupted, RunsBatches, max_batch
 from embedllm.backends.ort import batch as ort_batch
 from embedllm.backends.ort.batch import MAX_BATCH
@@ -24,6 +22,8 @@ from embedllm.errors import ContextFull, DeviceError
 from embedllm.export import Recipe
 from embedllm.export.graphs import write_variant
 from embedllm.package.graph_variants import INT4_KV, INT8_KV, GraphVariant
+from embedllm.package.lora.adapter import Adapter
+from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import open_package
 from embedllm.types import Logits
 from tests.support.openings import device, ort_engine

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedllm.adapters.peft import check_adaptable
 from embedllm.errors import ExportError, PackageError
 from embedllm.export import Recipe, convert
 from embedllm.export.checkpoints.tensor_mapping import read_matrix
 from embedllm.export.quantization.imatrix import read_importance
 from embedllm.package.architecture import Linear, Origin
 from embedllm.package.graph_variants import DIRECTML
+from embedllm.package.lora.peft import check_adaptable
 from embedllm.package.package import open_package
 from embedllm.package.tensors import kv_bytes
 from tests.support.calibration_texts import kl, logits, text, with_outliers

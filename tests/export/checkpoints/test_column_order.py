@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from embedllm.adapters.peft import read_adapter
 from embedllm.backends.devices.registry import devices, open_engine
 from embedllm.backends.reference.engine import ReferenceEngine
 from embedllm.errors import ExportError, PackageError
@@ -30,11 +29,12 @@ from embedllm.export.graphs import write_variant
 from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.writing.passthrough import prequantized
 from embedllm.files.safetensors_header import Tensor, read_header
-from embedllm.inspection.package_report import describe_package
 from embedllm.package.features import COLUMN_ORDER, listed_features
+from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import WEIGHTS, open_package
 from embedllm.package.packing import dequantize, packings
 from embedllm.package.tensors import linears
+from embedllm.profiling.inspection.package_report import describe_package
 from tests.export.checkpoints.test_packed_integers import Format, checkpoint, compressed, gptq, quantized
 from tests.export.checkpoints.test_passthrough import ATOL, TOKENS, engine, logits
 from tests.support.decoder_cases import CASES, plain

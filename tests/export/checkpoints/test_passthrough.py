@@ -11,8 +11,6 @@ import numpy as np
 import onnx
 import pytest
 
-from embedllm.adapters.adapter import Adapter
-from embedllm.adapters.peft import read_adapter
 from embedllm.backends.base import Engine, FeedsAll, TakesAdapters
 from embedllm.backends.devices.registry import devices, open_engine
 from embedllm.backends.ort import engine as ort
@@ -26,10 +24,12 @@ from embedllm.export.onnx.directml_rules import check_directml
 from embedllm.export.sharding import join, shard
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import locate
-from embedllm.inspection.package_report import describe_package
 from embedllm.package.features import FLOAT32_SCALES, MINIMUMS, SHARDS, listed_features
+from embedllm.package.lora.adapter import Adapter
+from embedllm.package.lora.peft import read_adapter
 from embedllm.package.package import open_package
 from embedllm.package.packing import Packed, Packing, dequantize, pack_bits
+from embedllm.profiling.inspection.package_report import describe_package
 from tests.support.decoder_cases import CASES, plain
 from tests.support.described import RandomSource, described_package
 from tests.support.held import PACKINGS, rounded

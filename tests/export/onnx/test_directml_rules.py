@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 
 from embedllm.export import Recipe
 from embedllm.export.onnx.directml_rules import check_directml
-from embedllm.inspection.package_report import describe_package
 from embedllm.package.graph_variants import DIRECTML, FLOAT16, FLOAT32
 from embedllm.package.package import open_package
+from embedllm.profiling.inspection.package_report import describe_package
 from tests.backends.gpu.test_directml import MODELS
 from tests.support.decoder_cases import CASES, plain
 from tests.support.described import described_package

@@ -18,9 +18,9 @@ from embedllm.errors import ExportError
 from embedllm.export.graphs import write_variant
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.export.verify import compare
-from embedllm.inspection.package_report import describe_package
 from embedllm.package.graph_variants import CALIBRATED, FLOAT32, INT4_KV, INT8_KV, GraphVariant
 from embedllm.package.package import open_package
+from embedllm.profiling.inspection.package_report import describe_package
 
 MakePackage = Callable[..., Path]
 CONTEXT = 600  # the capacity grows twice on the way

@@ -1,0 +1,484 @@
+"""Model: joins package, engine, tokenizer and template into what an application calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Unpack
+
+from embedllm.backends.base import Device, Engine
+from embedllm.cancel import Cancel
+from embedllm.conversation.conversation import Conversation
+from embedllm.generation.async_stream import AsyncStream
+from embedllm.generation.beam_runner import BEAMLESS
+from embedllm.generation.chunk import Chunk
+from embedllm.generation.completion import Completion, collect
+from embedllm.generation.defaults import Defaults
+from embedllm.generation.options import PromptOptions, WhenFull
+from embedllm.generation.request_builder import RequestBuilder
+from embedllm.generation.run_in_thread import run_in_thread
+from embedllm.generation.runner import Request, Runner, reject_first_only
+from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
+from embedllm.kv_cache.fingerprint import model_fingerprint
+from embedllm.kv_cache.prefix_cache import PrefixCache
+from embedllm.model.embeddings import Encoding, Ranked
+from embedllm.model.embeddings import present as encoding_of
+from embedllm.package.lora.adapter import Adapters, present
+from embedllm.package.package import Package
+from embedllm.sampling.options import Sampling
+from embedllm.sampling.structured.response_format import Grammars
+from embedllm.text.chat_template import ChatTemplate, Message, Tool
+from embedllm.text.prompt import Prompt, TemplateOptions, check_messages
+from embedllm.text.protocols import ModelCodec
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import MemoryEstimate
+    from embedllm.text.chat_template import JSON
+    from embedllm.types import F32
+
+
+class Model:
+    """A loaded model. May be used from several threads; each running generation has a KV cache of its own.
+
+    A context manager; close() frees the memory.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        engine: Engine,
+        *,
+        tokenizer: ModelCodec,
+        defaults: Defaults,
+        template: ChatTemplate | None = None,  # None: the folder's own
+        grammars: Grammars | None = None,  # None: no response_format
+        draft: Model | None = None,
+        owns_draft: bool = False,
+        memory: MemoryEstimate | None = None,
+        prefix_cache: PrefixCache | None = None,  # None: no prefix cache
+        max_running: int = MAX_RUNNING,  # requests
+        max_waiting: int = MAX_WAITING,  # requests
+        kv_tokens: int | None = None,  # for whose KV there is memory; None: that is not known
+        is_direct: bool = False,  # without a thread: whoever calls computes
+        settings: str = "",  # what else the numbers depend on, of what load() was given
+        adapters: Adapters | None = None,  # None: the engine takes none
+        tuned: str = "",
+        encoding: Encoding | None = None,  # None: it generates text
+    ) -> None:
+        """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it."""
+        self.package = package
+        self.tokenizer = tokenizer
+        self.sampling = defaults.sampling
+        self.context = engine.context  # the most tokens that prompt and reply can have together
+        self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
+        self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
+        draft_runner = None if draft is None else draft.runner
+        self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
+                             max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
+                             is_direct=is_direct)  # fmt: skip
+        self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
+                                       adapters=adapters)  # fmt: skip
+        self._kind_of = package, engine.device, settings
+        self._own_draft = draft if owns_draft else None
+        self._encoding = encoding
+
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+    @property
+    def device(self) -> Device:
+        return self.runner.engine.device
+
+    @property
+    def kind(self) -> dict[str, str]:
+        """What a saved KV has to be of, to be used by this model."""
+        return self._kind
+
+    @cached_property
+    def _kind(self) -> dict[str, str]:
+        return model_fingerprint(*self._kind_of)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that a call may choose."""
+        found = self.runner.adapters
+        return () if found is None else found.names
+
+    def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Reads a LoRA adapter as PEFT saves it; from now on a call may choose it by its name. See load().
+
+        Raises ValueError for a name that is taken, and when the model was loaded without adapters.
+        """
+        from embedllm.package.lora.peft import read_adapters
+
+        found = present(self.runner.adapters)
+        if name in found.names:  # before it is read
+            raise ValueError(f"there is an adapter '{name}' already; remove it first, or choose another name.")
+        given, package = {name: path}, self.package
+        for adapter in read_adapters(given, package.decoder, is_rotated=package.is_rotated):
+            found.add(adapter)
+
+    def remove_adapter(self, name: str) -> None:
+        """Frees an adapter, once the calls that run with it are done. Raises ValueError when there is none."""
+        present(self.runner.adapters).remove(name)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._builder.can_chat
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The text that the model's own chat template makes of a conversation.
+
+        tools: functions, or JSON schemas as they are. variables: for the template, such as {"enable_thinking": False}.
+        documents: each with a "text", for templates that know them.
+        continue_final_message: leave the last message open, so that the model goes on with it.
+        Raises TemplateError when the model has no template or its template refuses.
+        """
+        return self._builder.prompt(messages, TemplateOptions(tools, variables, documents, continue_final_message))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Completion:
+        """The model's continuation of a prompt.
+
+        prompt: text, which is continued as it stands; messages, which go through the chat template; or token ids.
+        sampling: None takes the model's own defaults (`self.sampling`).
+        cancel: a switch that ends it from another thread.
+        The options, by name:
+        max_tokens: None takes the model's default, or what is left of the context.
+        min_tokens: no stop token is generated before; a stop string or a grammar still ends the reply.
+        stop: strings that end the reply, and are not part of it. stop_tokens: None takes the model's own.
+        A stop string that is one special token, such as "<|im_end|>", stands for that token.
+        logprobs: how many of the most probable tokens to report for each step.
+        response_format: what the reply shall be: OpenAI's object, or a pydantic class, a compiled regex, a list of
+        texts to choose from, a grammar (docs/guide-python.md#structured-output). The text fulfils it when finish_reason
+        is "stop" and no stop string ended it.
+        speculate: speculative decoding, which verifies several tokens per step: "lookup" (prompt lookup),
+        "draft" (the draft model), "off" or None; "auto" is both where there is a draft model, else "lookup" for replies
+        that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
+        steps of several tokens round otherwise (docs/numerics.md).
+        tools, variables, documents, continue_final_message: for the chat template; see prompt().
+        tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call.
+        priority: among the calls that wait (load(max_sequences=...)) lower ones are served earlier, as in vLLM; a step
+        is worth 10 seconds of waiting, so that none waits for ever.
+        timeout: seconds after which the reply ends with what there is, and with the finish_reason "timeout"; in the
+        queue, too.
+        adapter: the name of the adapter that computes the reply; None: the bare model. See load().
+        special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
+        the text then, nor are they from the reply to a prompt that is no messages.
+        Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
+        already. ValueError for a response_format that cannot be followed exactly.
+        """
+        (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], cancel or Cancel())
+        return collect(chunks)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As generate() for each of several prompts, in their order, batched where the device gains by it.
+
+        The steps of up to 16 replies on `cpu` and `openvino`, of up to 64 on `cuda`, are one run, which reads the
+        weights once (docs/performance.md): so are those of any calls from several threads or tasks. When one fails the
+        others are ended and its error is raised.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("generate_batch takes a list of prompts, found one text; use generate for it.")
+        requests = [self.request(prompt, sampling, **options) for prompt in prompts]
+        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
+        return [collect(chunks) for chunks in replies]
+
+    def generate_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """`n` continuations of one prompt, which is prefilled once; see generate().
+
+        Those after the first have the seeds that follow on the given one.
+        """
+        if n < 1:
+            raise ValueError(f"n is {n}; expected 1 or more.")
+        used, cancel = sampling or self.sampling, cancel or Cancel()
+        seeds = [None if used.seed is None else used.seed + place for place in range(n)]
+        requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
+        replies = self.runner.run_all(reject_first_only(requests), cancel, is_one_prompt=True)
+        return [collect(chunks) for chunks in replies]
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        beams: int,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """Beam search: the most probable continuations of a prompt, best first.
+
+        length_penalty: a reply's score is its log probability over its length to this power.
+        early_stopping: True ends it when `beams` replies are found, False when none that runs scores higher as it is,
+        "never" when none can at any length. options: as of generate(), but for those that choose or cut single tokens.
+        """
+        if idle := [name for name in options if name in BEAMLESS]:
+            raise ValueError(f"beam_search has no '{idle[0]}'; leave it out, or use generate.")
+        request = self.request(prompt, Sampling(), **options)
+        return [
+            Completion(
+                text=self.tokenizer.decode(reply.text_tokens, special=request.special),
+                tokens=reply.tokens,
+                logprobs=reply.logprobs,
+                top_logprobs=(),
+                finish_reason=reply.finish_reason,
+                stopped_by=reply.stopped_by,
+                statistics=reply.statistics,
+            )
+            for reply in self.runner.beam_search(request, cancel or Cancel(), beams=beams,
+                                                 length_penalty=length_penalty,
+                                                early_stopping=early_stopping)
+        ]  # fmt: skip
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Completion:
+        """The reply to a conversation; generate() with messages.
+
+        Raises ValueError for anything else; for text there is generate().
+        """
+        check_messages(messages)
+        return self.generate(messages, sampling, cancel=cancel, **options)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Generator[Chunk, None, None]:
+        """As generate(), token by token. Leaving the loop early frees what it used."""
+        request = self.request(prompt, sampling, **options)
+        return self.runner.stream(request, cancel or Cancel())
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Completion:
+        """As generate(), without blocking the event loop."""
+        chunks = self.astream(prompt, sampling, cancel=cancel, **options)
+        return collect([chunk async for chunk in chunks])
+
+    def astream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> AsyncStream:
+        """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
+        request = self.request(prompt, sampling, **options)
+        return self.runner.astream(request, cancel or Cancel())
+
+    async def agenerate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As generate_batch(), without blocking the event loop. Cancelling the task ends all of them."""
+        return await run_in_thread(lambda own: self.generate_batch(prompts, sampling, cancel=own, **options), cancel)
+
+    async def agenerate_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As generate_n(), without blocking the event loop. Cancelling the task ends it."""
+        return await run_in_thread(lambda own: self.generate_n(prompt, n, sampling, cancel=own, **options), cancel)
+
+    async def abeam_search(
+        self,
+        prompt: Prompt,
+        beams: int,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> list[Completion]:
+        """As beam_search(), without blocking the event loop. Cancelling the task ends it."""
+
+        def search(own: Cancel) -> list[Completion]:
+            return self.beam_search(prompt, beams, length_penalty=length_penalty, early_stopping=early_stopping,
+                                    cancel=own, **options)  # fmt: skip
+
+        return await run_in_thread(search, cancel)
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> F32:
+        """The vectors of texts by an embedding model, a row each: an array of float32, [texts, dimensions].
+
+        kind: "query" or "document" for what is looked for and what is looked through, or another of the prompts that
+        the model was published with, which comes in front of each text; None: its usual one, mostly none.
+        dimensions: truncate the vectors to this number of values, for Matryoshka models.
+        normalize: give vectors of the length 1, or as they are; None: as the model was published.
+        truncate: leave out the end of a text of too many tokens; False: raise ContextFull, which names it.
+        Raises ValueError for a model that is no embedding model.
+        """
+        found = encoding_of(self._encoding, self.name, "an embedding model")
+        return found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
+
+    async def aembed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> F32:
+        """As embed(), without blocking the event loop. Cancelling the task ends it."""
+        found = encoding_of(self._encoding, self.name, "an embedding model")
+        return await run_in_thread(
+            lambda own: found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
+                                    is_cancelled=lambda: own.cancelled)
+        )  # fmt: skip
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """How well documents fit a query by a reranker: their places and scores, the best first.
+
+        top: only the best `top`. truncate: as embed() has it, for a query and a document together.
+        Raises ValueError for a model that is no reranker.
+        """
+        return encoding_of(self._encoding, self.name, "a reranker").rerank(query, documents, top=top, truncate=truncate)
+
+    async def arerank(
+        self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """As rerank(), without blocking the event loop. Cancelling the task ends it."""
+        found = encoding_of(self._encoding, self.name, "a reranker")
+        return await run_in_thread(
+            lambda own: found.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
+        )
+
+    def conversation(
+        self,
+        system: str | None = None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        when_full: WhenFull = "error",
+        adapter: str | None = None,
+    ) -> Conversation:
+        """A multi-turn chat: its history and KV cache, so that each turn computes only the new tokens.
+
+        when_full: what is done when a turn does not fit any more (docs/guide-python.md#endless-chats). "error" raises
+        ContextFull. "drop-oldest" leaves whole turns out of what the model sees. "shift" drops tokens, in the middle of
+        a reply too, and keeps the KV of the others, which is approximate. The history stays whole; the tokens that the
+        model sees no more are in Statistics.dropped_tokens.
+        adapter: of every turn that names no other.
+        Raises ValueError for "shift" where KV cannot be moved.
+        """
+        return Conversation(self, system, tools=tools, variables=variables, when_full=when_full, adapter=adapter)
+
+    def open_conversation(self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None) -> Conversation:
+        """One that Conversation.save() wrote, tools as JSON schemas. when_full: None leaves it as it was.
+
+        Its KV cache is ready when this model, device and version of the runtime have computed it. Otherwise a line is
+        logged at INFO, and the next turn computes it. Raises PackageError for a damaged file, FileNotFoundError.
+        """
+        return Conversation.open(self, path, when_full=when_full)
+
+    async def aopen_conversation(
+        self, path: str | os.PathLike[str], *, when_full: WhenFull | None = None
+    ) -> Conversation:
+        """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
+        return await run_in_thread(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
+
+    def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
+        """What generate() would run: the prompt as token ids, every default filled in, checked."""
+        request = self.build_request(prompt, sampling, **options)
+        self.runner.check(request)
+        return request
+
+    def build_request(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+    ) -> Request:
+        """As request(), without the checks: the prompt may still be shortened."""
+        if self._encoding is not None:
+            raise ValueError(f"'{self.name}' {self._encoding.can_do}; it generates no text.")
+        return self._builder.request(prompt, sampling or self.sampling, **options)
+
+    def release(self) -> None:
+        """Frees the KV cache that waits for the next call, and the prefix cache in memory."""
+        self.runner.call(self.runner.sequences.release)
+
+    def close(self) -> None:
+        """Frees weights and KV caches. A generation that still runs ends as cancelled, at its next step.
+
+        Twice is fine.
+        """
+        self.runner.close()
+        if self._own_draft is not None:
+            self._own_draft.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = "closed" if self.runner.sequences.is_closed else f"on {self.device.name}"
+        return f"<embedllm.Model '{self.name}' {where}, context {self.context}>"

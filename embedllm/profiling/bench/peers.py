@@ -1,0 +1,188 @@
+"""Other engines, through the public API of each, greedy and with the same num_threads. None has type information.
+
+onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36, transformers 5.23 with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from embedllm.profiling.bench.engine import About, Facts
+from embedllm.profiling.bench.peer_models import folder_facts, gguf_facts, transformers_facts
+
+
+class Genai:
+    """onnxruntime-genai on the CPU, over a folder that has a genai_config.json."""
+
+    def __init__(self, path: str, *, threads: int, capacity: int) -> None:
+        """capacity: tokens for which KV memory is allocated up front, with each generator."""
+        self._og: Any = importlib.import_module("onnxruntime_genai")
+        config = self._og.Config(path)
+        if threads:
+            options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+            config.overlay(json.dumps(options))
+        self._model = self._og.Model(config)
+        self._capacity = capacity
+        self._generator: Any = None
+        self._held: list[int] = []
+        self._options = path, threads
+
+    @cached_property
+    def about(self) -> About:
+        path, threads = self._options
+        facts = folder_facts(Path(path), kv_bits=32)  # the float32 graph's
+        versions = {"onnxruntime-genai": self._og.__version__, "onnxruntime": metadata.version("onnxruntime")}
+        return _about(facts, versions, threads, keeps=True)
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        start, times = time.perf_counter(), []
+        held = shared_start(self._held, tokens)
+        self._generator = self._begun(held)
+        self._generator.append_tokens(list(tokens[held:]))
+        for _ in range(count):
+            self._generator.generate_next_token()
+            self._generator.get_next_tokens()
+            times.append(time.perf_counter() - start)
+        self._held = [int(token) for token in self._generator.get_sequence(0)][:-1]  # the last one was not fed yet
+        return times
+
+    def _begun(self, held: int) -> Any:  # noqa: ANN401
+        """A generator with the first `count` tokens of the last one."""
+        if held:
+            self._generator.rewind_to(held)
+            return self._generator
+        self._generator = None  # the old one's memory goes before the new one's is taken
+        parameters = self._og.GeneratorParams(self._model)
+        parameters.set_search_options(do_sample=False, min_length=self._capacity, max_length=self._capacity)
+        return self._og.Generator(self._model, parameters)
+
+
+class OpenVINOGenai:
+    """openvino-genai's LLMPipeline on the CPU, over a folder that has the tokenizer in OpenVINO's form."""
+
+    def __init__(self, path: str, *, threads: int, capacity: int) -> None:
+        """Raises ValueError for a folder without that tokenizer."""
+        if not (Path(path) / "openvino_tokenizer.xml").exists():
+            raise ValueError(
+                f"'{path}' has no openvino_tokenizer.xml, which openvino-genai wants. "
+                "Export the model with: embedllm export ... --openvino-tokenizer"
+            )
+        self._ov: Any = importlib.import_module("openvino")
+        self._genai: Any = importlib.import_module("openvino_genai")
+        options = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+        self._pipeline = self._genai.LLMPipeline(path, "CPU", **options)
+        self._options = path, threads
+
+    @cached_property
+    def about(self) -> About:
+        path, threads = self._options
+        facts = folder_facts(Path(path), kv_bits=9)  # 8 bits and a share of a scale and a zero point, its default
+        versions = {"openvino-genai": self._genai.get_version(), "openvino": self._ov.get_version()}
+        return _about(facts, versions, threads, keeps=False)  # its prefix cache holds an uncertain share
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        """Its own clock: of a streamer that asks in Python for each token it would be a little slower."""
+        ids = self._ov.Tensor(_row(tokens))
+        mask = self._ov.Tensor(_row([1] * len(tokens)))
+        config = self._genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
+        found = self._pipeline.generate(self._genai.TokenizedInputs(ids, mask), config).perf_metrics
+        made = list(found.raw_metrics.m_new_token_times)  # milliseconds, of a clock of its own
+        first_s = found.get_ttft().mean / 1000
+        return [first_s + (at - made[0]) / 1000 for at in made]
+
+
+class LlamaCpp:
+    """llama.cpp by llama-cpp-python, over a GGUF file."""
+
+    def __init__(self, path: str, *, threads: int, capacity: int) -> None:
+        """capacity: tokens for which KV memory is allocated up front."""
+        self._module: Any = importlib.import_module("llama_cpp")
+        options = {"n_threads": threads, "n_threads_batch": threads} if threads else {}
+        self._llama = self._module.Llama(path, n_ctx=capacity, verbose=False, **options)
+        self._options = path, threads
+
+    @cached_property
+    def about(self) -> About:
+        path, threads = self._options
+        features = " ".join(self._module.llama_print_system_info().decode(errors="replace").split())
+        facts = gguf_facts(Path(path), self._llama.metadata, self._llama.n_vocab())
+        versions = {"llama-cpp-python": self._module.__version__}
+        return _about(facts, versions, threads, keeps=True, hardware=features)
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        start, times = time.perf_counter(), []
+        for _ in self._llama.generate(list(tokens), temp=0.0):
+            times.append(time.perf_counter() - start)
+            if len(times) == count:
+                break
+        return times
+
+
+class Transformers:
+    """transformers with torch on the CPU, over a Hugging Face folder, in the checkpoint's own type."""
+
+    def __init__(self, path: str, *, threads: int, capacity: int) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        self._transformers: Any = importlib.import_module("transformers")
+        if threads:
+            self._torch.set_num_threads(threads)
+        self._model = self._transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        self._model.eval()
+        self._cache: Any = None
+        self._held: list[int] = []
+        self._options = path, threads
+
+    @cached_property
+    def about(self) -> About:
+        path, threads = self._options
+        versions = {"transformers": self._transformers.__version__, "torch": self._torch.__version__}
+        facts = transformers_facts(Path(path), self._model.config, self._model.dtype.itemsize)
+        return _about(facts, versions, threads, keeps=True)
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        start, times = time.perf_counter(), []
+        held = shared_start(self._held, tokens)
+        if held:
+            surplus = len(self._held) - held
+            if surplus:
+                self._cache.crop(-surplus)
+        else:
+            self._cache = self._transformers.DynamicCache(config=self._model.config)
+        fed, self._held = list(tokens[held:]), list(tokens[:held])
+        with self._torch.inference_mode():
+            for _ in range(count):
+                self._held += fed
+                ids = self._torch.tensor([fed])
+                logits = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+                fed = [int(logits[0, -1].argmax())]
+                times.append(time.perf_counter() - start)
+        return times
+
+
+def shared_start(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens of a prompt are held already; at least its last one has to be computed."""
+    count = 0
+    for ours, theirs in zip(held, tokens[:-1], strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count
+
+
+def _row(tokens: Sequence[int]) -> Any:  # noqa: ANN401 - an array
+    import numpy as np
+
+    return np.array([tokens], np.int64)
+
+
+def _about(facts: Facts, versions: dict[str, str], threads: int, *, keeps: bool, hardware: str = "") -> About:
+    return About(**asdict(facts), versions=versions, device="cpu", hardware=hardware, on_host=True, threads=threads,
+                 keeps=keeps)  # fmt: skip

@@ -1,0 +1,108 @@
+"""What callers may say a reply shall be, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from embedllm.sampling.structured.response_format import ResponseFormat, Source, grammar_source
+from embedllm.text.chat_template import JSON
+
+
+def schema_of(response_format: ResponseFormat) -> object:
+    source = grammar_source(response_format)
+    assert source is not None
+    assert source.kind == "json_schema"
+    return json.loads(source.text)
+
+
+class Point:
+    """As pydantic's classes are asked."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, JSON]:
+        inner: dict[str, JSON] = {
+            "type": "object",
+            "properties": {"properties": {"type": "string"}},
+            "required": ["properties"],
+        }
+        return {"$defs": {"Inner": inner}, "type": "object", "properties": {"inner": {"$ref": "#/$defs/Inner"}}}
+
+
+def test_text_and_none_hold_a_reply_to_nothing() -> None:
+    assert grammar_source(None) is None
+    assert grammar_source({"type": "text"}) is None
+
+
+def test_openais_objects_are_json_schemas() -> None:
+    assert schema_of({"type": "json_object"}) == {"type": "object"}
+    named = {"name": "n", "schema": {"type": "null"}, "strict": True, "description": "d"}
+    assert schema_of({"type": "json_schema", "json_schema": named}) == {"type": "null"}
+
+
+def test_the_order_of_properties_stays() -> None:
+    source = grammar_source({"type": "json_schema", "json_schema": {"schema": {"properties": {"b": {}, "a": {}}}}})
+    assert source is not None
+    assert source.text.index('"b"') < source.text.index('"a"')
+
+
+def test_a_class_has_no_other_properties_than_its_own() -> None:
+    found = schema_of(Point)
+    assert isinstance(found, dict)
+    assert found["additionalProperties"] is False
+    assert found["$defs"]["Inner"] == {
+        "additionalProperties": False,
+        "type": "object",
+        "properties": {"properties": {"type": "string"}},
+        "required": ["properties"],
+    }
+
+
+def test_a_dictionary_in_a_class_keeps_its_values_type() -> None:
+    class Map(Point):
+        @classmethod
+        def model_json_schema(cls) -> dict[str, JSON]:
+            return {"properties": {"of": {"additionalProperties": {"type": "integer"}, "type": "object"}}}
+
+    found = schema_of(Map)
+    assert isinstance(found, dict)
+    assert found["properties"]["of"] == {"additionalProperties": {"type": "integer"}, "type": "object"}
+
+
+def test_regex_choices_and_lark_are_said_by_their_kinds() -> None:
+    assert grammar_source({"type": "regex", "regex": "a+"}) == Source(kind="regex", text="a+")
+    assert grammar_source({"type": "lark", "lark": 'start: "a"'}) == Source(kind="lark", text='start: "a"')
+    assert grammar_source({"type": "choices", "choices": ["ü", "n"]}) == grammar_source(("ü", "n"))
+
+
+def test_a_compiled_regex_brings_its_flags() -> None:
+    assert grammar_source(re.compile("a+")) == Source(kind="regex", text="a+")
+    assert grammar_source(re.compile("a.", re.IGNORECASE | re.DOTALL)) == Source(kind="regex", text="(?is)a.")
+    with pytest.raises(ValueError, match="ASCII, which is not followed"):
+        grammar_source(re.compile("a", re.ASCII))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("a+", r"response_format is 'a\+'; expected"),
+        (7, "response_format is 7; expected"),
+        ({"type": "xml"}, "response_format has the type 'xml'; expected"),
+        ({"schema": {}}, "response_format has the type None; expected"),
+        ({"type": "json_object", "schema": {}}, "response_format has 'schema', which is not followed; expected type"),
+        ({"type": "json_schema"}, "response_format has no json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format has no json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "mode": 1}}, "response_format.json_schema has 'mode'"),
+        ({"type": "json_schema", "json_schema": {"schema": {"const": float("nan")}}}, "the JSON schema is no JSON"),
+        ({"type": "json_schema", "json_schema": {"schema": {1, 2}}}, "the JSON schema is no JSON"),
+        ({"type": "regex", "regex": 7}, "response_format.regex is 7; expected a text"),
+        ([], r"choices is \[\]; expected"),
+        ({"type": "choices", "choices": "abc"}, "choices is 'abc'; expected"),
+        (["a", ""], "choices is .*; expected a list of one text or more, none of them empty"),
+    ],
+)
+def test_another_shape_is_an_error_that_says_what_was_found(said: ResponseFormat, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grammar_source(said)
