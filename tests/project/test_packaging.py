@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import embedllm
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -111,8 +113,8 @@ def test_the_wheel_holds_the_modules_the_demo_and_nothing_else(wheel: Path, sour
 @pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel: Path, sources: Path) -> None:
     found = contents(wheel)
-    about = f"embedllm-{PYPROJECT['project']['version']}.dist-info"
-    assert wheel.name == f"embedllm-{PYPROJECT['project']['version']}-py3-none-any.whl"
+    about = f"embedllm-{embedllm.__version__}.dist-info"
+    assert wheel.name == f"embedllm-{embedllm.__version__}-py3-none-any.whl"
     assert found[f"{about}/licenses/LICENSE"] == (sources / "LICENSE").read_bytes()
     assert b"embedllm = embedllm.cli.main:main" in found[f"{about}/entry_points.txt"]
     metadata: Message = email.message_from_bytes(found[f"{about}/METADATA"])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import embedllm
 from embedllm.errors import PackageError
 from embedllm.generation.defaults import read_defaults
 from embedllm.model.model import Model
@@ -131,7 +132,7 @@ def test_pyodide_gives_what_the_desktop_gives(
 
 
 def test_the_wheel_for_browsers_is_small_and_its_record_is_right(wheel: Path) -> None:
-    version = PYPROJECT["project"]["version"]
+    version = embedllm.__version__
     assert wheel.name == f"embedllm-{version}-py3-none-any.whl"
     assert wheel.stat().st_size < LIMIT
     with zipfile.ZipFile(wheel) as archive:
@@ -160,7 +161,7 @@ def test_only_what_runs_in_a_browser_is_required_there() -> None:
 
 def test_the_recipe_has_this_version_and_drops_what_is_there_to_drop() -> None:
     recipe = (SOURCES.parent / "recipe" / "meta.yaml").read_text(encoding="utf-8")
-    assert f"\n  version: {PYPROJECT['project']['version']}\n" in recipe
+    assert f"\n  version: {embedllm.__version__}\n" in recipe
     found = re.search(r"rm -rf (.*)", recipe)
     assert found is not None
     root = make_web_wheel.ROOT
