@@ -2,7 +2,8 @@
 
     python tools/make_web_wheel.py dist/web
 
-It has the name and the version of the whole wheel, whose 28 MB a page would wait for. Needs setuptools, no network.
+It has the name and the version of the whole wheel, whose 28 MB a page would wait for. Needs no network where the
+setuptools that pyproject.toml asks for is installed; else pip fetches it for the build.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # what an application imports, and what that imports only when it is needed
 ENTRIES = ("embedllm", "embedllm.web.loading", "embedllm.text.jinja_sandbox", "embedllm.package.architecture_json")
 _COPIED = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web")
+_SETUPTOOLS = 77  # as in pyproject.toml
+_OFFLINE = ("--no-build-isolation", "--no-index")
 _DATED = (1980, 1, 1, 0, 0, 0)  # the same sources give the same file
 
 
@@ -49,12 +53,20 @@ def build(work: Path) -> Path:
             shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, sources / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", *(_OFFLINE if has_setuptools() else ())]
     done = subprocess.run([*command, "-w", str(wheels), str(sources)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the wheel could not be built:\n{done.stdout}{done.stderr}")
     (wheel,) = wheels.iterdir()
     return wheel
+
+
+def has_setuptools() -> bool:
+    """Whether this environment can build by itself: a new one of Python 3.11 has an old setuptools, of 3.12 none."""
+    try:
+        return int(version("setuptools").partition(".")[0]) >= _SETUPTOOLS
+    except PackageNotFoundError:
+        return False
 
 
 def slim(contents: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from collections import Counter
 from email.message import Message
@@ -152,3 +153,14 @@ def test_an_installed_wheel_answers_with_its_demo(wheel: Path, tmp_path: Path) -
     assert Path(module).is_relative_to(site)
     assert Path(demo) == site / "embedllm" / "demo"
     assert "qwen3" in families
+
+
+@pytest.mark.real
+def test_the_wheel_for_browsers_is_built_in_a_new_environment(tmp_path: Path) -> None:
+    """Which has an old setuptools, or none: pip fetches the one that pyproject.toml asks for."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    run(python, ROOT / "tools" / "make_web_wheel.py", tmp_path / "out", cwd=tmp_path)
+    (wheel,) = (tmp_path / "out").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert "embedllm/web/loading.py" in archive.namelist()

@@ -1,10 +1,8 @@
-"""The examples of docs/web.md and README for pages and Pyodide run in a real browser, at the addresses they name."""
+"""The examples of docs/web.md and README for pages and Pyodide run in a real browser, in the folder they name."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,6 @@ from tests.web.support.server import ROOT, WebServer
 
 pytestmark = pytest.mark.browser
 
-WEB = ROOT / "bindings_web"
-CDN = "https://cdn.jsdelivr.net/npm"
 MODEL = "https://models.example/demo/"
 PAGES = ["docs/web.md", "README.md"]
 
@@ -30,34 +26,16 @@ def examples(page: str, language: str) -> str:
     return "\n".join(blocks)
 
 
-def cdn_here(server: WebServer, modules: Path, work: Path) -> str:
-    """Serves what jsDelivr has, under the addresses that it has there; the address in its place."""
-    npm = f"{server.url}/npm"
-    about = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
-    for name, version in about["dependencies"].items():
-        server.serve(f"/npm/{name}@{version}", modules / name)
-    source = shutil.copytree(WEB / "src", work / "src")
-    libraries = source / "libraries.js"
-    text = libraries.read_text(encoding="utf-8")
-    assert CDN in text
-    libraries.write_text(text.replace(CDN, npm), encoding="utf-8")
-    server.serve(f"/npm/embedllm-web@{about['version']}/src", source)
-    server.serve(f"/npm/embedllm-web@{about['version']}/probe", ROOT / "backends" / "probe")
-    return npm
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_javascript_examples_run(
     page: str, browser: Browser, web_server: WebServer, node_modules: Path, tmp_path: Path
 ) -> None:
-    npm = cdn_here(web_server, node_modules, tmp_path)
-    model = web_server.serve("/demo", packing().demo()) + "/"
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "index.html").write_text("<!doctype html><title>example</title><body></body>", encoding="utf-8")
-    program = examples(page, "js").replace(CDN, npm).replace(MODEL, model)
-    (site / "example.js").write_text(program, encoding="utf-8")
-    tab = browser.context().page(web_server.serve("/site", site) + "/")
+    """As a module of a page in the folder that pack.py writes; nothing is loaded from elsewhere."""
+    pack = packing()
+    site = pack.pack(pack.roots("chat", model=pack.demo(), modules=node_modules), tmp_path / "site")
+    (site / "mine.html").write_text("<!doctype html><title>example</title><body></body>", encoding="utf-8")
+    (site / "example.js").write_text(examples(page, "js"), encoding="utf-8")
+    tab = browser.context().page(web_server.serve("/site", site) + "/mine.html")
     tab.evaluate("async () => void await import('./example.js')", patience_s=LONG_S)
     assert "ls" in tab.text("body")
 

@@ -3,7 +3,7 @@
 /** @param {string} path */
 const beside = (path) => new URL(`../${path}`, import.meta.url).href;
 
-/** embedllm's modules; from a CDN it would be https://cdn.jsdelivr.net/npm/embedllm-web@0.1.0/src/index.js */
+/** embedllm's modules */
 export const LIBRARY = beside("embedllm/index.js");
 export const BRIDGE = beside("embedllm/worker/load_model.js");
 
