@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
+from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Tool
 
 if TYPE_CHECKING:
+    from embedllm.sampling.custom_processors import Processor
     from embedllm.sampling.structured.response_format import ResponseFormat
     from embedllm.text.chat_template import JSON
 
@@ -16,7 +19,39 @@ Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
 WhenFull: TypeAlias = Literal["error", "drop-oldest", "shift"]
 
 
-class ReplyOptions(TypedDict, total=False):
+class SamplingOptions(TypedDict, total=False):
+    """The fields of Sampling, each by itself; documented there."""
+
+    temperature: float
+    dynamic_temperature: float
+    dynamic_exponent: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...]
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_breakers: Sequence[str]
+    no_repeat_ngram: int
+    bad_words: Sequence[str | Sequence[int]]
+    processors: Sequence[Processor]
+    order: Sequence[str]
+    seed: int | None
+
+
+class ReplyOptions(SamplingOptions, total=False):
     """Options of a reply; documented at Model.generate()."""
 
     max_tokens: int | None
@@ -40,3 +75,28 @@ class PromptOptions(ReplyOptions, total=False):
     documents: Sequence[Mapping[str, JSON]] | None
     continue_final_message: bool
     special: bool
+
+
+SAMPLING = frozenset(SamplingOptions.__annotations__)
+_KNOWN = PromptOptions.__optional_keys__
+
+
+def take_sampling(sampling: Sampling | None, default: Sampling, options: Mapping[str, Any]) -> tuple[Sampling, Any]:
+    """What tokens are drawn by, and the options that are not of it.
+
+    sampling: None: `default`; each option of Sampling that is among the options takes the place of its field.
+    Raises TypeError for an option that there is not, and for a `sampling` of another type.
+    """
+    if unknown := [name for name in options if name not in _KNOWN]:
+        from embedllm.files.nearest import nearest
+
+        raise TypeError(f"there is no option '{unknown[0]}'.{nearest(unknown[0], _KNOWN)}")
+    if not isinstance(sampling, Sampling | None):
+        raise TypeError(
+            f"sampling is {sampling!r}; expected an embedllm.Sampling, or give its options by name, as in "
+            "temperature=0.2, top_p=0.9."
+        )
+    changed = {name: value for name, value in options.items() if name in SAMPLING}
+    used = default if sampling is None else sampling
+    rest = {name: value for name, value in options.items() if name not in SAMPLING}
+    return replace(used, **changed) if changed else used, rest

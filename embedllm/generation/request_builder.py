@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -91,7 +91,7 @@ class RequestBuilder:
         used = None if tool_choice == "none" else tools
         template = TemplateOptions(used, variables, documents, continue_final_message)
         tokens, written = self._tokens(prompt, template)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        stops = _texts(stop)
         ends = frozenset(self._package.stop_tokens if stop_tokens is None else stop_tokens)
         ends |= self._special_tokens(stops)
         request = Request(
@@ -180,3 +180,12 @@ class RequestBuilder:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, special=True), None
         return token_ids(prompt), None
+
+
+def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Stop strings as a tuple; what each of them is, is checked with the request."""
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, Iterable | None):
+        raise ValueError(f"stop is {stop!r}; expected a text, a list of texts or None.")
+    return tuple(stop or ())

@@ -16,7 +16,7 @@ from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.defaults import Defaults
-from embedllm.generation.options import PromptOptions, WhenFull
+from embedllm.generation.options import SAMPLING, PromptOptions, WhenFull, take_sampling
 from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner, reject_first_only
@@ -159,7 +159,8 @@ class Model:
         """The model's continuation of a prompt.
 
         prompt: text, which is continued as it stands; messages, which go through the chat template; or token ids.
-        sampling: None takes the model's own defaults (`self.sampling`).
+        sampling: None takes the model's own defaults (`self.sampling`). Each field may be given by name, too, as in
+        temperature=0.2, and takes the place of what is there.
         cancel: a switch that ends it from another thread.
         The options, by name:
         max_tokens: None takes the model's default, or what is left of the context.
@@ -184,7 +185,8 @@ class Model:
         special: the reply as it is written, special tokens and all: neither reasoning nor tool calls are parted from
         the text then, nor are they from the reply to a prompt that is no messages.
         Raises ContextFull when the prompt leaves no room for a token; nothing is cut off. Busy when too many calls wait
-        already. ValueError for a response_format that cannot be followed exactly.
+        already. ValueError for a response_format that cannot be followed exactly. TypeError for an option that there
+        is not, with the nearest one.
         """
         (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], cancel or Cancel())
         return collect(chunks)
@@ -224,10 +226,10 @@ class Model:
         """
         if n < 1:
             raise ValueError(f"n is {n}; expected 1 or more.")
-        used, cancel = sampling or self.sampling, cancel or Cancel()
+        used, rest = take_sampling(sampling, self.sampling, options)
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
-        requests = [self.request(prompt, replace(used, seed=seed), **options) for seed in seeds]
-        replies = self.runner.run_all(reject_first_only(requests), cancel, is_one_prompt=True)
+        requests = [self.request(prompt, replace(used, seed=seed), **rest) for seed in seeds]
+        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel(), is_one_prompt=True)
         return [collect(chunks) for chunks in replies]
 
     def beam_search(
@@ -246,7 +248,7 @@ class Model:
         early_stopping: True ends it when `beams` replies are found, False when none that runs scores higher as it is,
         "never" when none can at any length. options: as of generate(), but for those that choose or cut single tokens.
         """
-        if idle := [name for name in options if name in BEAMLESS]:
+        if idle := [name for name in options if name in BEAMLESS or name in SAMPLING]:
             raise ValueError(f"beam_search has no '{idle[0]}'; leave it out, or use generate.")
         request = self.request(prompt, Sampling(), **options)
         return [
@@ -458,7 +460,8 @@ class Model:
         """As request(), without the checks: the prompt may still be shortened."""
         if self._encoding is not None:
             raise ValueError(f"'{self.name}' {self._encoding.can_do}; it generates no text.")
-        return self._builder.request(prompt, sampling or self.sampling, **options)
+        used, rest = take_sampling(sampling, self.sampling, options)
+        return self._builder.request(prompt, used, **rest)
 
     def release(self) -> None:
         """Frees the KV cache that waits for the next call, and the prefix cache in memory."""
