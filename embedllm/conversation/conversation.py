@@ -53,13 +53,13 @@ class ChatModel(Protocol):
     @property
     def kind(self) -> dict[str, str]: ...
 
-    def prompt(
+    def prompt_tokens(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] | None = None,
         variables: Mapping[str, JSON] | None = None,
-    ) -> str: ...
+    ) -> list[int]: ...
 
     def build_request(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
@@ -188,9 +188,7 @@ class Conversation:
             request=lambda shown: model.build_request(
                 shown, sampling, tools=self.tools, variables=variables, **options
             ),
-            tokens=lambda shown: model.tokenizer.encode(
-                model.prompt(shown, tools=tools, variables=variables), special=False
-            ),
+            tokens=lambda shown: model.prompt_tokens(shown, tools=tools, variables=variables),
             context=model.context,
         )
         if self.when_full == "drop-oldest":

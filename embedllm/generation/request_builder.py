@@ -18,8 +18,9 @@ from embedllm.sampling.constraint import Constraint
 from embedllm.sampling.options import Sampling
 from embedllm.sampling.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
+from embedllm.text.content_marks import ContentMarks, RenderedPrompt
 from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, token_ids
-from embedllm.text.protocols import ModelCodec
+from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.formats import ToolFormat, format_of
 from embedllm.tools.reply_parser import reply_marks, reply_reader
@@ -41,6 +42,7 @@ class RequestBuilder:
         template: ChatTemplate | None,
         grammars: Grammars | None,
         adapters: Adapters | None = None,
+        parse_special: bool = False,
     ) -> None:
         self._package = package
         self._tokenizer = tokenizer
@@ -48,6 +50,7 @@ class RequestBuilder:
         self._template = template
         self._grammars = grammars
         self._adapters = adapters
+        self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
         self._tool_format: ToolFormat | None = None
 
     @property
@@ -58,12 +61,17 @@ class RequestBuilder:
         except TemplateError:
             return False
 
-    def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+    def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
         template, written = self._chat_template(), self._written()
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render(shown, tools=options.tools, documents=options.documents, variables=options.variables,
-                               continue_final_message=options.continue_final_message)  # fmt: skip
+        return template.render_marked(shown, self._marks, tools=options.tools, documents=options.documents,
+                                      variables=options.variables,
+                                      continue_final_message=options.continue_final_message)  # fmt: skip
+
+    def prompt_tokens(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """The token ids of prompt()."""
+        return self._tokenizer.encode_prompt(self.prompt(messages, options))
 
     def request(
         self,
@@ -165,13 +173,13 @@ class RequestBuilder:
     def _tokens(self, prompt: Prompt, template: TemplateOptions) -> tuple[list[int], str | None]:
         """The prompt as token ids, and what the template wrote.
 
-        A template writes the special tokens itself; plain text gets the tokenizer's.
+        A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
         """
         if isinstance(prompt, Mapping) or are_messages(prompt):
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
-            text = self.prompt(messages, template)
-            return self._tokenizer.encode(text, special=False), text
+            written = self.prompt(messages, template)
+            return self._tokenizer.encode_prompt(written), written.text
         if template != TemplateOptions():
             raise ValueError(
                 "tools, variables, documents and continue_final_message go through the chat template; give the prompt "

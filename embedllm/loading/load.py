@@ -42,6 +42,7 @@ def load(
     exact: bool = False,
     kv: str | None = None,
     chat_template: str | None = None,
+    parse_special: bool = False,
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -77,6 +78,9 @@ def load(
     draft: a draft model for speculative decoding (speculate= of Model.generate()), much smaller and with the same
     vocabulary: a folder, opened on the same device, or a Model, which stays yours to close.
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    parse_special: special tokens' texts in messages, tool results, tools and documents are read as these tokens. By
+    default they are plain text, and only the chat template writes special tokens
+    (docs/guide-python.md#special-tokens-in-messages).
     prefix_cache: bytes of memory at most for KV that calls have in common (docs/guide-python.md#prefix-cache); it is
     taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
@@ -104,6 +108,7 @@ def load(
             exact=exact,
             kv=kv,
             chat_template=chat_template,
+            parse_special=parse_special,
             openvino=openvino,
             draft=draft,
             adapters=adapters,
@@ -213,6 +218,7 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         kv_tokens=None if memory is None else memory.kv_tokens,
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
+        parse_special=options.parse_special,
     )
     if isinstance(engine, WarmsUp):
         model.runner.call(engine.warm_up)  # so that the first reply comes as soon as later ones

@@ -35,6 +35,7 @@ class LoadOptions:
     exact: bool = False
     kv: str | None = None
     chat_template: str | None = None
+    parse_special: bool = False
     openvino: OpenVINOOptions | None = None
     draft: str | os.PathLike[str] | Model | None = None
     adapters: Mapping[str, str | os.PathLike[str]] | None = None

@@ -66,8 +66,12 @@ class Model:
         adapters: Adapters | None = None,  # None: the engine takes none
         tuned: str = "",
         encoding: Encoding | None = None,  # None: it generates text
+        parse_special: bool = False,
     ) -> None:
-        """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it."""
+        """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it.
+
+        parse_special: see load().
+        """
         self.package = package
         self.tokenizer = tokenizer
         self.sampling = defaults.sampling
@@ -79,7 +83,7 @@ class Model:
                              max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
                              is_direct=is_direct)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
-                                       adapters=adapters)  # fmt: skip
+                                       adapters=adapters, parse_special=parse_special)  # fmt: skip
         self._kind_of = package, engine.device, settings
         self._own_draft = draft if owns_draft else None
         self._encoding = encoding
@@ -146,7 +150,21 @@ class Model:
         continue_final_message: leave the last message open, so that the model goes on with it.
         Raises TemplateError when the model has no template or its template refuses.
         """
-        return self._builder.prompt(messages, TemplateOptions(tools, variables, documents, continue_final_message))
+        options = TemplateOptions(tools, variables, documents, continue_final_message)
+        return self._builder.prompt(messages, options).text
+
+    def prompt_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, JSON] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The token ids of prompt(), as chat() feeds them: special tokens' texts in messages are plain text."""
+        options = TemplateOptions(tools, variables, documents, continue_final_message)
+        return self._builder.prompt_tokens(messages, options)
 
     def generate(
         self,

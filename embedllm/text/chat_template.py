@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from embedllm.errors import PackageError, TemplateError
 from embedllm.files.json_object import read_json_object
+from embedllm.text.content_marks import ContentMarks, RenderedPrompt
 from embedllm.text.function_schema import tool_schema
 from embedllm.text.tokenizer_config import read_tokenizer_config
 from embedllm.types import JSON
@@ -87,20 +88,41 @@ class ChatTemplate:
         variables: more names for the template, such as {"enable_thinking": False}; they go before special tokens.
         Raises ValueError for messages that are not in this form, TemplateError when the template refuses or fails.
         """
+        return self.render_marked(messages, None, tools=tools, documents=documents, variables=variables,
+                                  add_generation_prompt=add_generation_prompt,
+                                  continue_final_message=continue_final_message).text  # fmt: skip
+
+    def render_marked(
+        self,
+        messages: Sequence[Message],
+        marks: ContentMarks | None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        documents: Sequence[Mapping[str, JSON]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, JSON] | None = None,
+    ) -> RenderedPrompt:
+        """As render(), with the places of special tokens' texts that came with messages, tools or documents.
+
+        marks: finds them; None: the template is taken to have written all of the prompt.
+        """
         chat = _messages(messages)
         final_text = _mark_end(chat[-1]) if continue_final_message else None
         template = self._template(with_tools=tools is not None)
-        prompt = template.render(
-            {
-                **self.tokens,
-                **_variables(variables or {}),
-                "messages": chat,
-                "tools": None if tools is None else list(tool_schemas(tools)),
-                "documents": None if documents is None else _documents(documents),
-                "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            }
-        )
-        return prompt if final_text is None else _up_to_mark(prompt, final_text)
+        given: dict[str, JSON] = {
+            **self.tokens,
+            **_variables(variables or {}),
+            "messages": list(chat),
+            "tools": None if tools is None else list(tool_schemas(tools)),
+            "documents": None if documents is None else _documents(documents),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        prompt = RenderedPrompt(template.render(given)) if marks is None else marks.render(template.render, given)
+        if final_text is None:
+            return prompt
+        text = _up_to_mark(prompt.text, final_text)
+        return RenderedPrompt(text, frozenset(place for place in prompt.literal if place < len(text)))
 
     def _template(self, *, with_tools: bool) -> SandboxedTemplate:
         """The template to use, compiled."""

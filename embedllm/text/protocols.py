@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from embedllm.text.content_marks import RenderedPrompt
 
 
 class TextCodec(Protocol):
@@ -47,6 +50,16 @@ class ModelCodec(TextCodec, Protocol):
     @property
     def named(self) -> Mapping[str, str]: ...
 
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        """The tokens of what a chat template wrote, where texts of special tokens that are literal are plain text."""
+        ...
+
     def token_id(self, text: str) -> int | None:
         """The token that the vocabulary spells exactly like this, such as "<|im_end|>"."""
         ...
+
+
+def special_texts(codec: TextCodec) -> list[str]:
+    """The texts of the special tokens."""
+    texts = (codec.token_text(token) for token in codec.special_tokens)
+    return [text for text in texts if text]

@@ -6,11 +6,13 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
+from embedllm.text.content_marks import RenderedPrompt
 from embedllm.text.token_bytes import REPLACEMENT, Decoder, appends_texts, is_byte_token, token_bytes
 from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
+_NO_TOKEN = "\ufffc"  # in the place of a character: no special token has it
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -33,6 +36,8 @@ class Tokenizer:
         engine.encode_special_tokens = split_special
         added = engine.get_added_tokens_decoder()
         self._engine = engine
+        self._splits_special = split_special
+        self._literal: _LiteralEngine | None = None
         self.named = dict(named)
         self.size = max([engine.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
         self.special_tokens = frozenset(token for token, entry in added.items() if entry.special)
@@ -68,6 +73,19 @@ class Tokenizer:
         """The tokens of a text; see TextCodec. Raises ValueError for what check_text() refuses."""
         check_text(text)
         return self._engine.encode(text, add_special_tokens=special).ids
+
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        """The tokens of what a chat template wrote; see TextCodec."""
+        check_text(prompt.text)
+        if self._splits_special or not prompt.literal:
+            return self.encode(prompt.text, special=False)
+        letters = list(prompt.text)
+        for place in prompt.literal:
+            letters[place] = _NO_TOKEN
+        written = self._engine.encode("".join(letters), add_special_tokens=False)
+        if self._literal is None:
+            self._literal = _LiteralEngine(self._engine)
+        return self._literal.encode(prompt.text, zip(written.ids, written.offsets, strict=True))
 
     def encode_whole(self, texts: Sequence[str], *, limit: int | None) -> tuple[list[int], list[int]]:
         """The tokens of a text or a pair as a model that reads whole texts wants them, and which of both each is of.
@@ -113,6 +131,38 @@ class Tokenizer:
         """The bytes of each token by its id, for grammars; see embedllm/text/token_bytes.py."""
         added = {token: entry.content for token, entry in self._engine.get_added_tokens_decoder().items()}
         return token_bytes(self._engine.get_vocab(with_added_tokens=True), added, _decoder(self._engine))
+
+
+class _LiteralEngine:
+    """A copy of a tokenizer that takes special tokens for plain text, and aliases of them for special tokens.
+
+    What stands around a token is split, normalized and merged as it is beside the special token itself.
+    """
+
+    def __init__(self, engine: tokenizers.Tokenizer) -> None:
+        from tokenizers import AddedToken as EngineToken
+
+        self._engine = engine.from_str(engine.to_str())
+        self._engine.encode_special_tokens = True
+        special = {token: entry.content for token, entry in engine.get_added_tokens_decoder().items() if entry.special}
+        nonce = secrets.token_hex(16)  # so that no text can hold an alias
+        self._spelling = special
+        self._alias = {token: f"\ue000{nonce}{token}\ue001" for token in special}
+        tokens = [EngineToken(alias, special=False, normalized=False) for alias in self._alias.values()]
+        self._engine.add_tokens(tokens)
+        self._token = {self._engine.token_to_id(alias): token for token, alias in self._alias.items()}
+
+    def encode(self, text: str, found: Iterable[tuple[int, tuple[int, int]]]) -> list[int]:
+        """The tokens of a text. found: tokens and where they stand; of these the special ones are special."""
+        parts: list[str] = []
+        given = 0
+        for token, (start, stop) in found:
+            if token in self._alias and text[start:stop].strip() == self._spelling[token].strip():
+                parts += (text[given:start], self._alias[token])
+                given = stop
+        parts.append(text[given:])
+        tokens = self._engine.encode("".join(parts), add_special_tokens=False).ids
+        return [self._token.get(token, token) for token in tokens]
 
 
 def check_text(text: str) -> None:

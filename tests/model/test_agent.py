@@ -27,6 +27,7 @@ from embedllm.generation.defaults import Defaults
 from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import ChatTemplate
+from embedllm.text.content_marks import RenderedPrompt
 from embedllm.text.function_schema import tool_schema
 from tests.support.fakes import END, Bytes, FakeEngine
 
@@ -38,6 +39,9 @@ class Codec(Bytes):
     """Bytes, and what a Model asks besides."""
 
     named = {"eos_token": "<end>"}  # noqa: RUF012
+
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        return self.encode(prompt.text, special=False)
 
     def token_id(self, text: str) -> int | None:
         return END if text == "<end>" else None

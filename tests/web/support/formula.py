@@ -74,5 +74,8 @@ class ByteCodec(Bytes):
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return super().decode([token for token in tokens if token <= END], special=special)
 
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        return self.encode(prompt.text, special=False)
+
     def token_id(self, text: str) -> int | None:
         return END if text == "<end>" else None
