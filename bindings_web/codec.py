@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from embedllm.backends.browser.javascript import Buffer, JsValue, call, integers, options, text_or_none, whole_numbers
+from embedllm.text.content_marks import RenderedPrompt
 from embedllm.text.tokenizer import check_text
 
 
@@ -28,6 +29,7 @@ class JsCodec(Protocol):
     named: JsObject
 
     def encode(self, text: str, options: JsValue) -> Buffer: ...
+    def encodePrompt(self, prompt: JsValue) -> Buffer: ...  # noqa: N802
     def decode(self, tokens: JsValue, options: JsValue) -> str: ...
     def tokenText(self, token: int) -> JsValue: ...  # noqa: N802
     def tokenId(self, text: str) -> JsValue: ...  # noqa: N802
@@ -47,6 +49,11 @@ class WebCodec:
         """See TextCodec. Raises ValueError for what check_text() refuses."""
         check_text(text)
         return integers(call(self._codec.encode, text, self._options[special]))
+
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
+        """See ModelCodec."""
+        check_text(prompt.text)
+        return integers(call(self._codec.encodePrompt, options({"text": prompt.text, "marked": prompt.marked})))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return call(self._codec.decode, whole_numbers(tokens), self._options[special])

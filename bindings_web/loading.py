@@ -60,6 +60,7 @@ async def aload(
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
     chat_template: str | None = None,
+    parse_special: bool = False,
 ) -> Model:
     """Opens the package folder at an address, which may be relative to the page.
 
@@ -69,6 +70,7 @@ async def aload(
     urls: where the page has what is loaded from elsewhere otherwise. "bridge": the address of worker/load_model.js, in
     place of what ships with this package; the others go to JavaScript (docs/web.md).
     chat_template: Jinja text, in place of the folder's own template or for a model without one.
+    parse_special: special tokens' texts in messages are read as these tokens; see embedllm.load().
     Cancelling the task ends the downloads, which a later call resumes.
     Raises PackageError, DeviceUnavailable.
     """
@@ -91,7 +93,7 @@ async def aload(
                 raise raised[0] from error  # aborting was only how it ended
             raise
     try:
-        return _model(url, loaded, chat_template)
+        return _model(url, loaded, chat_template, parse_special=parse_special)
     except BaseException:
         call(loaded.engine.close)
         raise
@@ -105,11 +107,20 @@ def load(
     on_progress: Callable[[Progress], None] | None = None,
     urls: Mapping[str, str] | None = None,
     chat_template: str | None = None,
+    parse_special: bool = False,
 ) -> Model:
     """As aload(), where a synchronous call can wait; raises ValueError where it cannot."""
     check_can_wait("'llm = await embedllm.aload(url)'")
     return wait(
-        aload(url, device=device, threads=threads, on_progress=on_progress, urls=urls, chat_template=chat_template)
+        aload(
+            url,
+            device=device,
+            threads=threads,
+            on_progress=on_progress,
+            urls=urls,
+            chat_template=chat_template,
+            parse_special=parse_special,
+        )
     )
 
 
@@ -160,7 +171,7 @@ def _told(on_progress: Callable[[Progress], None], abort: Abort, raised: list[Ex
     return tell
 
 
-def _model(url: str, loaded: JsLoaded, chat_template: str | None) -> Model:
+def _model(url: str, loaded: JsLoaded, chat_template: str | None, *, parse_special: bool) -> Model:
     parent = Path(tempfile.mkdtemp(prefix="embedllm-"))
     try:
         folder = parent / (PurePosixPath(url.partition("?")[0].rstrip("/")).name or "model")  # named in errors
@@ -173,7 +184,7 @@ def _model(url: str, loaded: JsLoaded, chat_template: str | None) -> Model:
         tokenizer = WebCodec(loaded.tokenizer)
         template = None if chat_template is None else ChatTemplate(chat_template, tokens=tokenizer.named)
         model = Model(package, engine, tokenizer=tokenizer, defaults=read_defaults(folder), template=template,
-                      is_direct=True)  # fmt: skip
+                      is_direct=True, parse_special=parse_special)  # fmt: skip
     except BaseException:
         shutil.rmtree(parent)
         raise

@@ -29,6 +29,7 @@ def load(path: str | os.PathLike[str] = "demo", **options: object) -> Model:
         on_progress=_on_progress(found),
         urls=found.urls,
         chat_template=found.chat_template,
+        parse_special=found.parse_special,
     )
 
 
@@ -43,6 +44,7 @@ async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Mod
         on_progress=_on_progress(found),
         urls=found.urls,
         chat_template=found.chat_template,
+        parse_special=found.parse_special,
     )
 
 

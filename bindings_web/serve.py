@@ -68,10 +68,10 @@ class Asked:
     conversation: int | None = None
 
 
-async def open_model(url: str) -> Server | str:
+async def open_model(url: str, parse_special: bool) -> Server | str:
     """The model at an address, which the worker says more about; JSON of the error if it fails."""
     try:
-        return Server(await aload(url))
+        return Server(await aload(url, parse_special=parse_special))
     except _EXPECTED as error:
         return error_text(error)
 

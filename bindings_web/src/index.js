@@ -23,9 +23,10 @@ export * from "./errors.js";
 /**
  * engine: "python" runs embedllm's own rule in Pyodide, "javascript" the twin of it, which gives the same tokens and is
  * loaded faster. device: a name of EmbedLLM.devices(), "auto", or names that are tried in order. threads: of "wasm"; 0 =
- * what ONNX Runtime takes.
+ * what ONNX Runtime takes. parse_special: special tokens' texts in messages, tools and documents are read as these tokens;
+ * by default they are text.
  *
- * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number,
+ * @typedef {Placed & {engine?: EngineName, device?: string | string[], threads?: number, parse_special?: boolean,
  *   onProgress?: (progress: Progress) => void, signal?: AbortSignal}} LoadOptions
  */
 
@@ -76,13 +77,14 @@ export class EmbedLLM {
    * @returns {Promise<EmbedLLM>}
    */
   static async load(url, options = {}) {
-    const { engine = "python", device = "auto", threads = 0, urls } = options;
+    const { engine = "python", device = "auto", threads = 0, urls, parse_special = false } = options;
     if (engine !== "python" && engine !== "javascript") {
       throw new RangeError(`engine is '${engine}'; expected 'python' or 'javascript'.`);
     }
     const base = globalThis.document?.baseURI ?? globalThis.location?.href;
     const folder = new URL(url, base).href;
-    const llm = new EmbedLLM({ url: folder, engine, device, threads, urls: checkedUrls(urls, base) }, options);
+    const load = { url: folder, engine, device, threads, urls: checkedUrls(urls, base), parse_special };
+    const llm = new EmbedLLM(load, options);
     llm.#link = await llm.#open(options.signal);
     return llm;
   }

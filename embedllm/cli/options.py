@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Callable[..., object])
 _SLOW_S = 5.0
-_OF_LOADING = ("revision", "device", "threads", "exact", "kv", "openvino", "draft", "cache_dir")  # of LoadOptions
+# of LoadOptions
+_OF_LOADING = ("revision", "device", "threads", "exact", "kv", "openvino", "draft", "cache_dir", "parse_special")
 _DEBUG = "embedllm.debug"  # keys of the click context
 _VERBOSE = "embedllm.verbose"
 
@@ -164,6 +165,8 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      help="LoRA adapter (PEFT format) to apply."),
         click.option("--cache-dir", type=click.Path(path_type=Path), metavar="FOLDER",
                      help="Store the KV cache of prompts here for later runs. Cached prompts are stored unencrypted."),
+        click.option("--parse-special", is_flag=True,
+                     help="Read the texts of special tokens in messages as these tokens, not as text."),
         click.option("--system", metavar="TEXT", help="System prompt."),
         *(_sampling_option(option) for option in SAMPLING_OPTIONS),
         click.option("--max-tokens", type=click.IntRange(min=1), metavar="N",

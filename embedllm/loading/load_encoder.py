@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embedllm.loading.options import LoadOptions
     from embedllm.package.package import Package
 
-_ONLY_FOR_TEXT = ("kv", "adapters", "draft", "chat_template")
+_ONLY_FOR_TEXT = ("kv", "adapters", "draft", "chat_template", "parse_special")
 
 
 def open_encoder(package: Package, requested: str | Sequence[str], options: LoadOptions) -> Model:
@@ -23,7 +23,7 @@ def open_encoder(package: Package, requested: str | Sequence[str], options: Load
     from embedllm.backends.devices import registry, selection
     from embedllm.backends.reference.encoder_engine import EncoderEngine
 
-    if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) is not None]:
+    if given := [name for name in _ONLY_FOR_TEXT if getattr(options, name) not in (None, False)]:
         raise ValueError(
             f"'{package.name}' is an embedding or reranker model and generates no text; leave out {given[0]}."
         )

@@ -17,6 +17,7 @@ from functools import partial
 from embedllm.errors import TemplateError
 from embedllm.types import JSON
 
+NO_TOKEN = "\ufffc"  # in the place of a character: no special token has it
 _MASK = "\udc00"  # half a surrogate pair, which no tokenizer takes; tojson may write it as the escape below
 _ESCAPED = "\\udc00"
 _CONTENT = ("messages", "tools", "documents")  # of a template's variables
@@ -36,6 +37,14 @@ class RenderedPrompt:
 
     text: str
     literal: frozenset[int] = frozenset()
+
+    @property
+    def marked(self) -> str:
+        """The text with NO_TOKEN in each of these places."""
+        letters = list(self.text) if self.literal else []
+        for place in self.literal:
+            letters[place] = NO_TOKEN
+        return "".join(letters) if self.literal else self.text
 
 
 class ContentMarks:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
-_NO_TOKEN = "\ufffc"  # in the place of a character: no special token has it
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -79,10 +78,7 @@ class Tokenizer:
         check_text(prompt.text)
         if self._splits_special or not prompt.literal:
             return self.encode(prompt.text, special=False)
-        letters = list(prompt.text)
-        for place in prompt.literal:
-            letters[place] = _NO_TOKEN
-        written = self._engine.encode("".join(letters), add_special_tokens=False)
+        written = self._engine.encode(prompt.marked, add_special_tokens=False)
         if self._literal is None:
             self._literal = _LiteralEngine(self._engine)
         return self._literal.encode(prompt.text, zip(written.ids, written.offsets, strict=True))

@@ -120,6 +120,7 @@ PARAMETERS: dict[str, dict[str, _Kind]] = {
         "device": _DEVICES,
         "threads": _THREADS,
         "exact": _SWITCH,
+        "parse_special": _SWITCH,
         "kv": _KV,
         "draft": _TEXT,
         "adapters": _ADAPTERS,

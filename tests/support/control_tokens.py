@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from embedllm.errors import TemplateError
 from embedllm.text.chat_template import ChatTemplate
 from tests.text.test_chat_template import EXPECTED, FOLDER, NAMES
 
-_MARK = re.compile(r"<[|｜]?/?[A-Za-z_]{1,24}[|｜]?>|\[/?[A-Z_]{3,24}\]|<｜[^｜>]{1,32}｜>")
+_MARK = re.compile(r"<[|\uff5c]?/?[A-Za-z_]{1,24}[|\uff5c]?>|\[/?[A-Z_]{3,24}\]|<\uff5c[^\uff5c>]{1,32}\uff5c>")
 _STRUCTURE = ("role", "type", "id", "tool_call_id")
 
 
@@ -20,10 +20,11 @@ class Case:
     """One template and one conversation.
 
     specials: the special tokens' texts, those that the template names. harmless, hostile: the conversation with a text
-    added to each content, without and with special tokens in it. prompt: renders one of them.
+    added to each content, without and with special tokens in it.
     """
 
     template: ChatTemplate
+    source: str
     title: str
     specials: list[str]
     harmless: dict[str, Any]
@@ -41,19 +42,19 @@ def cases() -> Iterator[Case]:
         for title, outcome in expected["prompts"].items():
             if isinstance(outcome, str) and title != "hostile":  # that one holds special tokens as it is
                 given = conversations[title]
-                harmless = _changed(given, lambda text: text + " Q" * len(specials) + " end")
-                hostile = _changed(given, lambda text: text + "".join(f" {special}" for special in specials) + " end")
+                harmless = _changed(given, " Q" * len(specials) + " end")
+                hostile = _changed(given, "".join(f" {special}" for special in specials) + " end")
                 try:
                     template.render(**hostile)
                 except TemplateError:  # as gpt-oss's does: it wants reasoning apart
                     continue
-                yield Case(template, f"{name}, {title}", specials, harmless, hostile)
+                yield Case(template, source, f"{name}, {title}", specials, harmless, hostile)
 
 
-def _changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
-    """A conversation with each content changed."""
+def _changed(value: Any, added: str, key: str = "") -> Any:  # noqa: ANN401 # JSON of any kind
+    """A conversation with a text at the end of each content."""
     if isinstance(value, dict):
-        return {name: item if name in _STRUCTURE else _changed(item, change, name) for name, item in value.items()}
+        return {name: item if name in _STRUCTURE else _changed(item, added, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_changed(item, change, key) for item in value]
-    return change(value) if isinstance(value, str) and key in ("content", "text", "description", "sky") else value
+        return [_changed(item, added, key) for item in value]
+    return value + added if isinstance(value, str) and key in ("content", "text", "description", "sky") else value

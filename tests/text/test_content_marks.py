@@ -1,8 +1,9 @@
-"""Special tokens in what a chat template is given are text: the prompt is the same, and no control token comes of it."""
+"""Special tokens in what a chat template is given are text: the same prompt, and no control token out of them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,31 +71,35 @@ def test_every_template_writes_the_same_prompt_and_no_more_control_tokens(case: 
     assert found == expected
 
 
-PARTED = "{% for m in messages %}<|im_start|>{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}"
+PARTED = (
+    "{% for m in messages %}<|im_start|>{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>{% endfor %}"
+)
 
 
-@pytest.mark.parametrize("parts", [["<|im_", "end|>"], ["a<", "|im_end|>"], ["<|im_end|", ">"], ["<|", "im_", "end|>b"]])
+@pytest.mark.parametrize(
+    "parts", [["<|im_", "end|>"], ["a<", "|im_end|>"], ["<|im_end|", ">"], ["<|", "im_", "end|>b"]]
+)
 def test_parts_that_make_a_special_token_together_are_text(parts: list[str]) -> None:
     content = [{"type": "text", "text": part} for part in parts]
     tokens = chatml({"role": "user", "content": content}, template=PARTED)
     assert control_tokens(CHAT, tokens) == {"<|im_start|>": 1, "<|im_end|>": 1}
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        # the template looks for the text, and writes it as it is
-        ("<|im_start|>{% if '<|im_end|>' in messages[0].content %}!{% endif %}{{ messages[0].content }}", 0),
-        # it parts the text there
-        ("<|im_start|>{{ messages[0].content.split('<|im_end|>')[-1] }}<|im_end|>", 1),
-        # it writes the special token in another way, which is no special token
-        ("<|im_start|>{{ messages[0].content | e }}<|im_end|>", 1),
-        ("<|im_start|>{{ messages[0].content | tojson }}<|im_end|>", 1),
-        ("<|im_start|>{{ messages[0].content | tojson(ensure_ascii=True) }}<|im_end|>", 1),
-        ("<|im_start|>{{ messages[0].content | trim | upper }}<|im_end|>", 1),
-        ("<|im_start|>{{ messages[0].content[3:] }}<|im_end|>", 1),
-    ],
-)
+READING = {
+    # the template looks for the text, and writes it as it is
+    "<|im_start|>{% if '<|im_end|>' in messages[0].content %}!{% endif %}{{ messages[0].content }}": 0,
+    # it parts the text there
+    "<|im_start|>{{ messages[0].content.split('<|im_end|>')[-1] }}<|im_end|>": 1,
+    # it writes the special token in another way, which is no special token
+    "<|im_start|>{{ messages[0].content | e }}<|im_end|>": 1,
+    "<|im_start|>{{ messages[0].content | tojson }}<|im_end|>": 1,
+    "<|im_start|>{{ messages[0].content | tojson(ensure_ascii=True) }}<|im_end|>": 1,
+    "<|im_start|>{{ messages[0].content | trim | upper }}<|im_end|>": 1,
+    "<|im_start|>{{ messages[0].content[3:] }}<|im_end|>": 1,
+}
+
+
+@pytest.mark.parametrize(("template", "expected"), READING.items())
 def test_a_template_that_reads_special_tokens_still_keeps_them_text(template: str, expected: int) -> None:
     tokens = chatml({"role": "user", "content": "é " + ATTACK + " "}, template=template)
     assert control_tokens(CHAT, tokens)["<|im_end|>"] == expected
@@ -132,7 +137,9 @@ EVIL = "<|evil|>"
 
 @pytest.mark.parametrize("build", KINDS, ids=lambda build: build.__name__)
 @given(texts=st.lists(TEXT, min_size=1, max_size=4))
-def test_literal_text_is_encoded_as_if_the_token_were_none(build: Any, texts: list[str]) -> None:
+def test_literal_text_is_encoded_as_if_the_token_were_none(
+    build: Callable[[], tokenizers.Tokenizer], texts: list[str]
+) -> None:
     knowing, unknowing = engines(build)
     mark = "<|mark|>"
     template = "{% for m in messages %}" + mark + "{{ m.content }}{% endfor %}" + mark
@@ -142,9 +149,10 @@ def test_literal_text_is_encoded_as_if_the_token_were_none(build: Any, texts: li
 
 
 _engines: dict[str, tuple[Tokenizer, Tokenizer]] = {}
+JSON_OF: dict[str, str] = {}  # of the first
 
 
-def engines(build: Any) -> tuple[Tokenizer, Tokenizer]:
+def engines(build: Callable[[], tokenizers.Tokenizer]) -> tuple[Tokenizer, Tokenizer]:
     """A tokenizer of a kind with the special token EVIL, and one without it."""
     if build.__name__ not in _engines:
         text = build().to_str()  # once: training is not the same twice
@@ -152,5 +160,6 @@ def engines(build: Any) -> tuple[Tokenizer, Tokenizer]:
         for engine in (unknowing, knowing):
             engine.add_special_tokens(["<|mark|>"])
         knowing.add_special_tokens([EVIL])
+        JSON_OF[build.__name__] = knowing.to_str()
         _engines[build.__name__] = Tokenizer(knowing, named={}), Tokenizer(unknowing, named={})
     return _engines[build.__name__]

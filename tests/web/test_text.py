@@ -76,7 +76,13 @@ def run_node(node: str, node_modules: Path, script: str, vectors: object, folder
     done = subprocess.run(
         [node, "--test", str(FOLDER / script)], capture_output=True, encoding="utf-8", env=environment, timeout=300
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert done.returncode == 0, failures_of(done.stdout) + done.stderr[-2000:]
+
+
+def failures_of(output: str) -> str:
+    """What Node says of the tests that failed: among hundreds they are hard to find."""
+    found = [block for block in output.split("# Subtest: ") if "\nnot ok " in block]
+    return "\n".join(found)[:8000] or output[-8000:]
 
 
 def texts_of(folder: Path) -> dict[str, str]:

@@ -5,6 +5,8 @@ import { strip } from "../template/strings.js";
 import { SandboxedTemplate } from "../template/template.js";
 import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 
+/** @typedef {import("./content_marks.js").ContentMarks} ContentMarks */
+/** @typedef {import("./content_marks.js").RenderedPrompt} RenderedPrompt */
 /** @typedef {Record<string, unknown>} Message with a "role", and mostly a "content" */
 /** @typedef {import("../template/parse.js").Library} Library the module @huggingface/jinja */
 
@@ -71,18 +73,35 @@ export class ChatTemplate {
    * @param {readonly Message[]} messages entries that are null count as not there
    * @param {RenderOptions} [options]
    */
-  render(messages, { tools = null, documents = null, variables = {}, addGenerationPrompt = true, continueFinalMessage = false } = {}) {
+  render(messages, options) {
+    return this.renderMarked(messages, null, options).text;
+  }
+
+  /**
+   * As render(), with the places of special tokens' texts that came with messages, tools or documents.
+   *
+   * @param {readonly Message[]} messages
+   * @param {ContentMarks | null} marks finds them; null: the template is taken to have written all of the prompt
+   * @param {RenderOptions} [options]
+   * @returns {RenderedPrompt}
+   */
+  renderMarked(messages, marks, { tools = null, documents = null, variables = {}, addGenerationPrompt = true, continueFinalMessage = false } = {}) {
     const chat = plainMessages(messages);
     const finalText = continueFinalMessage ? markEnd(chat[chat.length - 1]) : null;
-    const prompt = this.#template(tools !== null).render({
+    const template = this.#template(tools !== null);
+    const given = {
       ...this.tokens,
       ...plainVariables(variables),
       messages: chat,
       tools: tools && plainList(tools, "tools", "expected a JSON schema"),
       documents: documents && plainList(documents, "documents", "expected an object with a 'text'"),
       add_generation_prompt: addGenerationPrompt && !continueFinalMessage,
-    });
-    return finalText === null ? prompt : upToMark(prompt, finalText);
+    };
+    /** @param {Record<string, unknown>} variables */
+    const render = (variables) => template.render(variables);
+    const prompt = marks ? marks.render(render, given) : { text: render(given), marked: "" };
+    const text = finalText === null ? prompt.text : upToMark(prompt.text, finalText);
+    return { text, marked: marks ? prompt.marked.slice(0, text.length) : text };
   }
 
   /** @param {boolean} hasTools */

@@ -3,6 +3,7 @@
 /** @typedef {import("../package/tokenizer_config.js").AddedToken} AddedToken */
 /** @typedef {string | number} Piece a part of a text that is still to be cut, or the id of an added token */
 
+export const NO_TOKEN = "\ufffc"; // in the place of a letter: no special token has it
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u200c\\u200d"; // \w of Rust's regex
 const ENDS_WITH_WORD = new RegExp(`[${WORD}]$`, "u");
 const STARTS_WITH_WORD = new RegExp(`^[${WORD}]`, "u");
@@ -44,14 +45,34 @@ export class AddedTokens {
  * @param {AddedTokens} added
  * @param {(text: string) => string} normalize
  * @param {boolean} splitSpecial special tokens in a text are plain text
- * @returns {(text: string) => Piece[]}
+ * @returns {(text: string, marked?: string) => Piece[]} marked: the text with NO_TOKEN where none begins; else the text
  */
 export function addedTokenSplitter(added, normalize, splitSpecial) {
   const all = [...added.byId].filter(([id, token]) => added.ids.get(token.content) === id);
   const raw = all.filter(([, token]) => !token.normalized).map(([id, token]) => entry(id, token, token.content));
   const normal = all.filter(([, token]) => token.normalized).map(([id, token]) => entry(id, token, normalize(token.content)));
   const [cutRaw, cutNormal] = [raw, normal].map((entries) => cutter(entries, splitSpecial));
-  return (text) => cutRaw(text).flatMap((piece) => (typeof piece === "number" ? [piece] : cutNormal(normalize(piece))));
+  const cutLiteral = cutter(normal, true);
+  return (text, marked = text) => {
+    const restore = restorer(text, marked);
+    return cutRaw(marked).flatMap((piece) => {
+      if (typeof piece === "number") return [piece];
+      if (!normal.length || marked === text) return cutNormal(normalize(restore(piece)));
+      const made = normalize(piece);
+      if (count(made) !== count(piece)) return cutLiteral(normalize(restore(piece)));
+      return cutNormal(made).map((part) => (typeof part === "number" ? part : restore(part)));
+    });
+  };
+}
+
+/** @param {string} text */
+const count = (text) => text.split(NO_TOKEN).length;
+
+/** What gives the pieces of a marked text, in their order, the letters of the text. @param {string} text @param {string} marked @returns {(piece: string) => string} */
+function restorer(text, marked) {
+  if (marked === text) return (piece) => piece;
+  const letters = Array.from(marked.matchAll(new RegExp(NO_TOKEN, "g")), (match) => text[match.index]).reverse();
+  return (piece) => piece.replace(new RegExp(NO_TOKEN, "g"), () => letters.pop() ?? NO_TOKEN);
 }
 
 /** @param {number} id @param {AddedToken} token @param {string} text */

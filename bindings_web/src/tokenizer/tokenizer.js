@@ -79,6 +79,17 @@ export class TextCodec {
    * @returns {number[]}
    */
   encode(text, { special }) {
+    const tokens = this.encodePrompt({ text, marked: text });
+    return special ? this.#finish(tokens) : tokens;
+  }
+
+  /**
+   * The tokens of what a chat template wrote, where texts of special tokens that are marked are plain text.
+   *
+   * @param {import("../package/content_marks.js").RenderedPrompt} prompt
+   * @returns {number[]}
+   */
+  encodePrompt({ text, marked }) {
     const odd = LONE_SURROGATE.exec(text);
     if (odd) {
       const code = odd[0].charCodeAt(0).toString(16).toUpperCase();
@@ -87,9 +98,8 @@ export class TextCodec {
           "It often is half of a character that was cut in two; cut between characters (text.toWellFormed() replaces it).",
       );
     }
-    const tokens = this.#cut(text).flatMap((piece, at) =>
+    return this.#cut(text, marked).flatMap((piece, at) =>
       typeof piece === "number" ? [piece] : this.#preTokenize(piece, at === 0).flatMap((part) => this.#vocabulary.encode(part)));
-    return special ? this.#finish(tokens) : tokens;
   }
 
   /**
@@ -111,6 +121,11 @@ export class TextCodec {
   /** The vocabulary's own spelling of a token ("Ġhello", "▁hello", "<0x0A>"), null when it is unknown. @param {number} token */
   tokenText(token) {
     return this.#spellings.get(token) ?? null;
+  }
+
+  /** The texts of the special tokens. */
+  get specialTexts() {
+    return this.#specialTexts;
   }
 
   /** The token that the vocabulary spells exactly like this, such as "<|im_end|>"; null when there is none. @param {string} text */

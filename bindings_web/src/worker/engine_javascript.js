@@ -1,6 +1,7 @@
 // The engine "javascript": the twin of the rule, for pages that want no Python. As embedllm/model/model.py joins the parts.
 
 import { ChatTemplate } from "../package/chat_template.js";
+import { ContentMarks } from "../package/content_marks.js";
 import { TemplateError } from "../errors.js";
 import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
@@ -25,11 +26,11 @@ import { readDefaults } from "../package/generation_config.js";
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openJavaScript(bridge, { url, device, threads, urls }, { onProgress, onLost, signal }) {
+export async function openJavaScript(bridge, { url, device, threads, urls, parse_special }, { onProgress, onLost, signal }) {
   const library = await loadLibrary("jinja", urls);
   const loaded = await bridge.load(url, { device, threads, urls, onProgress, signal });
   try {
-    const model = new Model(loaded, library);
+    const model = new Model(loaded, library, parse_special);
     loaded.engine.onLost = onLost;
     return model;
   } catch (error) {
@@ -46,17 +47,19 @@ class Model {
   #grammars;
   /** @type {Defaults<Sampling>} */
   #defaults;
+  #marks;
   /** @type {ChatTemplate | null} */
   #template = null;
 
-  /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja */
-  constructor(loaded, library) {
+  /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {boolean} parseSpecial */
+  constructor(loaded, library, parseSpecial) {
     const { device, refused, engine, manifest } = loaded;
     this.#loaded = loaded;
     this.#library = library;
     this.#grammars = new Grammars(loaded.texts);
     this.#runner = new Runner(engine, loaded.tokenizer);
     this.#defaults = readDefaults((options) => new Sampling(options), loaded.texts);
+    this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
     this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
   }
@@ -116,7 +119,7 @@ class Model {
   }
 
   /**
-   * The prompt as token ids. A template writes the special tokens itself; plain text gets the tokenizer's.
+   * The prompt as token ids. A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
    *
    * @param {Reply} reply
    * @returns {number[]}
@@ -126,8 +129,8 @@ class Model {
     if (typeof prompt === "string") return tokenizer.encode(prompt, { special: true });
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const messages = /** @type {import("./protocol.js").Message[]} */ (prompt);
-    const text = this.#chatTemplate().render(messages, { tools, documents, variables, continueFinalMessage });
-    return tokenizer.encode(text, { special: false });
+    const given = { tools, documents, variables, continueFinalMessage };
+    return tokenizer.encodePrompt(this.#chatTemplate().renderMarked(messages, this.#marks, given));
   }
 
   #chatTemplate() {

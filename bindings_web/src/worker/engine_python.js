@@ -41,7 +41,7 @@ let current = null;
  * @param {Opening} opening
  * @returns {Promise<Opened>}
  */
-export async function openPython(bridge, { url, device, threads, urls }, opening) {
+export async function openPython(bridge, { url, device, threads, urls, parse_special }, opening) {
   const { onProgress, signal } = opening;
   onProgress({ ...STARTED, loaded: 0 });
   starting ??= start(urls);
@@ -53,7 +53,7 @@ export async function openPython(bridge, { url, device, threads, urls }, opening
     signal.throwIfAborted();
     onProgress({ ...STARTED, loaded: 1 });
     current = loading; // Python's to close from now on
-    const found = await awaited(serve.open_model(url));
+    const found = await awaited(serve.open_model(url, parse_special === true));
     if (typeof found === "string") throw signal.aborted ? signal.reason : remade(JSON.parse(found));
     return opened(found, await loading, opening);
   } catch (error) {

@@ -46,7 +46,7 @@ import { DeviceError, postedError, remadeError } from "../errors.js";
  */
 
 /** @typedef {"python" | "javascript"} EngineName */
-/** @typedef {{url: string, engine: EngineName, device: string | string[], threads: number, urls: Urls}} Load */
+/** @typedef {{url: string, engine: EngineName, device: string | string[], threads: number, urls: Urls, parse_special: boolean}} Load */
 
 /**
  * A loaded model. refused: devices that were passed over, with their reasons.

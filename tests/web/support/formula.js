@@ -159,6 +159,11 @@ export class ByteCodec {
   specialTokens = new Set([256]);
   named = { eos_token: "<end>" };
 
+  /** @param {{text: string}} prompt */
+  encodePrompt({ text }) {
+    return this.encode(text, { special: false });
+  }
+
   /**
    * @param {string} text
    * @param {{special: boolean}} options

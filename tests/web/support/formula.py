@@ -9,6 +9,7 @@ import numpy as np
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_rewind, check_tokens
 from embedllm.sampling.numpy_logits import NumpyLogits
+from embedllm.text.content_marks import RenderedPrompt
 from tests.support.fakes import END, Bytes
 
 

@@ -1,0 +1,39 @@
+// Holds content_marks.js and encodePrompt() to Python: tests/web/test_content_marks.py makes the vectors.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+import { ChatTemplate } from "../../../bindings_web/src/package/chat_template.js";
+import { ContentMarks } from "../../../bindings_web/src/package/content_marks.js";
+import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
+
+const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
+/** @param {string} file */
+const library = (file) => import(pathToFileURL(join(EMBEDLLM_NODE_MODULES, "@huggingface", file)).href);
+const [jinja, tokenizers] = [await library("jinja/dist/index.js"), await library("tokenizers/dist/tokenizers.min.mjs")];
+const { prompts, kinds } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
+const clock = () => new Date(2025, 6, 4, 12);
+
+for (const { title, source, tokens, specials, given, text, marked } of prompts) {
+  test(`${title}: the marks are Python's`, () => {
+    const template = new ChatTemplate(jinja, source, { tokens, clock });
+    const found = template.renderMarked(given.messages, new ContentMarks(specials), {
+      tools: given.tools,
+      documents: given.documents,
+      variables: given.variables,
+      addGenerationPrompt: given.add_generation_prompt,
+      continueFinalMessage: given.continue_final_message,
+    });
+    assert.equal(found.text, text);
+    assert.equal(found.marked, marked);
+  });
+}
+
+for (const { name, texts, encoded } of kinds) {
+  test(`${name}: marked prompts have Python's tokens`, () => {
+    const codec = new TextCodec(tokenizers, new Map(Object.entries(texts)));
+    for (const { text, marked, tokens } of encoded) assert.deepEqual(codec.encodePrompt({ text, marked }), tokens, JSON.stringify(text));
+  });
+}
