@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.encoders import ENCODERS, table_sizes
-from embedllm.export.gguf.families import FAMILIES, GATING, NEXTN_LAYERS, PATTERN, WINDOW, Family
+from embedllm.export.gguf.families import FAMILIES, Family
+from embedllm.export.gguf.keys import GATING, LOCAL_BASE, NEXTN_LAYERS, WINDOW, windowed_layers
 from embedllm.export.gguf.rope import rope_scaling
 from embedllm.files.nearest import nearest
 
@@ -36,7 +37,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "rope.freq_base": ("rope_theta", "rotary_emb_base"),
-    "rope.freq_base_swa": ("rope_local_base_freq",),
+    LOCAL_BASE: ("rope_local_base_freq",),
     "use_parallel_residual": ("use_parallel_residual",),
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "moe_k"),
@@ -178,20 +179,10 @@ def _read_off(model: GgufModel, own: Config, sizes: _Sizes, family: Family) -> d
     }
     section = found.pop("rope_scaling", {"rope_type": "default"})  # not what a family takes for granted
     assert isinstance(section, dict)
-    found[family.rope_key] = {**section, **family.rope(own)}
+    found[family.rope_key] = family.rope(own, section)
     if own.has(WINDOW[0]) and own.integer(WINDOW[0], least=0) == 0:
         found["sliding_window"] = None
-    return found | _pattern(own, sizes.layers)
-
-
-def _pattern(own: Config, layers: int) -> dict[str, object]:
-    """Which layers have a window: each says it, or all but each so-manieth have one; 0: all have."""
-    value = own.value(PATTERN)
-    if isinstance(value, bool):  # alike for every layer
-        value = [value] * layers
-    if value is not None and not isinstance(value, list):
-        every = own.integer(PATTERN, least=0)
-        value = [every == 0 or (layer + 1) % every != 0 for layer in range(layers)]
-    if value is None:
-        return {}
-    return {"layer_types": ["sliding_attention" if each else "full_attention" for each in value[:layers]]}
+    windowed = windowed_layers(own, sizes.layers)
+    if windowed is None:
+        return found
+    return found | {"layer_types": ["sliding_attention" if each else "full_attention" for each in windowed]}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.sentence_transformers import SentenceFolder
-from embedllm.export.gguf.families import PATTERN, POOLING, WINDOW, Family
+from embedllm.export.gguf.families import Family
+from embedllm.export.gguf.keys import LOCAL_BASE, PATTERN, POOLING, WINDOW
 from embedllm.package.architecture import Dense, Linear
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
         "classifier_pooling": "mean",
         "classifier_bias": "cls.bias" in names,
     }
-    for theirs, key in (("global_rope_theta", "rope.freq_base"), ("local_rope_theta", "rope.freq_base_swa")):
+    for theirs, key in (("global_rope_theta", "rope.freq_base"), ("local_rope_theta", LOCAL_BASE)):
         if own.has(key):
             found[theirs] = own.number(key, above=1)
     return found
@@ -58,7 +59,7 @@ def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
 ENCODERS: Mapping[str, Family] = {
     "bert": Family(model_type="bert", causal=False, keys=_GIVEN, more=_bert),
     "modern-bert": Family(
-        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, "rope.freq_base_swa"), more=_modern_bert
+        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE), more=_modern_bert
     ),
     "gemma-embedding": Family(
         model_type="gemma3_text",
@@ -67,7 +68,7 @@ ENCODERS: Mapping[str, Family] = {
         keys=(
             POOLING,
             *WINDOW,
-            "rope.freq_base_swa",
+            LOCAL_BASE,
             *(f"{dense}_feat_{end}" for dense in _DENSES for end in ("in", "out")),
         ),
     ),

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
+from embedllm.export.gguf import gemma
+from embedllm.export.gguf.keys import (
+    ATTENTION_FACTOR,
+    GATING,
+    LOCAL_BASE,
+    LOG_MULTIPLIER,
+    NEXTN_LAYERS,
+    POOLING,
+    WINDOW,
+)
 
 if TYPE_CHECKING:
     from embedllm.export.gguf.reader import Placed
 
-PATTERN = "attention.sliding_window_pattern"
-WINDOW = ("attention.sliding_window", PATTERN)
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "attention.scale")
-LOG_MULTIPLIER, ATTENTION_FACTOR = "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_attn_factor"
-GATING, NEXTN_LAYERS = "expert_gating_func", "nextn_predict_layers"
-POOLING = "pooling_type"  # what a model that embeds texts makes of the vectors of tokens
 _EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length")
 _ROUTED = (
     *_EXPERTS, GATING, "expert_shared_count", "leading_dense_block_count", "expert_weights_scale",
@@ -50,30 +55,11 @@ class Family:
     interleaved_value_heads: bool = False  # of Gated DeltaNet: the value heads of a key head are not neighbours
     gating: int | None = None  # what experts are chosen by, where the file may say so: the value of GATING
     uses_mla: bool = False  # multi-head latent attention: key and value lengths are those of the latent
-    # RoPE scaling keys besides the common ones; and the section's name in config.json
-    rope: Callable[[Config], Mapping[str, object]] = lambda own: {}
+    # the section of config.json that is of RoPE, made from what all files say of it; and the section's name
+    rope: Callable[[Config, Mapping[str, object]], Mapping[str, object]] = lambda own, section: section
     rope_key: str = "rope_scaling"
     # of the architecture's keys, and the tensors
     more: Callable[[Config, Mapping[str, Placed]], Mapping[str, object]] = lambda own, tensors: {}
-
-
-def _gemma(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """The largest ones divide by another root than that of a head's size, which only the layers' number tells."""
-    each = own.integer("embedding_length") / own.integer("attention.head_count")
-    if own.has("attention.scale"):
-        return {"query_pre_attn_scalar": own.number("attention.scale", above=0) ** -2}
-    is_largest = own.integer("block_count") in _LARGEST_GEMMAS
-    return {"query_pre_attn_scalar": each if is_largest else own.number("attention.key_length", each, above=0)}
-
-
-def _gemma3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
-    """Without windows, which some files say by leaving them out, no layer has a local RoPE base."""
-    if own.integer(WINDOW[0], 0, least=0):
-        return _gemma(own, tensors)
-    return {**_gemma(own, tensors), "layer_types": ["full_attention"] * own.integer("block_count")}
-
-
-_LARGEST_GEMMAS = (46, 62)  # layers of Gemma 2 27B and Gemma 3 27B
 
 
 def _granite(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -184,14 +170,14 @@ def _mistral3(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
 _TEMPERATURE = "attention.temperature_scale"
 
 
-def _mistral3_rope(own: Config) -> Mapping[str, object]:
+def _mistral3_rope(own: Config, section: Mapping[str, object]) -> Mapping[str, object]:
     if not own.has(_TEMPERATURE):
-        return {}
+        return section
     temperature = {
         "llama_4_scaling_beta": own.number(_TEMPERATURE),
         "rope_theta": own.number("rope.freq_base", above=1),
     }
-    return {**temperature, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
+    return {**section, **temperature, "mscale": 1.0, "mscale_all_dim": own.number(LOG_MULTIPLIER, 0.0)}
 
 
 def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -233,10 +219,10 @@ def _deepseek(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object
 _GROUPED_BEFORE = (160, 256)  # experts of DeepSeek V2 and V3, of whose groups the first files say nothing
 
 
-def _deepseek_rope(own: Config) -> Mapping[str, object]:
+def _deepseek_rope(own: Config, section: Mapping[str, object]) -> Mapping[str, object]:
     """A tenth of the factor's logarithm is what is said, and one number for both scales."""
     times = 10 * own.number(LOG_MULTIPLIER, 0.0)
-    return {"mscale": times, "mscale_all_dim": times} if times else {}
+    return {**section, "mscale": times, "mscale_all_dim": times} if times else section
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -246,14 +232,24 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
     "qwen3moe": Family(model_type="qwen3_moe", keys=_EXPERTS, values={"norm_topk_prob": True}),
     "gemma": Family(model_type="gemma"),
-    "gemma2": Family(model_type="gemma2", keys=(*WINDOW, *_CAPS), more=_gemma),
-    "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, "rope.freq_base_swa"), more=_gemma3),
+    "gemma2": Family(model_type="gemma2", keys=(*WINDOW, *_CAPS), more=gemma.gemma2),
+    "gemma3": Family(model_type="gemma3_text", keys=(*WINDOW, *_CAPS, LOCAL_BASE), more=gemma.gemma3),
+    "gemma3n": Family(model_type="gemma3n_text", keys=gemma.KEYS_3N, more=gemma.gemma3n),
+    "gemma4": Family(
+        model_type="gemma4_text",
+        keys=gemma.KEYS_4,
+        more=gemma.gemma4,
+        rope=gemma.gemma4_rope,
+        rope_key="rope_parameters",
+    ),
     "phi2": Family(model_type="phi"),
     "phi3": Family(model_type="phi3", keys=WINDOW[:1], values={"sliding_window": None}),
     "qwen2vl": Family(model_type="qwen2", keys=_MROPE),
     "qwen3vl": Family(model_type="qwen3", keys=_MROPE),
     "qwen3vlmoe": Family(model_type="qwen3_moe", keys=(*_EXPERTS, *_MROPE), values={"norm_topk_prob": True}),
-    "gpt-oss": Family(model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own: {"truncate": False}),
+    "gpt-oss": Family(
+        model_type="gpt_oss", keys=(*_EXPERTS, *WINDOW), rope=lambda own, section: {**section, "truncate": False}
+    ),
     "deepseek2": Family(
         model_type="deepseek_v2",
         uses_mla=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
 from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
-from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, Vocabulary, read_vocabulary
+from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
 from embedllm.files.atomic import write_json
 from embedllm.hub.location import MORE_TEMPLATES
 from embedllm.text.tokenizer import Tokenizer
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 _TEMPLATE, _WHOLE = "tokenizer.chat_template", "tokenizer.huggingface.json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a template, which becomes that of a file
 _ROLES = ("bos", "eos", "unk", "pad")
+_MARKS = (CONTROL, USER_DEFINED)
 _ENDS = ("eos", "eot", "eom")
 # ends of a turn by their texts: few files say all of them. Source: llama-vocab.cpp of llama.cpp
-_END_TEXTS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"}
+_END_TEXTS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
+              "<turn|>", "<|tool_response>", "<|return|>", "<|call|>"}  # fmt: skip
+_HARMONY = {"<|return|>", "<|call|>"}  # where these end a turn, "<|end|>" ends a message within one (gpt-oss)
 
 
 def write_texts(model: GgufModel, folder: Path) -> None:
@@ -54,7 +57,9 @@ def write_texts(model: GgufModel, folder: Path) -> None:
 
 
 def _ends(vocabulary: Vocabulary) -> set[int]:
-    return {at for at, text in enumerate(vocabulary.tokens) if text in _END_TEXTS and vocabulary.types[at] == CONTROL}
+    marks = {text: at for at, text in enumerate(vocabulary.tokens) if vocabulary.types[at] in _MARKS}
+    ends = _END_TEXTS - {"<|end|>"} if marks.keys() >= _HARMONY else _END_TEXTS
+    return {marks[text] for text in ends if text in marks}
 
 
 def _write_templates(metadata: Mapping[str, object], folder: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.checkpoints.open_files import reading
-from embedllm.export.gguf.families import ATTENTION_FACTOR
 from embedllm.export.gguf.header import shortest
+from embedllm.export.gguf.keys import ATTENTION_FACTOR
 from embedllm.export.gguf.types import TYPES, floats
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +18,7 @@ from embedllm.export.gguf.rope import ROTATIONS
 from embedllm.export.gguf.tensor_names import tensor_locations
 from embedllm.export.gguf.tensors import GgufTensors
 from embedllm.hub.location import Location
-from embedllm.package.architecture import Linear, Norm, Origin
+from embedllm.package.architecture import Attention, Linear, Norm, Origin
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
@@ -63,7 +64,7 @@ class GgufSource:
         read = {location.tensor for location in locations.values()} | ROTATIONS
         if decoder.encoder is not None:
             read.add(_HEAD)
-        skipped = tuple(f"blk.{number}." for number in mtp_layers(self.config))
+        skipped = (*(f"blk.{number}." for number in mtp_layers(self.config)), *_unused_keys(decoder))
         unread = {name for name in self._model.tensors if name not in read and not name.startswith(skipped)}
         if unread:
             raise UnsupportedModel(
@@ -76,6 +77,13 @@ class GgufSource:
     def close(self) -> None:
         self._files.close()
         self._texts.cleanup()
+
+
+def _unused_keys(decoder: Decoder) -> Iterator[str]:
+    """How the names begin of tensors that are not used: of layers that read the keys and values of others."""
+    for index, layer in enumerate(decoder.layers):
+        if isinstance(layer.attention, Attention) and layer.attention.kv_from is not None:
+            yield from (f"blk.{index}.{part}" for part in ("attn_k.", "attn_v.", "attn_k_norm."))
 
 
 def unfused(node: T) -> T:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedllm.errors import UnsupportedModel
 from embedllm.export.gguf.families import Family
 from embedllm.export.gguf.tensor_location import (
     ALL_ROWS,
@@ -24,6 +23,7 @@ from embedllm.export.gguf.tensor_location import (
     norm_weights,
     permuted,
 )
+from embedllm.export.gguf.tensor_names_per_layer import layer_parts, streams
 from embedllm.export.gguf.tensor_names_recurrent import delta_net, short_convolution
 from embedllm.package.architecture import (
     Attention,
@@ -46,23 +46,19 @@ if TYPE_CHECKING:
 
 
 def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:
-    """The location of every tensor that a decoder names, which is unfused() already.
-
-    Raises UnsupportedModel for parts that GGUF has otherwise.
-    """
+    """The location of every tensor that a decoder names, which is unfused() already."""
     found = dict(matrix(decoder.embedding, "token_embd"))
     encoder, last = decoder.encoder, f"blk.{len(decoder.layers) - 1}"
     is_behind = encoder is not None and encoder.post_norm  # then the last layer's norm is the model's
     found |= norm_weights(decoder.norm, f"{last}.layer_output_norm" if is_behind else _last_norm(decoder, tensors))
     found |= norm_weights(decoder.embedding_norm, "token_embd_norm") | _encoder(encoder)
+    found |= streams(decoder)
     if not decoder.tied:
         found |= matrix(decoder.head, "output")
     if decoder.position_embeddings is not None:
         found |= matrix(decoder.position_embeddings, "position_embd")
     for index, layer in enumerate(decoder.layers):
         block, mixer = f"blk.{index}", layer.attention
-        if layer.per_layer_input is not None:
-            raise UnsupportedModel(f"layers of '{decoder.model_type}' models are not read from GGUF.")
         for part, where in _norms_behind(layer, block) if is_behind else _norms(layer, block, tensors):
             found |= norm_weights(part, where)
         if isinstance(mixer, ShortConv):
@@ -71,7 +67,7 @@ def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Pla
             found |= delta_net(mixer, block, tensors, interleaved_value_heads=family.interleaved_value_heads)
         else:
             found |= _attention(mixer, block, family, tensors)
-        found |= _mlp(layer.mlp, block, tensors)
+        found |= _mlp(layer.mlp, block, tensors) | layer_parts(layer, block)
     return found
 
 
@@ -109,10 +105,14 @@ def _attention(
         return found | _mla(attention, attention.mla, block, tensors)
     if attention.gate is not None:
         return found | _gated(attention, attention.gate, block, tensors)
-    parts = {"q": attention.q, "k": attention.k, "v": attention.v}
+    parts = {"q": attention.q}
+    if attention.kv_from is None:
+        parts |= {"k": attention.k, "v": attention.v}
     together, start = f"{block}.attn_qkv", 0
     is_fused = has_rows(tensors, together, sum(linear.rows for linear in parts.values()))
     for part, linear in parts.items():
+        if f"{linear.source}.weight" in found:  # keys are the values, too
+            continue
         name = together if is_fused else f"{block}.attn_{part}"
         if family.permuted_qk and part != "v" and (is_fused or has_rows(tensors, name, linear.rows)):
             found |= matrix(linear, name, PermutedRows(start + _interleaved(linear, attention.head_dim)))

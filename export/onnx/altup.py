@@ -42,7 +42,7 @@ class AltUpWriter:
             )
             ratio = graph.op("Div", [target, graph.op("Sqrt", [square], f"other.{at}.size")], f"other.{at}.ratio")
             ratio = self.mlps.activations(ratio, f"other.{at}.ratio.activations")
-            found.append(graph.op("Mul", [product, ratio], f"other.{at}.scaled"))
+            found.append(graph.op("Mul", [product, ratio], f"other.{at}.normalized"))
         return found
 
     def mean_square(self, x: str, name: str) -> str:

@@ -5,7 +5,9 @@ Source: conversion/*.py of llama.cpp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -143,11 +145,17 @@ def _qwen3_next(name: str, values: np.ndarray, config: Config) -> Tensors:
     return {name: values}
 
 
+def _gemma(name: str, values: np.ndarray, config: Config) -> Tensors:
+    """Of Gemma 3n and 4: names without the end that all others have."""
+    return {f"{name}.weight" if name.endswith(("_scale", "layer_scalar")) else name: values}
+
+
 CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "gpt2": _gpt2,
     "internlm2": _internlm2,
+    **dict.fromkeys(("gemma3n", "gemma4"), _gemma),
     "deepseek2": _deepseek,
     "qwen3next": _qwen3_next,
     "qwen35": _qwen35,
@@ -174,6 +182,8 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
                 "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
                 "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": 4,
                 "rope.dimension_sections": [11, 11, 10, 0] if name == "qwen35" else None}  # fmt: skip
+    if name in ("gemma3n", "gemma4"):
+        return _of_gemma(config, name)
     if name == "lfm2":
         return _of_convolutions(config)
     if name not in ROUTED:
@@ -194,6 +204,35 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
     if name == "lfm2moe":
         return {**found, **_of_convolutions(config), "leading_dense_block_count": config["num_dense_layers"]}
     return {**found, **_latent(config, rope)} if name == "deepseek2" else found
+
+
+def _of_gemma(config: Config, name: str) -> dict[str, Any]:
+    rope, local, layers = config["rope_parameters"], config["head_dim"], config["num_hidden_layers"]
+    found = {
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+    }
+    if name == "gemma3n":
+        shares = config["activation_sparsity_pattern"]
+        scales = [NormalDist().inv_cdf(share) if share else -math.inf for share in shares]
+        return {**found, "altup.active_idx": config["altup_active_idx"], "altup.num_inputs": config["altup_num_inputs"],
+                "activation_sparsity_scale": scales}  # fmt: skip
+    own, each = full_head_dim(config), config["per_layer_config"]
+    heads = [each.get(str(index), {}).get("num_key_value_heads") for index in range(layers)]
+    if config["use_double_wide_mlp"]:
+        first, inner = layers - config["num_kv_shared_layers"], config["intermediate_size"]
+        found["feed_forward_length"] = [inner * (1 + (layer >= first)) for layer in range(layers)]
+    if any(heads):
+        found["attention.head_count_kv"] = [count or config["num_key_value_heads"] for count in heads]
+    return {**found, "attention.key_length": own, "attention.value_length": own, "attention.key_length_swa": local,
+            "attention.value_length_swa": local, "rope.dimension_count": own,
+            "rope.dimension_count_swa": local}  # fmt: skip
+
+
+def full_head_dim(config: Config) -> int:
+    """Of Gemma 4's layers without a window, the last of all among them."""
+    return config["per_layer_config"][str(config["num_hidden_layers"] - 1)]["head_dim"]
 
 
 def _of_convolutions(config: Config) -> dict[str, Any]:

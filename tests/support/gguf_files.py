@@ -6,6 +6,7 @@ Source: conversion/*.py of llama.cpp.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from embedllm.files.float_types import to_float32
 from embedllm.files.safetensors_header import BYTES, read_header
-from tests.support.gguf_converters import Config, Tensors, prepared, said_of_parts, turned, usual
+from tests.support.gguf_converters import Config, Tensors, full_head_dim, prepared, said_of_parts, turned, usual
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 TURNED = (
@@ -33,8 +34,13 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
                  "granitemoeshared": "granitemoe", "glm4_moe": "glm4moe", "glm": "chatglm", "olmo3": "olmo2",
                  "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe", "hunyuan_v1_dense": "hunyuan-dense",
                  "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3",
-                 "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35"}  # fmt: skip
+                 "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
+                 "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
 
+
+SHIFTED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron")  # whose norms hold their one
+# matrices that are one tensor: of experts, of AltUp's streams
+STACKED = re.compile(r"(.*\.(?:experts|altup_projections|altup_unembed_projections))\.(\d+)\.(.*)")
 
 Change = Callable[[Tensors], Tensors]
 
@@ -199,7 +205,7 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
     found: Tensors = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for source, values in prepared(tensors, config, name).items():
-        if name.startswith(("gemma", "nemotron")) and source.endswith("norm.weight"):
+        if name in SHIFTED and source.endswith("norm.weight"):
             values = values + np.float32(1)
         if name in TURNED and ".q_proj." in source:
             values = turned(values, heads)
@@ -207,12 +213,10 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
             values = turned(values, config.get("num_key_value_heads", heads))
         if name == "gptneox" and ".query_key_value." in source:
             values = grouped(values, heads)
-        before, marked, behind = source.partition(".experts.")
-        if marked:
-            number, _, part = behind.partition(".")
-            if number.isdigit():
-                experts.setdefault(f"{before}.experts.{part}", {})[int(number)] = values
-                continue
+        if stacked := STACKED.fullmatch(source):
+            before, number, part = stacked.groups()
+            experts.setdefault(f"{before}.{part}", {})[int(number)] = values
+            continue
         place = names.get_name(source, try_suffixes=(".weight", ".bias"))
         assert place is not None, source
         found[place] = values.reshape(-1) if "ffn_gate_inp_shexp" in place else values
@@ -224,10 +228,19 @@ def converted(tensors: Tensors, config: Config, name: str) -> Tensors:
         assert place is not None, source
         found[place] = stacked
     rope = config.get("rope_parameters") or {}
+    if name == "gemma4":
+        found["rope_freqs.weight"] = proportional(config, rope["full_attention"])
     if rope.get("rope_type") == "longrope":
         for part in ("long", "short"):
             found[f"rope_factors_{part}.weight"] = np.array(rope[f"{part}_factor"], np.float32)
     return found
+
+
+def proportional(config: Config, rope: Config) -> np.ndarray:
+    """What Gemma4Model divides frequencies by."""
+    half = full_head_dim(config) // 2
+    rotated = int(half * rope["partial_rotary_factor"])
+    return np.array([1.0] * rotated + [1e30] * (half - rotated), np.float32)
 
 
 def grouped(values: np.ndarray, heads: int) -> np.ndarray:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedllm.export.gguf.tokenizers.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED
+from embedllm.export.gguf.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 CHARSMAP = base64.b64decode(json.loads((Path(__file__).parents[1] / "golden" / "charsmap.json").read_text()))
+_SPACE = "\u2581"
 _WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
 _FOREIGN = [
     "Naïve cafés über Straße, façade déjà vu", "東京は日本の首都です。がぎぐげご", "한국어 문장입니다",
@@ -75,6 +76,47 @@ def train_unigram() -> Tokenizer:
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     return made
+
+
+def train_gemma4() -> Tokenizer:
+    """As transformers has Gemma 4's: SentencePiece's BPE with byte fallback, which puts no space in front."""
+    marks = ["<pad>", "<eos>", "<bos>", "<unk>", "<|tool_call>", "<tool_call|>"]
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", _SPACE)  # type: ignore[assignment]
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")  # type: ignore[assignment]
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=900, special_tokens=marks + pieces, show_progress=False)
+    )
+    written = json.loads(made.to_str())
+    written["added_tokens"] = [token for token in written["added_tokens"] if token["content"] in marks]
+    made = Tokenizer.from_str(json.dumps(written))
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence(parts)  # type: ignore[assignment]
+    made.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 2)]
+    )
+    return made
+
+
+def gemma4_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Gemma4Model.set_vocab: what a chat parser looks for is defined by the user, not a control token."""
+    texts, kinds = _tokens(tokenizer)
+    kinds = [BYTE if text.startswith("<0x") else USER_DEFINED if "tool_call" in text else kind
+             for text, kind in zip(texts, kinds, strict=True)]  # fmt: skip
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": np.full(len(texts), -1000.0, np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+    }
 
 
 def word_piece_metadata(tokenizer: Tokenizer, count: int = 0) -> dict[str, Any]:

@@ -60,8 +60,9 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> dict[str, object]:
-    spaced = vocabulary.flag("add_space_prefix", True)
+def _sentencepiece(vocabulary: Vocabulary, *, spaced: bool = True) -> dict[str, object]:
+    """spaced: whether a text gets a space in front where the file does not say it."""
+    spaced = vocabulary.flag("add_space_prefix", spaced)
     steps: list[object] = [{"type": "Prepend", "prepend": _SPACE}] if spaced else []
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
     back: list[object] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
@@ -112,9 +113,17 @@ def _bpe(vocabulary: Vocabulary, model: Mapping[str, object], *, normalizer: obj
                       post_processor=around(vocabulary, adds_bos=adds_bos, pair_eos=pair_eos))  # fmt: skip
 
 
+def _gemma4(vocabulary: Vocabulary) -> dict[str, object]:
+    """SentencePiece's BPE from merges; its scores say nothing."""
+    if vocabulary.merges is None:
+        raise ExportError(f"'{vocabulary.place}' has no '{PREFIX}merges', which a tokenizer of this kind is made of.")
+    return _sentencepiece(vocabulary, spaced=False)
+
+
 _KINDS: Mapping[str, Callable[[Vocabulary], dict[str, object]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "gemma4": _gemma4,
     "bert": word_piece,
     "t5": unigram,
 }

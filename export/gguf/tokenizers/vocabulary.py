@@ -25,7 +25,7 @@ class Vocabulary:
 
     place: str  # the file's name, for errors
     name: str  # of the model, "" where it has none
-    kind: str  # of tokenizer: "gpt2", "llama", "bert", "t5"
+    kind: str  # of tokenizer: "gpt2", "llama", "gemma4", "bert", "t5"
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...] | None

@@ -64,6 +64,7 @@ def test_an_export_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "kind", "values"), [
     ("gpt_oss", "MXFP4", {}), ("deepseek_v2", "Q8_0", SIZES), ("granitemoeshared", "Q4_0", {}),
     ("qwen3_5_text", "Q4_1", {"linear_value_head_dim": 32}), ("qwen3_5_text", "Q8_0", {}), ("lfm2", "Q8_0", {}),
+    ("gemma4_text", "Q8_0", {"hidden_size_per_layer_input": 32}), ("gemma3n_text", "Q8_0", {"laurel_rank": 32}),
 ])  # fmt: skip
 def test_blocks_are_carried_over(name: str, kind: str, values: Mapping[str, object], tmp_path: Path) -> None:
     """Of DeepSeek's keys, whose blocks lie across the rows, the floats that they stand for.
@@ -179,6 +180,12 @@ def test_what_files_say_in_other_words_is_that_family(
     ("deepseek_v2 lite", {"deepseek2.expert_gating_func": 2}, UnsupportedModel, "by 'expert_gating_func' 2; known"),
     ("mistral", {"llama.attention.sliding_window_pattern": 2}, UnsupportedModel, "window_pattern', which is not"),
     ("granite", {"granite.rope.scaling.finetuned": False}, UnsupportedModel, "Granite of NoPE layers only"),
+    ("gemma4_text", {"gemma4.expert_count": 8}, UnsupportedModel, "a Gemma 4 with a mixture of experts beside"),
+    ("gemma4_text", {"gemma4.attention.value_length_swa": 8}, UnsupportedModel, "of different sizes"),
+    ("gemma4_text", {"gemma4.feed_forward_length": [96, 96, 96, 96, 96, 192]}, UnsupportedModel, "its double in the"),
+    ("gemma4_text", {"gemma4.attention.sliding_window_pattern": True}, UnsupportedModel, "the last is false"),
+    ("gemma3n_text", {"gemma3n.activation_sparsity_scale": [1.0, 2.0]}, ExportError, "expected 4 numbers, one a layer"),
+    ("gemma3n_text", {"gemma3n.altup.active_idx": 1}, UnsupportedModel, "altup_active_idx is not 0"),
     ("deepseek_v2 lite", {"deepseek2.attention.kv_lora_rank": None}, ExportError, "has no 'attention.kv_lora_rank'"),
 ])  # fmt: skip
 def test_what_files_do_not_say_is_not_guessed(

@@ -19,6 +19,7 @@ from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
 from embedllm.export.gguf.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from embedllm.export.gguf.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, read_vocabulary
 from tests.support.gguf_files import tokens
+from tests.support.gguf_tokenizers import gemma4_metadata, lines, train_gemma4
 
 DEMO = Path(__file__).parents[3] / "embedllm" / "demo"
 DEMO_TOKENS = tokens(DEMO, "qwen2")
@@ -91,13 +92,14 @@ def test_every_known_name_loses_nothing_of_a_text(pre: str) -> None:
     ({"tokenizer.ggml.pre": "no-such"}, "unknown pre-tokenizer 'no-such' \\(tokenizer.ggml.pre\\); known: llama-bpe"),
     ({"tokenizer.ggml.pre": "llama-bpee"}, "The nearest is 'llama-bpe'"),
     ({"tokenizer.ggml.pre": None}, "no pre-tokenizer \\(tokenizer.ggml.pre\\)"),
-    ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv', which is not read; known: gpt2, llama, bert, t5"),
+    ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv', which is not read; known: gpt2, llama, gemma4"),
     ({"tokenizer.ggml.model": None}, "has no vocabulary"),
     ({"tokenizer.ggml.merges": None}, "has no 'tokenizer.ggml.merges'"),
     ({"tokenizer.ggml.merges": [1, 2]}, "is no list of texts"),
     ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": None}, "has some twice; expected 2 that"),
     ({"tokenizer.ggml.token_type": np.ones(3, np.int32)}, "'tokenizer.ggml.token_type' has 3 entries; expected 16384"),
     ({"tokenizer.ggml.add_bos_token": 1}, "expected true or false"),
+    ({"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": None}, "has no 'tokenizer.ggml.merges'"),
     ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.merges": None}, "nor scores that tell its tokens apart"),
 ])  # fmt: skip
 def test_a_tokenizer_that_would_have_to_be_guessed_is_refused(changes: dict[str, object], message: str) -> None:
@@ -205,3 +207,16 @@ def test_sentencepiece_begins_with_its_bos_and_falls_back_on_bytes() -> None:
     assert ours.decode(ours.encode("ü 東").ids) == "ü 東"
     ended = rebuilt({**SENTENCE, "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": False})
     assert ended.encode("a").tokens == ["▁a", "</s>"]
+
+
+def test_gemma_4s_kind_gives_the_tokens_of_the_original() -> None:
+    original = train_gemma4()
+    ours = rebuilt(gemma4_metadata(original))
+    for line in (*lines(), "a\n\n\nb  c", " leading", "x\n y", "<|tool_call>call<tool_call|>"):
+        found, expected = ours.encode(line), original.encode(line)
+        assert found.ids == expected.ids, line
+        assert ours.decode(found.ids, skip_special_tokens=False) == original.decode(
+            found.ids, skip_special_tokens=False
+        )
+    assert ours.encode("a").tokens[0] == "<bos>"
+    assert [text for text in ours.encode("\U0001f989").tokens if text.startswith("<0x")], "falls back on bytes"

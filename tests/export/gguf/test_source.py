@@ -20,7 +20,7 @@ from embedllm.hub.location import Location
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.package import open_package
 from embedllm.package.tensors import linears, small_matrices, tables, vectors
-from tests.support.families import FAMILIES, YARN, make_checkpoint
+from tests.support.families import FAMILIES, KEYS_AS_VALUES, YARN, make_checkpoint
 from tests.support.gguf_files import write_gguf
 
 ONE_SCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}  # files have one for both, as all published models
@@ -30,7 +30,9 @@ CASES: dict[str, dict[str, object]] = {
         "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
         "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron", "granitemoe",
         "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
-        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text")},
+        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "gemma3n_text",
+        "gemma4_text")},
+    "gemma4_text keys as values": {**KEYS_AS_VALUES, "num_kv_shared_layers": 0},
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
     "gpt_oss plain": {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": {"attention_bias": False, "rope_parameters": ONE_SCALE},
