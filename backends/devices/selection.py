@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from embedllm.backends.base import Device
 from embedllm.backends.driver import family_name
 from embedllm.errors import DeviceUnavailable
+from embedllm.files.nearest import nearest
 
 AUTO = "auto"
 # what "auto" may choose, best first. Never an NPU, which compiles for minutes and has fixed shapes; never a device that
@@ -21,6 +22,19 @@ RANKINGS = {
     "darwin": ("webgpu", "cpu"),
 }
 _ELSEWHERE = ("cpu",)
+# what other libraries call a device, and who has it here
+_ELSEWHERE_CALLED = {
+    "gpu": ("cuda", "directml", "webgpu", "openvino-gpu"),
+    "nvidia": ("cuda", "tensorrt-rtx"),
+    "amd": ("directml", "webgpu", "migraphx"),
+    "rocm": ("migraphx",),
+    "intel": ("openvino", "openvino-gpu", "npu"),
+    "xpu": ("openvino-gpu",),
+    "dml": ("directml",),
+    "vulkan": ("webgpu",),
+    "metal": ("webgpu", "coreml"),
+    "mps": ("webgpu", "coreml"),
+}
 _SOFTWARE = ", software"  # ends the description of a GPU that is emulated on the CPU
 _TARGETS = re.compile(r"openvino:\w+:", re.IGNORECASE)  # begins a name whose targets have commas between them
 _TARGET = re.compile(r"-?[A-Z]+(\.\d+)*(\(\d+\))?")  # in OpenVINO's words: GPU.1, -NPU; ours are in small letters
@@ -167,8 +181,7 @@ def resolve(name: str, devices: Sequence[Device]) -> Device | Refusal:
         return by_name[family]
     members = [device for device in devices if family_name(device.name) == family]
     if not members or not wanted:
-        known = ", ".join(repr(device.name) for device in devices if device.available)
-        return Refusal(name, f"not found by {_backends(devices)}", f"available: {known}")
+        return Refusal(name, f"not found by {_backends(devices)}", _instead(family, devices))
     if len(members) == 1 and not members[0].available:
         return Refusal(name, members[0].reason, members[0].remedy)
     fitting = [] if wanted.isdecimal() else [one for one in members if wanted.lower() in one.description.lower()]
@@ -190,6 +203,15 @@ def _not_software(device: Device) -> Device | Refusal:
         reason = "it is emulated on the CPU, and slower than the device 'cpu'"
         return Refusal(device.name, reason, f"ask for it by name: '{device.name}'")
     return device
+
+
+def _instead(family: str, devices: Sequence[Device]) -> str:
+    """What there is in place of a name that is not known."""
+    known = f"available: {', '.join(repr(device.name) for device in devices if device.available)}"
+    if meant := _ELSEWHERE_CALLED.get(family):
+        return f"here that is {' or '.join(map(repr, meant))}; {known}"
+    near = nearest(family, (device.name for device in devices))
+    return f"{known}.{near}" if near else known
 
 
 def _backends(devices: Sequence[Device]) -> str:

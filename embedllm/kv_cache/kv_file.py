@@ -81,7 +81,7 @@ def write_state(path: Path, about: Mapping[str, str], states: Iterable[KeyValues
     about: what is noted besides; must have "tokens", as a JSON list of as many tokens as the pieces have.
     The file is on disk when this returns. Raises OSError; what was there stays then.
     """
-    with atomic_write(path) as file:
+    with atomic_write(path, is_private=True) as file:  # what users said is in it
         pieces = iter(states)
         first = next(pieces, None)
         counts = [] if first is None else _counts(len(json.loads(about["tokens"])), first)

@@ -43,10 +43,15 @@ def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress
     """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
 
     Of a GGUF file it is the export that is kept of it, made now if there is none: on_progress is called meanwhile.
-    Raises PackageError when the demo is meant and not installed; ExportError for a GGUF file.
+    Raises PackageError when the demo is meant and not installed, and for an address; ExportError for a GGUF file.
     """
     if is_gguf(path):
         return gguf_package(path, on_progress)
+    if "://" in os.fspath(path):
+        raise PackageError(
+            f"'{os.fspath(path)}' is an address. Give a folder, a GGUF file, or a model of the hub as 'org/name'; "
+            "download first what is elsewhere. In a browser, embedllm.aload() takes addresses."
+        )
     given = Path(path)
     if os.fspath(path) != "demo" or (given / "embedllm.json").is_file():
         return given

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model. May be used from several threads; each running generation has a KV cache of its own.
 
-    A context manager; close() frees the memory.
+    A context manager, with `async with` too; close() frees the memory.
     """
 
     def __init__(
@@ -498,6 +498,12 @@ class Model:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Model:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_a_conversation_goes_on_in_another_model_as_if_it_had_never_stopped(
         reply = talk.say("and now?", GREEDY, max_tokens=6)
         assert (reply.tokens, reply.statistics.cached_tokens) == expected
         assert expected[1] > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such permissions here")
+def test_only_its_owner_reads_what_was_said(folder: Path, tmp_path: Path) -> None:
+    with opened(folder) as llm:
+        said(llm, tmp_path / "talk")
+    assert (tmp_path / "talk").stat().st_mode & 0o777 == 0o600
 
 
 def test_on_another_device_the_messages_come_back_and_the_kv_is_computed(

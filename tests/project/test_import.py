@@ -223,7 +223,11 @@ def test_the_packages_of_pyproject_are_the_folders_with_code() -> None:
 
 
 def test_the_folder_of_embedllm_can_be_read_at_a_glance() -> None:
-    entries = {path.name for path in (ROOT / "embedllm").iterdir()} - {"__pycache__"}
+    def is_left_over(path: Path) -> bool:
+        """Whether only what Python compiled is left of a folder that was moved."""
+        return path.is_dir() and not any(file for file in path.rglob("*") if file.suffix not in ("", ".pyc"))
+
+    entries = {path.name for path in (ROOT / "embedllm").iterdir() if not is_left_over(path)}
     assert len(entries) <= 26, f"put it into a package: {sorted(entries)}"
 
 

@@ -189,9 +189,9 @@ def test_what_comes_after_the_choice_is_not_looked_for() -> None:
         (["cuda", "cpu"], "cpu", (NO_CUDA,)),
         (("cuda", "npu", "cpu"), "cpu", (NO_CUDA, Refusal("npu", "not driven yet"))),
         (
-            ["tpu", "reference"],
+            ["fpga", "reference"],
             "reference",
-            (Refusal("tpu", "not found by runtime 1 or numpy 2", "available: 'cpu', 'reference'"),),
+            (Refusal("fpga", "not found by runtime 1 or numpy 2", "available: 'cpu', 'reference'"),),
         ),
     ],
 )
@@ -230,12 +230,27 @@ def test_auto_never_takes_a_device_that_is_there_to_check_others() -> None:
     assert caught.value.tried == (("cpu", broken.reason, broken.remedy),)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("nvidia", "here that is 'cuda' or 'tensorrt-rtx'; available: 'cpu', 'reference'"),
+        ("gpu:0", "here that is 'cuda' or 'directml' or 'webgpu' or 'openvino-gpu'; available: 'cpu', 'reference'"),
+        ("cdua", "available: 'cpu', 'reference'. The nearest is 'cuda'."),
+    ],
+)
+def test_names_of_other_libraries_and_misspelt_ones_are_answered_with_ours(name: str, instead: str) -> None:
+    with pytest.raises(DeviceUnavailable) as caught:
+        choose(ALL, name)
+    ((_, _, remedy),) = caught.value.tried
+    assert remedy == instead
+
+
 def test_a_refusal_lists_each_device_that_was_tried() -> None:
     with pytest.raises(DeviceUnavailable) as caught:
-        choose(ALL, ["cuda", "tpu", "npu"])
+        choose(ALL, ["cuda", "fpga", "npu"])
     assert caught.value.tried == (
         ("cuda", "no GPU was found", "pip install embedllm[cuda]"),
-        ("tpu", "not found by runtime 1 or numpy 2", "available: 'cpu', 'reference'"),
+        ("fpga", "not found by runtime 1 or numpy 2", "available: 'cpu', 'reference'"),
         ("npu", "not driven yet", ""),
     )
 
