@@ -25,7 +25,7 @@ from embedllm.cli.commands.families import families
 from embedllm.cli.commands.fit import fit
 from embedllm.cli.commands.graph import graph
 from embedllm.cli.commands.inspect import inspect
-from embedllm.cli.commands.models import models
+from embedllm.cli.commands.models import models, pull, rm
 from embedllm.cli.commands.run import run
 from embedllm.cli.commands.shard import shard
 from embedllm.cli.commands.tune import tune
@@ -34,6 +34,7 @@ from embedllm.cli.options import common_options, wants_traceback
 from embedllm.errors import EmbedError
 from embedllm.files.version import __version__
 
+_ALIASES = {"list": "models", "ls": "models"}  # as other programs call them
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
 
 
@@ -54,6 +55,9 @@ class Stopped(Failure):
 
 class Commands(click.Group):
     """A group that prints the library's errors as single lines."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -78,14 +82,14 @@ def cli() -> None:
     \b
     embedllm run "list files by size"            generate a reply with the demo model
     embedllm export Qwen/Qwen3-0.6B my-model     export from the Hugging Face hub, 4-bit weights
-    embedllm chat --model my-model               chat with it
+    embedllm chat my-model                       chat with it
 
     Replies go to stdout, everything else to stderr. Exit codes: 0 success, 1 error, 2 usage error, 130 interrupted.
     """
 
 
 _COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
-             models, worker)  # fmt: skip
+             models, pull, rm, worker)  # fmt: skip
 for command in _COMMANDS:
     cli.add_command(command)
 

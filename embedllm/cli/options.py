@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 import embedllm
 from embedllm.backends.options import OpenVINOOptions
@@ -78,6 +79,14 @@ class Settings:
         slow = f"loading '{self.model}'; the first load on a GPU or NPU takes minutes (-v logs more)"
         with _note_after(_SLOW_S, slow), fetching(self.model) as on_progress:
             return open_model(self.model, replace(self.load, on_progress=on_progress))
+
+    def of_model(self, model: str | None) -> Settings:
+        """These with the model that was named by its place; None: it was not. Not with --model beside it."""
+        if model is None:
+            return self
+        if click.get_current_context().get_parameter_source("model") is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"found two models, '{model}' and --model '{self.model}'; give one.")
+        return replace(self, model=model)
 
     def merge_sampling(self, defaults: Sampling) -> Sampling:
         """The model's default sampling with the given options; notes options that have no effect."""

@@ -94,6 +94,47 @@ def test_text_comes_from_stdin_without_its_last_line_end(tiny: str, arguments: l
     assert piped.stdout == direct.stdout
 
 
+def piped_in(*arguments: str, stdin: bytes) -> str:
+    command = [sys.executable, "-m", "embedllm", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, check=True, timeout=120).stdout.decode()
+
+
+def test_what_is_piped_in_follows_the_text(tiny: str) -> None:
+    options = ("run", "--model", tiny, "--max-tokens", "5", "--temperature", "0")
+    assert piped_in(*options, "two", stdin=b"lines\n") == embed(*options, "two\n\nlines\n").stdout
+    assert piped_in(*options, "two", stdin=b"") == embed(*options, "two").stdout
+
+
+def test_the_model_may_be_named_by_its_place(tiny: str) -> None:
+    by_option = embed("run", "--model", tiny, "--max-tokens", "5", "hello").stdout
+    assert embed("run", tiny, "hello", "--max-tokens", "5").stdout == by_option != ""
+    chatted = embed("chat", tiny, "--max-tokens", "5", stdin="hello\n")
+    assert chatted.stdout == embed("chat", "--model", tiny, "--max-tokens", "5", stdin="hello\n").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "list", "files"], "found 2 texts, from 'list' on; put TEXT in quotes."),
+        (["run", "demo", "list", "files"], "found 3 texts, from 'demo' on; put TEXT in quotes."),
+        (["run", "demo", "hello", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
+        (["chat", "demo", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
+        (["pull", "demo"], "'demo' is no name of the hub (org/name) and no GGUF file: nothing to pull."),
+        (["exprt"], "Did you mean 'export'?"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments: list[str], message: str) -> None:
+    result = embed(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_other_programs_names_of_commands_are_understood() -> None:
+    for name in ("list", "ls"):
+        assert embed(name, "--json").stdout == embed("models", "--json").stdout
+    assert embed("rm", "org/nothing").stderr == embed("models", "--remove", "org/nothing").stderr
+
+
 @pytest.mark.parametrize(("stdin", "code"), [("", 2), ("\n \n", 2), (b"\xff\xfe", 1)])
 def test_stdin_without_text_is_refused(tiny: str, stdin: str | bytes, code: int) -> None:
     result = embed("run", "--model", tiny, stdin=stdin)

@@ -31,9 +31,10 @@ _BLOCK = '"""'
 @click.option("--when-full", type=click.Choice(get_args(WhenFull)),
               help="Context policy: error (default), drop-oldest (drops the oldest turns) or shift (context shift, "
               "also within a reply).")  # fmt: skip
+@click.argument("model_argument", metavar="[MODEL]", required=False)
 @reply_options
-def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
-    """Chat with a model.
+def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull | None) -> None:
+    """Chat with a model: MODEL, as --model has it, or the demo.
 
     Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
     one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the
@@ -48,6 +49,7 @@ def chat(settings: Settings, *, when_full: WhenFull | None) -> None:
     /help          show this list
     /exit          exit
     """
+    settings = settings.of_model(model_argument)
     with settings.open_model() as llm:
         if not llm.can_chat:
             raise TemplateError(f"'{llm.name}' has no chat template; use 'embedllm run' for plain text.")

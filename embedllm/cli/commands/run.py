@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import stat
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,18 +28,23 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Generate one reply.")
-@click.argument("text", required=False)
+@click.argument("words", metavar="[MODEL] [TEXT]", nargs=-1)
 @click.option("--raw", is_flag=True, help="Complete TEXT without the chat template.")
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N",
               help="Print each token's log probability and the top N, to stderr or in --json.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the complete reply as a JSON object on stdout.")
 @reply_options
-def run(text: str | None, settings: Settings, *, raw: bool, logprobs: int | None, as_json: bool) -> None:
-    """Generate a reply to TEXT.
+def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int | None, as_json: bool) -> None:
+    """Generate a reply to TEXT, by MODEL, as --model has it, or the demo.
 
-    TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. A model without a chat template completes the
-    text, as with --raw. Ctrl-C stops the reply; its text so far is kept.
+    TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. What is piped in beside a TEXT, or is a file,
+    follows it after an empty line. A model without a chat template completes the text, as with --raw. Ctrl-C stops the
+    reply; its text so far is kept.
     """
+    if len(words) > 2 or (len(words) == 2 and not _may_be_model(words[0])):
+        raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
+    text = words[-1] if words else None
+    settings = settings.of_model(words[0] if len(words) == 2 else None)
     if raw and (settings.system is not None or settings.variables is not None):
         raise click.UsageError("--system and --var need the chat template; they cannot be used with --raw.")
     text = _read(text)
@@ -100,19 +108,36 @@ def _say_logprobs(reply: Completion, llm: Model) -> None:
         note(f"{chosen.logprob:9.3f}  {_token_text(chosen.token, llm)!r:<16}  {others}".rstrip())
 
 
+def _may_be_model(word: str) -> bool:
+    return word == "demo" or "/" in word or Path(word).exists()
+
+
 def _read(text: str | None) -> str:
-    """TEXT, or all of stdin."""
-    if text is not None and text != "-":
-        return text
+    """TEXT, and what is piped in."""
     if text is None and sys.stdin.isatty():
         raise click.UsageError("give TEXT, pipe it in, or type it after '-' (Ctrl-D ends it).")
-    try:
-        read = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"stdin is no UTF-8 text ({error.reason} at byte {error.start}).") from error
-    if not read.strip():
+    if text is not None and text != "-":
+        piped = _stdin() if _is_piped() else ""
+        return f"{text}\n\n{piped}" if piped.strip() else text
+    if not (read := _stdin()).strip():
         raise click.UsageError("stdin has no text.")
     return read
+
+
+def _is_piped() -> bool:
+    """Whether somebody wrote stdin for this program: a pipe or a file, not a terminal, a socket or nothing."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # it is none of the system's
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin is no UTF-8 text ({error.reason} at byte {error.start}).") from error
 
 
 def _lacks_template(llm: Model, settings: Settings) -> bool:
