@@ -115,15 +115,38 @@ def restore_sequence(
     in_loop = sequences.loop.call
     held = SequenceHandle(sequences, len(tokens))
     sequence = in_loop(held.open)
-    session = sequence.session
+    try:
+        sequence.is_running = True  # so that nobody frees what it holds so far
+        is_known = _restore(file, sequence, tokens, model=model, adapters=adapters, cancel=cancel)
+    except BaseException:
+        held.close()
+        raise
+    finally:
+        in_loop(partial(sequences.give_back, sequence, to_pool=False))
+    if not is_known:
+        held.close()
+        return None
+    return held
+
+
+def _restore(
+    file: StateFile,
+    sequence: CachedSequence,
+    tokens: Sequence[int],
+    *,
+    model: Mapping[str, str],
+    adapters: Adapters | None,
+    cancel: Cancel,
+) -> bool:
+    """Appends the KV of a file; False: it is of another model, adapter, device or version."""
+    in_loop, session = sequence.loop.call, sequence.session
     kind = json.loads(file.about["kind"])
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
     if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
         _log.info(
             "the KV in '%s' is of another model, adapter, device or version; the next turn computes it again", file.path
         )
-        held.close()
-        return None
+        return False
     try:
         if adapter is not None:
             in_loop(lambda: sequence.adapt(adapter))
@@ -133,10 +156,7 @@ def restore_sequence(
             in_loop(partial(sequence.append, tokens, state))
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
-    except BaseException:
-        held.close()
-        raise
-    return held
+    return True
 
 
 def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:

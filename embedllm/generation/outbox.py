@@ -25,9 +25,10 @@ AHEAD = 32  # items that nobody has taken yet, after which a request pauses; hal
 class _Buffered(Generic[T]):
     """Items on their way to a reader, who is woken for several at once when they come quickly."""
 
-    def __init__(self, most: float = AHEAD) -> None:
-        """most: items that nobody has taken yet."""
-        self._most = most
+    def __init__(self, *, is_whole: bool = False) -> None:
+        """is_whole: the reader wants all at the end only, and is not woken before."""
+        self._most = math.inf if is_whole else AHEAD  # items that nobody has taken yet
+        self._is_whole = is_whole
         self._held: list[T] = []
         self._is_new = True
         self._put = 0
@@ -47,11 +48,12 @@ class _Buffered(Generic[T]):
         self._held.append(item)
         if self._is_new or len(self._held) >= AHEAD // 2:
             self._is_new = False
-            self._send_held()
+            self.flush()
 
     def flush(self) -> None:
         """Gives the reader what is held; see Scheduler.step()."""
-        self._send_held()
+        if not self._is_whole:
+            self._send_held()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more comes; the reader is given the rest, and then the error."""
@@ -77,35 +79,11 @@ class _Buffered(Generic[T]):
 class Outbox(_Buffered[T]):
     """Written by the loop, read by one thread."""
 
-    def __init__(
-        self,
-        *,
-        is_whole: bool = False,
-        on_first: Callable[[], None] = lambda: None,
-        on_error: Callable[[], None] = lambda: None,
-    ) -> None:
-        """is_whole: the reader wants all at the end only, and is not woken before.
-
-        on_first: called before the first item is put. on_error: called when an error ends it.
-        """
-        super().__init__(math.inf if is_whole else AHEAD)
-        self._on_first = on_first
+    def __init__(self, *, is_whole: bool = False, on_error: Callable[[], None] = lambda: None) -> None:
+        """on_error: called when an error ends it."""
+        super().__init__(is_whole=is_whole)
         self._on_error = on_error
         self._queue: SimpleQueue[tuple[T, ...] | _End] = SimpleQueue()
-        self._is_whole = is_whole
-
-    def put(self, item: T) -> None:
-        if self._is_new:
-            self._on_first()
-        if self._is_whole:
-            self._is_new = False
-            self._held.append(item)
-        else:
-            super().put(item)
-
-    def flush(self) -> None:
-        if not self._is_whole:
-            super().flush()
 
     def end(self, error: BaseException | None = None) -> None:
         if error is not None:

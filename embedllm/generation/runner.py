@@ -162,26 +162,15 @@ class Runner:
         with cancel.passed_on() as own, self._submit(request, own, outbox, sequence):
             yield from outbox.read(self._loop)
 
-    def run_all(
-        self, requests: Sequence[Request], cancel: Cancel, *, is_one_prompt: bool = False
-    ) -> Iterator[list[Chunk]]:
-        """The chunks of each of several requests, in their order, which run together; when one fails, all end.
-
-        is_one_prompt: they have the same, which the first one reads for all.
-        """
+    def run_all(self, requests: Sequence[Request], cancel: Cancel) -> Iterator[list[Chunk]]:
+        """The chunks of each of several requests, in their order, which run together; when one fails, all end."""
         if self._loop is None:
             yield from (list(self.stream(request, cancel)) for request in requests)
             return
         with cancel.passed_on() as own, ExitStack() as tickets:
-
-            def submit(start: int, stop: int | None) -> None:
-                for request, outbox in zip(requests[start:stop], outboxes[start:stop], strict=True):
-                    tickets.enter_context(self._submit(request, own, outbox))
-
             outboxes: list[Outbox[Chunk]] = [Outbox(is_whole=True, on_error=own.cancel) for _ in requests]
-            if is_one_prompt:
-                outboxes[0] = Outbox(is_whole=True, on_error=own.cancel, on_first=partial(submit, 1, None))
-            submit(0, 1 if is_one_prompt else None)
+            for request, outbox in zip(requests, outboxes, strict=True):
+                tickets.enter_context(self._submit(request, own, outbox))
             for outbox in outboxes:
                 yield list(outbox.read(self._loop))
 
@@ -240,9 +229,10 @@ class Runner:
             return runner.steps(limit_reason, job.cancel, queued_s=job.queued_s)
 
         with cancel.passed_on() as own:
-            job = Job(begin, outbox, own, unstarted=lambda job: tuple(runner.ended(job.cancel)),
-                      tokens=len(request.prompt) * beams, priority=request.priority, timeout_s=request.timeout_s,
-                      is_rejectable=request.is_rejectable)  # fmt: skip
+            job = Job(begin=begin, outbox=outbox, cancel=own, unstarted=lambda job: tuple(runner.ended(job.cancel)),
+                      prompt=request.prompt, tokens=len(request.prompt) * beams, adapter=request.adapter,
+                      priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable
+                      )  # fmt: skip
             with self._queued(job):
                 (replies,) = outbox.read(self._loop)
                 return list(replies)
@@ -271,8 +261,10 @@ class Runner:
             return self._steps(request, job, sequence)
 
         return self._queued(
-            Job(begin, outbox, own, unstarted=partial(_cancelled_in_queue, request), tokens=len(request.prompt),
-                priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable)
+            Job(begin=begin, outbox=outbox, cancel=own, unstarted=partial(_cancelled_in_queue, request),
+                prompt=request.prompt, tokens=len(request.prompt), adapter=request.adapter,
+                priority=request.priority, timeout_s=request.timeout_s, is_rejectable=request.is_rejectable,
+                sequence=sequence.sequence if isinstance(sequence, SequenceHandle) else sequence)
         )  # fmt: skip
 
     def _queued(self, job: Job) -> Ticket:

@@ -12,15 +12,16 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from embedllm.backends.base import BatchRow, Interrupted, RunsBatches
+from embedllm.backends.base import BatchRow, Interrupted
 from embedllm.errors import Busy
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
 if TYPE_CHECKING:
+    from embedllm.adapters.adapter import Adapter
     from embedllm.cancel import Cancel
     from embedllm.kv_cache.sequence_pool import SequencePool
     from embedllm.types import Logits
@@ -74,43 +75,35 @@ class _Ask:
         return self.rows is not None or self.error is not None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """One request on its way through a scheduler."""
 
-    def __init__(
-        self,
-        begin: Callable[[Job], Steps],
-        outbox: Receiver,
-        cancel: Cancel,
-        *,
-        unstarted: Callable[[Job], object],
-        tokens: int = 1,
-        priority: int = 0,
-        timeout_s: float = math.inf,
-        is_rejectable: bool = True,
-    ) -> None:
-        """begin: makes the generator, in the loop's thread, once the request is admitted. cancel: of it alone.
+    begin: Callable[[Job], Steps]  # makes the generator, in the loop's thread, once the request is admitted
+    outbox: Receiver
+    cancel: Cancel  # of it alone
+    unstarted: Callable[[Job], object]  # what the caller gets when it is cancelled before
+    prompt: Sequence[int]  # one that another request may read for it, too
+    tokens: int = 1  # whose KV needs memory
+    priority: int = 0  # lower ones are served earlier
+    timeout_s: float = math.inf  # after which it ends as cancelled
+    is_rejectable: bool = True  # by a full queue
+    sequence: CachedSequence | None = None  # that it runs on, or will; None: it has several, or none yet
+    adapter: Adapter | None = None
+    submitted_s: float = field(default_factory=lambda: time.monotonic())
+    queued_s: float = 0.0  # seconds it waited until it was admitted
+    rank: float = field(init=False)  # lower ones are served earlier
+    deadline_s: float = field(init=False)
+    steps: Steps | None = None  # None: it waits
+    asks: list[_Ask] = field(default_factory=list)
+    is_list: bool = False  # it asked for several at once
+    after_recall: list[_Ask] | None = None  # what it asked for, while KV that was taken away is computed again
+    is_busy: bool = False  # its own code runs, which may have called the model again
+    shared: dict[Job, int] = field(default_factory=dict)  # tokens that it takes from another one when they are read
 
-        unstarted: what the caller gets when it is cancelled before. tokens: of the prompt, whose KV needs memory.
-        priority: lower ones are served earlier. timeout_s: after which it ends as cancelled. is_rejectable: by a full
-        queue.
-        """
-        self.outbox = outbox
-        self.cancel = cancel
-        self.tokens = tokens
-        self.is_rejectable = is_rejectable
-        self.submitted_s = time.monotonic()
-        self.queued_s = 0.0  # seconds it waited until it was admitted
-        self.rank = self.submitted_s + priority * PRIORITY_S  # lower ones are served earlier
-        self.deadline_s = self.submitted_s + timeout_s
-        self.unstarted = unstarted
-        self.begin = begin
-        self.steps: Steps | None = None  # None: it waits
-        self.asks: list[_Ask] = []
-        self.is_list = False  # it asked for several at once
-        self.sequence: CachedSequence | None = None  # that it runs on; None: it has several, or none yet
-        self.after_recall: list[_Ask] | None = None  # what it asked for, while KV that was taken away is computed again
-        self.is_busy = False  # its own code runs, which may have called the model again
+    def __post_init__(self) -> None:
+        self.rank = self.submitted_s + self.priority * PRIORITY_S
+        self.deadline_s = self.submitted_s + self.timeout_s
 
     @property
     def is_active(self) -> bool:
@@ -191,7 +184,12 @@ class Scheduler:
         for group in _prompt_groups([one for one in beside if one not in mixed]):
             # unless what ran meanwhile has fed it, ended its request or preempted it: the model, called by its own code
             due = [one for one in group if one[0].job in self.running and one[0] in one[0].job.asks]
-            self._feed_prompts([(ask, count) for ask, count in due if ask.left >= count])
+            ready = [(ask, count) for ask, count in due if ask.left >= count]
+            engine = group[0][0].sequence.prompt_batches
+            if engine is None or len(ready) < 2:
+                self._feed(ready)
+            else:
+                self._feed_rows(engine.read_prompts, ready)
             self._resume([ask.job for ask, _ in due])  # its first token does not wait for the prompts of others
         self._iterations += 1
         if asks and self._iterations % _TIDY_EVERY:
@@ -228,24 +226,44 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and self._active() < self.max_running:
-            job = next((job for job in self.waiting if not job.outbox.is_full), None)
-            if job is None or (self._active() and not self._pool.make_room(job.tokens)):
+            job = next((job for job in self.waiting if not (job.outbox.is_full or self._awaits_prefix(job))), None)
+            if job is None or (self._active() and not self._pool.make_room(job.tokens, job.sequence)):
                 return
             self.waiting.remove(job)
             self.running.append(job)
             if job.steps is not None:
                 self._recall(job)
                 continue
+            job.shared.clear()
             job.queued_s = time.monotonic() - job.submitted_s
             job.steps = job.begin(job)
             self._advance(job)
+
+    def _awaits_prefix(self, job: Job) -> bool:
+        """Whether a request that came before it reads a prefix that both have, whose KV it takes then.
+
+        One after the other all that came before are done, so it does not wait for ever.
+        """
+        return job.steps is None and any(
+            ask.feed.is_prompt and len(ask.sequence.tokens) < self._shared(job, ask)
+            for other in self.running
+            if other.rank <= job.rank and other.is_active and not other.is_list
+            for ask in other.asks
+        )
+
+    def _shared(self, job: Job, ask: _Ask) -> int:
+        """How many tokens of its prompt a request takes from one that is being read; 0: too few to wait for them."""
+        if ask.job not in job.shared:
+            read = ask.job.prompt
+            job.shared[ask.job] = self._pool.shared(job.prompt, job.adapter, ask.sequence, read, own=job.sequence)
+        return job.shared[ask.job]
 
     def _make_room(self) -> None:
         """Preempts requests while the KV of all takes more memory than there is: at least one stays that can go on.
 
         Those that nobody reads come first, then those admitted last.
         """
-        while len(self.running) > 1 and not self._pool.make_room(0):
+        while not self._pool.make_room(0) and len(self.running) > 1:
             able = [job for job in reversed(self.running) if self._can_wait(job)]
             paused = [job for job in able if job.outbox.is_full]
             active = [job for job in able if not job.outbox.is_full]
@@ -279,38 +297,19 @@ class Scheduler:
     def _feed(self, parts: Sequence[tuple[_Ask, int]]) -> None:
         """Feeds the given number of tokens of each ask."""
         together: dict[int, list[tuple[_Ask, int]]] = {}
-        alone: list[tuple[_Ask, int]] = []
         for ask, count in parts:
             engine = ask.sequence.batches
-            if engine is not None and not ask.feed.is_all:
-                together.setdefault(id(engine), []).append((ask, count))
-            else:
-                alone.append((ask, count))
+            is_row = engine is not None and not ask.feed.is_all and (count == 1 or engine.mixes_lengths)
+            together.setdefault(id(engine if is_row else ask), []).append((ask, count))
         for group in together.values():
             engine = group[0][0].sequence.batches
-            assert engine is not None  # or it would be fed alone
-            longer = [] if engine.mixes_lengths else [part for part in group if part[1] > 1]
-            rows = [part for part in group if part not in longer] if longer else group
-            alone += longer
-            for at in range(0, len(rows), engine.max_batch):
-                self._feed_together(engine, rows[at : at + engine.max_batch])
-        for ask, count in alone:
-            self._feed_alone(ask, count)
-
-    def _feed_prompts(self, parts: Sequence[tuple[_Ask, int]]) -> None:
-        """Pieces of prompts; several are whole ones."""
-        if len(parts) < 2:
-            self._feed(parts)
-            return
-        engine = parts[0][0].sequence.prompt_batches
-        assert engine is not None  # or there is one
-        self._feed_rows(engine.read_prompts, parts)
-
-    def _feed_together(self, engine: RunsBatches, parts: Sequence[tuple[_Ask, int]]) -> None:
-        if len(parts) == 1:
-            self._feed_alone(*parts[0])
-            return
-        self._feed_rows(engine.run_batch, parts)
+            most = engine.max_batch if engine is not None else 1
+            for at in range(0, len(group), most):
+                rows = group[at : at + most]
+                if engine is None or len(rows) == 1:
+                    self._feed_alone(*rows[0])
+                else:
+                    self._feed_rows(engine.run_batch, rows)
 
     def _feed_rows(
         self, run: Callable[[Sequence[BatchRow]], Sequence[Logits]], parts: Sequence[tuple[_Ask, int]]

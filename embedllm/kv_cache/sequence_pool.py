@@ -14,7 +14,7 @@ from functools import partial
 from embedllm.backends.base import Engine, MovesState
 from embedllm.kv_cache.background_writer import BackgroundWriter
 from embedllm.kv_cache.block_cache import common_prefix
-from embedllm.kv_cache.prefix_cache import PrefixCache
+from embedllm.kv_cache.prefix_cache import MIN_TOKENS, PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence, Caller, ignore
 from embedllm.package.lora.adapter import Adapter, is_same
 
@@ -71,7 +71,7 @@ class SequencePool:
         self._engine: Engine | None = engine
         self._closing: Engine | None = None  # by the last sequence
         self._idle: CachedSequence | None = None
-        self._all: set[CachedSequence] = set()
+        self._all: dict[CachedSequence, None] = {}  # those used least recently first
         self._exports: deque[Iterator[None]] = deque()  # of prompts to the disk, a few blocks at a time
         self._writing = BackgroundWriter()
 
@@ -100,7 +100,7 @@ class SequencePool:
         if self.prefix_cache is not None:
             self.prefix_cache.bind_session(sequence.session)
         sequence.set_keeps_all(self._keeps_all)
-        self._all.add(sequence)
+        self._all[sequence] = None
         return sequence
 
     @contextmanager
@@ -141,6 +141,28 @@ class SequencePool:
         used.is_running = True
         return used
 
+    def shared(
+        self,
+        prompt: Sequence[int],
+        adapter: Adapter | None,
+        reader: CachedSequence,
+        read: Sequence[int],
+        *,
+        own: CachedSequence | None,
+    ) -> int:
+        """How many tokens of a prompt begin() will take from a sequence once it has read its own; 0: too few to wait.
+
+        own: the sequence that the prompt is for. Where prompts are read together, waiting for one costs more.
+        """
+        if self.prefix_cache is None or not isinstance(reader.session, MovesState):
+            return 0
+        if not is_same(reader.adapter, adapter) or len(prompt) > self.engine.context:
+            return 0
+        shared = min(common_prefix(read, prompt), len(prompt) - 1)
+        held = max(len(reader.tokens), 0 if own is None else own.shares(prompt, adapter))
+        least = MIN_TOKENS if reader.prompt_batches is None else max(MIN_TOKENS, self.engine.chunk // 4)
+        return shared if shared - held >= least else 0
+
     def begin(self, sequence: CachedSequence, prompt: Sequence[int], adapter: Adapter | None = None) -> int:
         """Leaves in a sequence what it shares with a prompt, and adds what is cached of it; how many tokens that are.
 
@@ -176,6 +198,8 @@ class SequencePool:
         if self._engine is None or sequence.is_dropped:  # the model was closed, or what held it
             self._discard(sequence)
             return
+        del self._all[sequence]
+        self._all[sequence] = None  # the last one that was used
         sequence.set_keeps_all(self._keeps_all)
         if cache is not None and cache.folder is not None and prompt:
             self._exports.append(cache.exports(sequence, list(prompt), self._writing, sequence.adapter))
@@ -193,14 +217,29 @@ class SequencePool:
             self._truncate(sequence, 0)
         self._discard(sequence)
 
-    def make_room(self, tokens: int) -> bool:
-        """Whether there is memory for the KV of that many more tokens; frees the idle sequence for it."""
-        if self.kv_tokens is None or self._held() + tokens <= self.kv_tokens:
+    def make_room(self, tokens: int, own: CachedSequence | None = None) -> bool:
+        """Whether there is memory for the KV of that many tokens of a request, beside what is held.
+
+        Frees KV that no request has for it: the idle sequence, then conversations, the least recently used first. Their
+        next turn takes it from the prefix cache, or computes it again. own: the sequence that the tokens will be in.
+        """
+        if self.kv_tokens is None:
+            return True
+        limit = self.kv_tokens - max(0, tokens - (own.session.capacity if own is not None else 0))
+        if self._held() <= limit:
             return True
         if self._idle is not None:
             idle, self._idle = self._idle, None
             self.drop(idle)
-        return self._held() + tokens <= self.kv_tokens
+        for sequence in [one for one in self._all if one.tokens and not one.is_running and one is not own]:
+            if self._held() <= limit:
+                break
+            try:
+                self._truncate(sequence, 0)
+                sequence.free()
+            except Exception as error:  # noqa: BLE001  # of the device: those that run go on
+                _log.info("the KV of a conversation could not be freed: %s", error)
+        return self._held() <= limit
 
     def tidy(self) -> bool:
         """Does a little of what can wait: KV to the disk. False: there was nothing."""
@@ -255,7 +294,7 @@ class SequencePool:
         return [other for other in self._all if other is not sequence]
 
     def _discard(self, sequence: CachedSequence) -> None:
-        self._all.discard(sequence)
+        self._all.pop(sequence, None)
         sequence.close()
         self._close_engine()
 

@@ -247,7 +247,7 @@ class Model:
         used, rest = take_sampling(sampling, self.sampling, options)
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
         requests = [self.request(prompt, replace(used, seed=seed), **rest) for seed in seeds]
-        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel(), is_one_prompt=True)
+        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
         return [collect(chunks) for chunks in replies]
 
     def beam_search(

@@ -32,7 +32,7 @@ from embedllm.types import Candidates
 KINDS = {"greedy": Sampling(temperature=0), "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)}
 
 
-class Row:
+class KnownLogits:
     """Logits whose best tokens are known, as CUDA lists them."""
 
     def __init__(self, tokens: list[int], size: int) -> None:
@@ -57,7 +57,7 @@ class Session:
         self.position = 0
         self._engine = engine
 
-    def feed(self, tokens: Sequence[int]) -> Row:
+    def feed(self, tokens: Sequence[int]) -> KnownLogits:
         self.position += len(tokens)
         return next(self._engine.logits)
 
@@ -80,14 +80,14 @@ class Engine:
         self.max_batch = max_batch
         chance = random.Random(0)
         usual = range(300, vocabulary)
-        self.logits = itertools.cycle([Row(chance.sample(usual, 256), vocabulary) for _ in range(997)])
+        self.logits = itertools.cycle([KnownLogits(chance.sample(usual, 256), vocabulary) for _ in range(997)])
 
     def open(self, capacity: int = 0) -> Session:
         return Session(self)
 
     def close(self) -> None: ...
 
-    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[Row]:
+    def run_batch(self, rows: Sequence[BatchRow]) -> Sequence[KnownLogits]:
         for row in rows:
             row.session.position += 1
         return list(itertools.islice(self.logits, len(rows)))
@@ -100,7 +100,8 @@ def _running(tokenizer: Tokenizer, rows: int, sampling: Sampling) -> Runner:
         request = Request(prompt=[3, 4, 5 + place], sampling=sampling, max_tokens=None, stop=(),
                           stop_tokens=frozenset({2}), top_count=0, speculate="off")  # fmt: skip
         begin = partial(_begin, runner, request)
-        job = Job(begin, Outbox(is_whole=True), Cancel(), unstarted=lambda job: None, tokens=len(request.prompt))
+        job = Job(begin=begin, outbox=Outbox(is_whole=True), cancel=Cancel(), unstarted=lambda job: None,
+                  prompt=request.prompt)  # fmt: skip
         runner.scheduler.submit(job)
     for _ in range(3):
         runner.scheduler.step()

@@ -95,9 +95,9 @@ def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
     asked: list[bool] = []
     run_all = narrow.runner.run_all
 
-    def noted(requests: Sequence[Request], cancel: Cancel, *, is_one_prompt: bool) -> Iterator[list[Chunk]]:
+    def noted(requests: Sequence[Request], cancel: Cancel) -> Iterator[list[Chunk]]:
         asked.extend(request.is_rejectable for request in requests)
-        return run_all(requests, cancel, is_one_prompt=is_one_prompt)
+        return run_all(requests, cancel)
 
     monkeypatch.setattr(narrow.runner, "run_all", noted)
     assert len(narrow.generate_n(PROMPTS[0], 3, max_tokens=2, stop_tokens=[])) == 3

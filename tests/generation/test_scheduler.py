@@ -33,6 +33,9 @@ from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import Feed
 from embedllm.generation.runner import Request, Runner
 from embedllm.generation.scheduler import PRIORITY_S, Job, Steps
+from embedllm.kv_cache import prefix_cache as prefix_cache_module
+from embedllm.kv_cache import sequence_pool as sequence_pool_module
+from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.sampling.options import Sampling
 from tests.support.fakes import (
@@ -122,14 +125,17 @@ def submit(
     """As Runner.stream() does it, for the next steps."""
     reader = Reader(is_reading=is_reading)
     job = Job(
-        lambda job: runner._steps(asked, job, sequence),
-        reader,
-        Cancel(),
+        begin=lambda job: runner._steps(asked, job, sequence),
+        outbox=reader,
+        cancel=Cancel(),
+        prompt=asked.prompt,
+        adapter=asked.adapter,
         unstarted=partial(runner_module._cancelled_in_queue, asked),
         tokens=len(asked.prompt),
         priority=asked.priority,
         timeout_s=asked.timeout_s,
         is_rejectable=asked.is_rejectable,
+        sequence=sequence,
     )
     runner.scheduler.submit(job)
     return job, reader
@@ -155,6 +161,17 @@ def clocked() -> Iterator[Clock]:
     clock = Clock()
     time = SimpleNamespace(monotonic=clock, perf_counter=clock)
     with patch.object(scheduler_module, "time", time), patch.object(runner_module, "time", time):
+        yield clock
+
+
+@contextmanager
+def clocked_with_short_prefixes() -> Iterator[Clock]:
+    """As clocked(); prompts of a few tokens are worth sharing."""
+    with (
+        clocked() as clock,
+        patch.object(prefix_cache_module, "MIN_TOKENS", 2),
+        patch.object(sequence_pool_module, "MIN_TOKENS", 2),
+    ):
         yield clock
 
 
@@ -191,6 +208,7 @@ class Schedules(RuleBasedStateMachine):
         max_running=st.integers(1, 5),
         max_waiting=st.integers(0, 6),
         kv_tokens=st.one_of(st.none(), st.integers(40, 120)),
+        caches=st.booleans(),
     )
     def begin(
         self,
@@ -200,19 +218,21 @@ class Schedules(RuleBasedStateMachine):
         max_running: int,
         max_waiting: int,
         kv_tokens: int | None,
+        caches: bool,
     ) -> None:
         options = {"context": self.CONTEXT, "chunk": 5, "capacity_step": 4, "during_feed": lambda session: self.fail()}
         if issubclass(kind, FakeBatchEngine):
             options |= {"max_batch": max_batch, "mixes_lengths": mixes, "prompt_budget": 3,
                         "during_run": lambda sessions: self.fail()}  # fmt: skip
         self.engine = kind(whole_history, **options)  # type: ignore[arg-type]  # by name
-        self.runner = direct(self.engine, max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens)
+        self.runner = Runner(self.engine, Bytes(), is_direct=True, max_running=max_running, max_waiting=max_waiting,
+                             kv_tokens=kv_tokens, prefix_cache=PrefixCache(1 << 12) if caches else None)  # fmt: skip
         self.scheduler, self.pool = self.runner.scheduler, self.runner.sequences
         self.kept = [self.pool.new() for _ in range(2)]  # as conversations do
         self.requests: list[Watched] = []
         self.fails_in = 0
         self.is_closed = False
-        self._patched = clocked()
+        self._patched = clocked_with_short_prefixes()
         self.clock = self._patched.__enter__()
         make_room = self.scheduler._make_room
         self.scheduler._make_room = lambda: (make_room(), self.kv_is_within_its_memory())[0]  # type: ignore[method-assign]
@@ -222,6 +242,7 @@ class Schedules(RuleBasedStateMachine):
         if self.pool.kv_tokens is None or self.pool._held() <= self.pool.kv_tokens:
             return
         running = self.scheduler.running
+        assert not any(kept.tokens for kept in self.kept if not kept.is_running)
         able = [job for job in running if job.after_recall is None]
         assert not (len(running) > 1 and any(job.outbox.is_full for job in able))
         assert not able or sum(job.is_active for job in running) == 1
@@ -489,6 +510,55 @@ def test_a_run_that_fails_ends_those_that_were_part_of_it() -> None:
     assert not any(sequence.is_running for sequence in runner.sequences.sequences)
 
 
+# --- prefixes that several prompts have
+
+
+LONG = [which % 7 for which in range(48)]
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_of_prompts_that_come_together_the_first_reads_their_prefix_for_all(is_batch: bool) -> None:
+    engine = SwappingEngine(whole_history, capacity_step=4, context=64, max_batch=8 if is_batch else 1)
+    runner = Runner(engine, Bytes(), is_direct=True, prefix_cache=PrefixCache(0))
+    readers = [submit(runner, request([*LONG, which]))[1] for which in range(3)]
+    run_to_the_end(runner)
+    assert [reader.tokens for reader in readers] == [alone(*LONG, which) for which in range(3)]
+    assert sum(len(piece) for session in engine.sessions for piece in session.fed) == len(LONG) + 3 * (1 + 2)
+
+
+def test_who_waits_for_a_prefix_goes_on_when_its_reader_ends_and_keeps_no_other_waiting() -> None:
+    engine = SwappingEngine(whole_history, capacity_step=4, context=64, chunk=4)
+    runner = Runner(engine, Bytes(), is_direct=True, prefix_cache=PrefixCache(0))
+    first, _ = submit(runner, request(LONG))
+    second, reader = submit(runner, request([*LONG, 1]))
+    third, other = submit(runner, request([9] * 40))
+    runner.scheduler.step()
+    assert runner.scheduler.running == [first, third]
+    assert runner.scheduler.waiting == [second]
+    first.cancel.cancel()
+    runner.scheduler.step()
+    assert second in runner.scheduler.running
+    run_to_the_end(runner)
+    assert (reader.tokens, other.tokens) == (alone(*LONG, 1), alone(*[9] * 40))
+
+
+def test_a_request_waits_for_no_prefix_of_one_that_came_after_it() -> None:
+    """Else it might wait for ever, for one after the other."""
+    engine = SwappingEngine(whole_history, capacity_step=4, context=64, chunk=4)
+    runner = Runner(engine, Bytes(), is_direct=True, prefix_cache=PrefixCache(0), max_running=1)
+    _, unread = submit(runner, request([5], 20), is_reading=False)
+    run_to_the_end(runner)  # it is paused, and runs again when it is read
+    runner.scheduler.max_running = 2
+    waiting, _ = submit(runner, request(LONG))
+    waiting.rank = 1.0
+    later, _ = submit(runner, request([*LONG, 1]))
+    later.rank = 2.0
+    runner.scheduler.waiting.reverse()
+    runner.scheduler.step()
+    assert {waiting, later} <= set(runner.scheduler.running)
+    assert unread.is_full
+
+
 # --- memory
 
 
@@ -502,6 +572,53 @@ def test_what_has_no_memory_is_preempted_and_goes_on_where_it_was(kind: type[Fak
     assert [reader.tokens for reader in readers] == [alone(*[which] * 10, count=30) for which in range(3)]
     recomputed = sum(len(piece) for session in engine.sessions for piece in session.fed) - 3 * 39
     assert (recomputed == 0) == (kind is SwappingEngine)
+
+
+def test_conversations_between_two_turns_give_their_kv_before_a_request_waits() -> None:
+    """The least recently used first, and only as many as it takes."""
+    runner = direct(FakeEngine(whole_history, capacity_step=4), kv_tokens=64)
+    kept = [runner.sequences.new() for _ in range(3)]
+    for which in (1, 2, 0):
+        submit(runner, request([which] * 12), kept[which])
+        run_to_the_end(runner)
+    running, _ = submit(runner, request([7] * 4, 8))
+    runner.scheduler.step()
+    waiting, _ = submit(runner, request([8] * 14, 3))
+    runner.scheduler.step()
+    assert (running.steps, waiting.queued_s) != (None, 0.0)
+    assert waiting in runner.scheduler.running
+    assert [len(sequence.tokens) for sequence in kept] == [14, 0, 14]
+    run_to_the_end(runner)
+    _, again = submit(runner, request([1] * 12), kept[1])
+    run_to_the_end(runner)
+    assert again.tokens == alone(*[1] * 12)
+    assert runner.scheduler.preempted == 0
+
+
+def test_a_request_alone_takes_the_kv_of_conversations_rather_than_more_than_there_is() -> None:
+    runner = direct(FakeEngine(whole_history, capacity_step=4), kv_tokens=64)
+    kept = [runner.sequences.new() for _ in range(2)]
+    submit(runner, request([1] * 40), kept[0])
+    run_to_the_end(runner)
+    _, reader = submit(runner, request([2] * 40), kept[1])
+    run_to_the_end(runner)
+    assert reader.tokens == alone(*[2] * 40)
+    assert (kept[0].tokens, len(kept[1].tokens)) == ([], 42)
+
+
+def test_a_turn_waits_with_the_kv_that_it_goes_on_from() -> None:
+    runner = direct(FakeEngine(whole_history, capacity_step=4), kv_tokens=64)
+    kept = runner.sequences.new()
+    submit(runner, request([1] * 30), kept)
+    run_to_the_end(runner)
+    submit(runner, request([2] * 8, 20))
+    runner.scheduler.step()
+    turn, reader = submit(runner, request([*[1] * 30, *alone(*[1] * 30, count=2), 5]), kept)
+    runner.scheduler.step()
+    assert turn in runner.scheduler.running  # its own KV is not counted again, nor freed
+    assert len(kept.tokens) >= 32
+    run_to_the_end(runner)
+    assert reader.tokens == alone(*[1] * 30, *alone(*[1] * 30, count=2), 5)
 
 
 def test_who_is_not_read_gives_its_memory_to_who_is() -> None:
@@ -578,7 +695,7 @@ def calling(runner: Runner, sequence: CachedSequence, call: Callable[[], object]
             yield Feed(sequence, [2])
 
     reader = Reader()
-    job = Job(steps, reader, Cancel(), unstarted=lambda job: None)
+    job = Job(begin=steps, outbox=reader, cancel=Cancel(), unstarted=lambda job: None, prompt=())
     runner.scheduler.submit(job)
     return job, reader
 
@@ -653,7 +770,7 @@ def test_kv_of_a_draft_model_is_not_taken_in_place_of_its_request_s() -> None:
         yield Feed(draft, [4])
 
     submit(runner, request([1] * 20, 3), sequences[0])
-    job = Job(steps, Reader(), Cancel(), unstarted=lambda job: None)
+    job = Job(begin=steps, outbox=Reader(), cancel=Cancel(), unstarted=lambda job: None, prompt=())
     runner.scheduler.submit(job)
     run_to_the_end(runner)
     assert draft.tokens == [1, 2, 3, 4]
