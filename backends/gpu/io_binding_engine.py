@@ -179,10 +179,12 @@ class ResidentEngine:
                 self._launch(sessions, tokens)
             for session, token in zip(sessions, tokens, strict=True):
                 session.advance(token)
-            run = self._gathered(sessions)
+            by_place = sorted(sessions, key=lambda one: one.pool.logits(one))  # those side by side are copied at once
+            run = self._gathered(by_place)
             if self.heads and all(one.greedy >= _CERTAIN and one.can_step for one in sessions):
-                self._run_ahead(run, sessions)
-            return [run.row(index) for index in range(len(sessions))]
+                self._run_ahead(run, by_place)
+            logits = {session: run.row(index) for index, session in enumerate(by_place)}
+            return [logits[session] for session in sessions]
 
     def read_prompts(self, rows: Sequence[BatchRow]) -> Sequence[Logits]:
         """All tokens but the last of each in runs of several, padded to the longest, and the last ones as a step.

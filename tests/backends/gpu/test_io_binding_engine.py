@@ -303,6 +303,31 @@ def test_rows_of_different_lengths_are_each_as_alone(engine: HostEngine, count: 
         alone.close()
 
 
+def test_the_copies_of_a_step_do_not_grow_with_its_rows(engine: HostEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their order is: each is a call of the driver, beside which other threads take Python's lock."""
+    sessions = [engine.open() for _ in range(16)]
+    logits = [session.feed([at, 7]) for at, session in enumerate(sessions)]
+    order = np.random.default_rng(0).permutation(len(sessions)).tolist()
+    calls: list[str] = []
+    for name in ("copy", "write", "begin_read"):
+        plain = getattr(engine.memory, name)
+
+        def noted(
+            *arguments: object, name: str = name, plain: Callable[..., object] = plain, **named: object
+        ) -> object:
+            calls.append(name)
+            return plain(*arguments, **named)
+
+        monkeypatch.setattr(engine.memory, name, noted)
+    for _ in range(5):
+        calls.clear()
+        rows = [BatchRow(sessions[at], [logits[at].top(1).tokens[0]]) for at in order]
+        for at, row in zip(order, engine.run_batch(rows), strict=True):
+            logits[at] = row
+    assert engine._ahead is not None
+    assert sorted(calls) == ["begin_read", "copy", "copy", "write"]  # logits and tokens aside; lengths
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(data=st.data())
 @pytest.mark.slow
