@@ -11,7 +11,12 @@ from embedllm.package.architecture import Decoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_shaped(config, Shape(model_type="qwen2", qkv_bias=True, window=late_window(config)))
+    return describe_text(config, "qwen2")
+
+
+def describe_text(config: Config, model_type: str) -> Decoder:
+    """The decoder of a Qwen 2, which a vision-language checkpoint may have, too."""
+    return describe_shaped(config, Shape(model_type=model_type, qkv_bias=True, window=late_window(config)))
 
 
 def late_window(config: Config) -> Callable[[int], int | None]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures.config import Config
-from embedllm.export.encoders.common import NAMES, describe_behind, scored
+from embedllm.export.encoders.common import BERT, NAMES, describe_behind, scored
 from embedllm.package.architecture import Decoder, Encoder
 
 
 def describe(config: Config) -> Decoder:
-    return describe_behind(config, "bert", replace(NAMES, model="bert"), types="embeddings.token_type_embeddings")
+    shape = replace(BERT, names=replace(NAMES, model="bert"))
+    return describe_behind(config, shape, types="embeddings.token_type_embeddings")
 
 
 def scoring(config: Config) -> Encoder:

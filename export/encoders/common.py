@@ -19,43 +19,43 @@ NAMES = Names(
 )  # fmt: skip
 
 
-def describe_behind(config: Config, model_type: str, names: Names, *, start: int = 0, types: str = "") -> Decoder:
-    """A model with learned positions, and with norms behind the sums; what the last one gives is the model's.
+BERT = Shape(
+    model_type="bert", names=NAMES, norm=NORM, qkv_bias=True, o_bias=True, mlp_bias=True, tied=True, activation="gelu",
+    has_rope=False,
+)  # fmt: skip
 
-    start: the row of learned positions that is of the first token. types: the table of parts of a pair, if there is.
+
+def describe_behind(
+    config: Config, shape: Shape, *, types: str = "", rows: int = 2, first: str = "embeddings.LayerNorm"
+) -> Decoder:
+    """A model with norms behind the sums; what the last one gives is the model's.
+
+    types: the table of parts of a pair, if there is, of `rows` where the config does not say it. first: the norm of
+    the embeddings.
     """
     if (kind := config.text("position_embedding_type", "absolute")) != "absolute":
         raise UnsupportedModel(f"position_embedding_type is '{kind}'; expected 'absolute', learned positions.")
     if config.flag("is_decoder", False):
         raise UnsupportedModel("is_decoder is true; this variant of the family is not described.")
+    names, start = shape.names, shape.positions_start
     last = config.integer("num_hidden_layers") - 1
-    rows = config.integer("max_position_embeddings")
-    if rows <= start:
-        raise UnsupportedModel(f"max_position_embeddings is {rows}; expected more than the {start} rows before it.")
-    shape = Shape(
-        model_type=model_type,
-        names=replace(names, norm=f"{names.layers}.{last}.{names.mlp_norm}"),
-        norm=NORM,
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        tied=True,
-        activation="gelu",
-        has_rope=False,
-        positions_start=start,
-    )
-    decoder = describe_shaped(config.replaced({"max_position_embeddings": rows - start}), shape)
+    positions = config.integer("max_position_embeddings")
+    if positions <= start:
+        raise UnsupportedModel(
+            f"max_position_embeddings is {positions}; expected more than the {start} rows before it."
+        )
+    shape = replace(shape, names=replace(names, norm=f"{names.layers}.{last}.{names.mlp_norm}"))
+    decoder = describe_shaped(config.replaced({"max_position_embeddings": positions - start}), shape)
     table = None
     if types:
         source = names.in_model(types)
-        table = replace(decoder.embedding, name="types", source=source, rows=config.integer("type_vocab_size", 2))
-    first = names.in_model("embeddings.LayerNorm")
+        table = replace(decoder.embedding, name="types", source=source, rows=config.integer("type_vocab_size", rows))
     layers = (*decoder.layers[:-1], replace(decoder.layers[-1], mlp_norm=None))
     return replace(
         decoder,
         layers=layers,
         head=decoder.embedding,
-        embedding_norm=NORM.named(config, "embedding_norm", first, decoder.hidden),
+        embedding_norm=NORM.named(config, "embedding_norm", names.in_model(first), decoder.hidden),
         encoder=Encoder(pooling="mean", post_norm=True, token_types=table),
     )
 

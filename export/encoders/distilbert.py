@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures.config import Config
-from embedllm.export.encoders.common import NAMES, describe_behind
+from embedllm.export.encoders.common import BERT, NAMES, describe_behind
 from embedllm.package.architecture import Decoder
 
 _NAMES = replace(
@@ -18,4 +18,4 @@ _KEYS = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_la
 
 
 def describe(config: Config) -> Decoder:
-    return describe_behind(config.named(_KEYS), "distilbert", _NAMES)
+    return describe_behind(config.named(_KEYS), replace(BERT, model_type="distilbert", names=_NAMES))

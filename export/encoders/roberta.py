@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from embedllm.export.architectures.config import Config
-from embedllm.export.encoders.common import NAMES, describe_behind, scored
+from embedllm.export.encoders.common import BERT, NAMES, describe_behind, scored
 from embedllm.package.architecture import Decoder, Encoder
 
 
@@ -17,7 +17,8 @@ def describe_roberta(config: Config, model_type: str) -> Decoder:
     """The model of a config.json that is RoBERTa's in all but its model_type."""
     start = config.integer("pad_token_id", 1, least=0) + 1
     names = replace(NAMES, model="roberta")
-    return describe_behind(config, model_type, names, start=start, types="embeddings.token_type_embeddings")
+    shape = replace(BERT, model_type=model_type, names=names, positions_start=start)
+    return describe_behind(config, shape, types="embeddings.token_type_embeddings")
 
 
 def scoring(config: Config) -> Encoder:

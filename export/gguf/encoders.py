@@ -61,6 +61,9 @@ ENCODERS: Mapping[str, Family] = {
     "modern-bert": Family(
         model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE), more=_modern_bert
     ),
+    "nomic-bert": Family(model_type="nomic_bert", causal=False, keys=_GIVEN),
+    "jina-bert-v3": Family(model_type="jina_embeddings_v3", causal=False, keys=_GIVEN),
+    "eurobert": Family(model_type="eurobert", causal=False, keys=_GIVEN),
     "gemma-embedding": Family(
         model_type="gemma3_text",
         causal=False,

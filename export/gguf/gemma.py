@@ -75,7 +75,7 @@ def _shares(value: object, layers: int) -> list[float]:
 
     -infinity is none.
     """
-    values = value if isinstance(value, list) else [value] * layers
+    values: list[Any] = value if isinstance(value, list) else [value] * layers
     if len(values) != layers or not all(isinstance(each, int | float) and not math.isnan(each) for each in values):
         raise ExportError(f"'{_SPARSITY}' is {value!r}; expected {layers} numbers, one a layer.")
     return [0.0 if math.isinf(each) else round(NormalDist().cdf(each), 6) for each in values]

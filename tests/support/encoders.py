@@ -91,6 +91,11 @@ ENCODERS: dict[str, Case] = {
     "qwen3": _case("qwen3", "Qwen3", "last-token pooling, L2-normalised, grouped-query attention", values=_GROUPED,
                    pooling="lasttoken",
                    normalised=True),
+    "nomic_bert": _case("nomic_bert", "NomicBert", "mean pooling, token type embeddings, RoPE"),
+    "jina_embeddings_v3": _case("jina_embeddings_v3", "JinaEmbeddingsV3", "mean pooling, L2-normalised, RoPE",
+                                pooling="mean", normalised=True),
+    "eurobert": _case("eurobert", "EuroBert", "last-token pooling, grouped-query attention", pooling="lasttoken",
+                      values=_GROUPED),
     "gemma3_text": _case("gemma3_text", "Gemma3Text", "bidirectional windows, two matrices", pooling="mean",
                          denses=(128, 48), normalised=True, values={**_GEMMA, "use_bidirectional_attention": True}),
 }  # fmt: skip

@@ -58,7 +58,9 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
     torch.manual_seed(seed)
     values = {key: value for key, value in {**BASE, **case.values}.items() if value is not ...}
     config = getattr(transformers, case.config_class)(**values, attn_implementation="eager")
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    decoders, others = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
+    auto = decoders if type(config) in decoders._model_mapping else others
+    model = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.numel() == 1 or parameter.std() == 0:
@@ -124,6 +126,9 @@ GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_at
            "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
            "intermediate_size": [96, 64, 96, 128]}  # fmt: skip
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+MROPE = {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [2, 3, 3]}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
+               "patch_size": 8, "num_position_embeddings": 16}  # fmt: skip
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
 FALCON = {"ffn_hidden_size": 96, "intermediate_size": ..., "head_dim": ..., "num_key_value_heads": ...}
@@ -166,6 +171,18 @@ def as_mistral3(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict
 def as_base_model(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """The tensors as they are named where a model is saved without its head."""
     return {name.removeprefix("model."): value for name, value in tensors.items()}, config
+
+
+def as_first_qwen_vl(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """As published: what config.json says of the text model is beside all else."""
+    text = {key: value for key, value in config["text_config"].items() if key not in ("rope_parameters", "model_type")}
+    scaling = {"type": "mrope", "mrope_section": MROPE["mrope_section"]}
+    return tensors, {**config, **text, "text_config": None, "rope_theta": MROPE["rope_theta"], "rope_scaling": scaling}
+
+
+def as_published_experts(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Rows and columns of experts exchanged, which transformers accepts and does not write."""
+    return {name: value.swapaxes(1, 2) if ".experts." in name else value for name, value in tensors.items()}, config
 
 
 def as_gemma3n(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
@@ -358,4 +375,16 @@ FAMILIES: dict[str, Case] = {
                          "partial rotary embedding (25%)", **DELTA),
     "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text decoder of a multimodal checkpoint", text_config=QWEN3_5,
                     vision_config=QWEN3_5_VISION),
+    **{name: case(name, f"{names}Config", "the text decoder of a multimodal checkpoint, M-RoPE",
+                  tie_word_embeddings=False, text_config={**BASE, "rope_parameters": MROPE}, vision_config=QWEN_VISION)
+       for name, names in (("qwen2_vl", "Qwen2VL"), ("qwen3_vl", "Qwen3VL"))},
+    "qwen2_5_vl": Case(family="qwen2_5_vl", config_class="Qwen2_5_VLConfig", rearranged=as_first_qwen_vl,
+                       verified="the text decoder of a multimodal checkpoint, which has no 'text_config', M-RoPE",
+                       values={"text_config": {**BASE, "rope_parameters": MROPE}, "vision_config": QWEN_VISION,
+                               "tie_word_embeddings": False}),
+    "qwen3_vl_moe": Case(family="qwen3_vl_moe", config_class="Qwen3VLMoeConfig", rearranged=as_published_experts,
+                         verified="the text decoder of a multimodal checkpoint, M-RoPE; 2 of 4 experts in two tensors",
+                         values={"text_config": {**BASE, "rope_parameters": MROPE, **EXPERTS,
+                                                 "moe_intermediate_size": 48},
+                                 "vision_config": QWEN_VISION, "tie_word_embeddings": False}),
 }  # fmt: skip

@@ -17,7 +17,14 @@ from tests.support.gguf_files import Config, Tensors, converted, loaded, write_f
 from tests.support.gguf_tokenizers import word_piece_metadata
 
 MEAN, CLS, LAST = 1, 2, 3  # of pooling_type
-_ARCHITECTURES = {"modernbert": "modern-bert", "qwen3": "qwen3", "gemma3_text": "gemma-embedding"}  # others are "bert"
+_ARCHITECTURES = {
+    "modernbert": "modern-bert",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma-embedding",
+    "nomic_bert": "nomic-bert",
+    "jina_embeddings_v3": "jina-bert-v3",
+    "eurobert": "eurobert",
+}  # fmt: skip; others are "bert"
 _PREFIXES = ("bert.", "distilbert.", "roberta.", "model.")
 _LEFT_OUT = ("pooler.dense.", "embeddings.position_ids")
 _DISTIL = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
@@ -60,7 +67,7 @@ def _prepared(tensors: Tensors, config: Config) -> Tensors:
     found: Tensors = {}
     for source, values in tensors.items():
         place = next((source.removeprefix(prefix) for prefix in _PREFIXES if source.startswith(prefix)), source)
-        if config["model_type"] in ("qwen3", "gemma3_text"):
+        if config["model_type"] in ("qwen3", "gemma3_text", "eurobert"):
             place = f"model.{place}"
         if "roberta" in config["model_type"] and place == "embeddings.position_embeddings.weight":
             values = values[config["pad_token_id"] + 1 :]
@@ -88,6 +95,12 @@ def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
         found |= {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": rope["rope_theta"],
                   "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": config["head_dim"],
                   "attention.value_length": config["head_dim"]}  # fmt: skip
+    if name in ("nomic-bert", "jina-bert-v3", "eurobert"):
+        found["rope.freq_base"] = ropes["rope_theta"]
+    if name == "eurobert":
+        del found["attention.layer_norm_epsilon"]
+        found |= {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.scaling.type": "none",
+                  "attention.head_count_kv": config["num_key_value_heads"]}  # fmt: skip
     if name == "gemma-embedding":
         kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
         found |= {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": kinds,

@@ -30,7 +30,7 @@ PROMPT, STEPS = 3 * WINDOW, 8  # tokens
 CONTEXT = 64
 TOLERANCE = 1e-3  # of the spread of the logits; both sides compute in float32
 # what is no text model's, and a head that is stored beside the embedding that it is tied to
-LEFT = ("lm_head.weight", "vision_tower.", "multi_modal_projector.", "model.visual.")
+LEFT = ("visual.", "lm_head.weight", "vision_tower.", "multi_modal_projector.", "model.visual.")
 CONSTANTS = ("act_fn.beta", "act_fn.eps")  # the same in every checkpoint
 
 

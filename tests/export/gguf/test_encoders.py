@@ -212,6 +212,8 @@ CASES = {
     "modernbert": _case("modernbert"),
     "modernbert-biased": _case("modernbert-biased", "cls"),
     "qwen3": _case("qwen3", "lasttoken"),
+    **{name: _case(name) for name in ("nomic_bert", "jina_embeddings_v3")},
+    "eurobert": _case("eurobert", "lasttoken"),
     "gemma3_text": dataclasses.replace(
         _case("gemma3_text"), values={**ENCODERS["gemma3_text"].values, "query_pre_attn_scalar": 16}
     ),

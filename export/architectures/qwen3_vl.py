@@ -1,0 +1,15 @@
+"""Qwen3-VL (2B, 4B, 8B, 32B): vision-language checkpoint; text decoder only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embedllm.export.architectures._shared.parts import LLAMA
+from embedllm.export.architectures._shared.vision_language import text_of
+from embedllm.export.architectures.config import Config
+from embedllm.export.architectures.qwen3 import describe_text
+from embedllm.package.architecture import Decoder
+
+
+def describe(config: Config) -> Decoder:
+    return describe_text(text_of(config), "qwen3_vl", replace(LLAMA, model="model.language_model"))
