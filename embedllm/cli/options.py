@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 import embedllm
 from embedllm.backends.options import OpenVINOOptions
-from embedllm.cli.progress import fetching
+from embedllm.cli.progress import fetching, waiting
 from embedllm.cli.structured_options import format_options, response_format
 from embedllm.generation.options import ReplyOptions, Speculate
 from embedllm.loading.load import open_model
@@ -77,7 +77,11 @@ class Settings:
         Sampling(**self.sampling)  # type: ignore[arg-type]  # the options have the fields' own types
         grammar_source(self.response_format)
         slow = f"loading '{self.model}'; the first load on a GPU or NPU takes minutes (-v logs more)"
-        with _note_after(_SLOW_S, slow), fetching(self.model) as on_progress:
+        with ExitStack() as shown:
+            shown.enter_context(_note_after(_SLOW_S, slow))
+            on_progress = shown.enter_context(fetching(self.model))
+            if on_progress is None:  # else it has bars
+                shown.enter_context(waiting(f"loading '{self.model}'"))
             return open_model(self.model, replace(self.load, on_progress=on_progress))
 
     def of_model(self, model: str | None) -> Settings:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from embedllm.hub.name import hub_name
@@ -29,6 +31,7 @@ _STAGES = {  # the others: as they are
     "trace": "tracing with optimum",
     "verify": "comparing with the reference",
 }
+_QUIET_S = 0.5  # nothing is said about what takes less
 _OF_BYTES = ("weights", "copy", "download", "hash", "shards")
 
 
@@ -53,6 +56,41 @@ def progress_bar(*, is_shown: bool) -> Iterator[Callable[[Progress], None]]:
             bars.update(task, completed=progress.done, total=progress.total, amount=amount)
 
         yield on_progress
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[], None]]:
+    """What the program is at, on stderr, once that takes half a second; gives what ends it before the block does.
+
+    Only at a terminal that can clear the line again.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda: None
+        return
+    lock, shown = threading.Lock(), ExitStack()
+    is_over = False
+
+    def start() -> None:
+        from rich.console import Console  # what is quick does not pay for it
+
+        with lock:
+            if not is_over:
+                shown.enter_context(Console(file=sys.stderr).status(text))
+
+    def stop() -> None:
+        nonlocal is_over
+        with lock:
+            is_over = True
+            shown.close()
+
+    timer = threading.Timer(_QUIET_S, start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield stop
+    finally:
+        timer.cancel()
+        stop()
 
 
 @contextmanager

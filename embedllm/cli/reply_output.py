@@ -12,6 +12,7 @@ from types import FrameType
 
 from embedllm.cancel import Cancel
 from embedllm.cli.options import note
+from embedllm.cli.progress import waiting
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion, collect
 
@@ -29,7 +30,7 @@ def show(chunks: Iterable[Chunk], *, reasoning: bool = True) -> Completion:
     kept: list[Chunk] = []
     last = "\n"
     try:
-        for chunk in chunks:
+        for chunk in _announced(chunks):
             kept.append(chunk)
             if chunk.reasoning and reasoning:
                 sys.stderr.write(chunk.reasoning.translate(_PICTURES))
@@ -43,6 +44,14 @@ def show(chunks: Iterable[Chunk], *, reasoning: bool = True) -> Completion:
             sys.stdout.write("\n")
             sys.stdout.flush()
     return collect(kept)
+
+
+def _announced(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The chunks; until the first one the terminal says what the model is at."""
+    with waiting("reading the prompt") as stop:
+        for chunk in chunks:
+            stop()
+            yield chunk
 
 
 @contextlib.contextmanager

@@ -261,7 +261,8 @@ def test_a_model_without_a_template_cannot_chat(tiny: str, monkeypatch: pytest.M
 class Terminal:
     """`embedllm chat` at a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, state: Path, *arguments: str) -> None:
+        """state: a folder in place of the user's, where the history is."""
         import pty
 
         # the child makes the terminal its own, so that its Ctrl-C key sends SIGINT to it
@@ -273,7 +274,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", "XDG_STATE_HOME": str(state)},
         )
         os.close(theirs)
         self._unread = b""
@@ -316,9 +317,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tiny_package: MakePackage) -> Iterator[Terminal]:
+def terminal(tiny_package: MakePackage, tmp_path: Path) -> Iterator[Terminal]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored here is ignored in there
-    opened = Terminal("--model", str(tiny_package(max_position_embeddings=LONG)), "--max-tokens", str(LONG))
+    opened = Terminal(tmp_path, "--model", str(tiny_package(max_position_embeddings=LONG)), "--max-tokens", str(LONG))
     yield opened
     opened.close()
     signal.signal(signal.SIGINT, before)
@@ -354,3 +355,20 @@ class TestTyped:
         terminal.read_until("> ")
         terminal.type("\x04")
         assert terminal.process.wait(DEADLINE) == 0
+
+    def test_tab_completes_commands_and_the_next_chat_has_what_was_typed(self, tiny: str, tmp_path: Path) -> None:
+        first = Terminal(tmp_path, "--model", tiny)
+        first.read_until("> ")
+        first.type("/stats\r")
+        first.read_until("(no reply yet)")
+        first.type("/qu\t\r")
+        assert first.process.wait(DEADLINE) == 0
+        first.close()
+        history = tmp_path / "embedllm" / "chat_history"
+        assert history.read_text().splitlines() == ["/stats", "/quit"]
+        assert history.stat().st_mode & 0o777 == 0o600
+        second = Terminal(tmp_path, "--model", tiny)
+        second.read_until("> ")
+        second.type("\x10\x10\r")  # Ctrl-P twice: the line before the last one
+        second.read_until("(no reply yet)")
+        second.close()

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from embedllm.cancel import Cancel
+from embedllm.cli import progress
 from embedllm.cli.reply_output import show, stopped_by_ctrl_c
 from embedllm.generation.chunk import Chunk, Statistics
 
@@ -124,3 +126,30 @@ def test_the_line_is_ended_when_the_reply_fails(capsys: pytest.CaptureFixture[st
     with pytest.raises(ValueError, match="lost"):
         show(failing())
     assert capsys.readouterr().out == "a\n"
+
+
+def test_what_takes_long_is_said_at_a_terminal_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_QUIET_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    end_s = time.monotonic() + DEADLINE
+    with progress.waiting("reading the prompt") as stop:
+        while "reading the prompt" not in screen.getvalue():
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        stop()
+        assert screen.getvalue().endswith("\x1b[2K")  # the line is empty again
+    shown = screen.getvalue()
+    with progress.waiting("what is quick"):
+        pass
+    assert screen.getvalue() == shown
+
+
+@pytest.mark.parametrize("screen", [io.StringIO(), Terminal()])
+def test_nothing_is_said_where_it_could_not_be_cleared(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with progress.waiting("reading the prompt"):
+        time.sleep(0.05)
+    assert not screen.getvalue()

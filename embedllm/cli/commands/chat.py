@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import click
@@ -25,6 +27,8 @@ from embedllm.sampling.options import Sampling
 
 _PROMPT, _MORE = "> ", ". "
 _BLOCK = '"""'
+_EXITS = ("/exit", "/quit", "/bye")
+_HISTORY_LINES = 1000
 
 
 @click.command(short_help="Chat with a model.")
@@ -38,7 +42,7 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
 
     Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
     one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the
-    exit code is 1 if a turn failed.
+    exit code is 1 if a turn failed. What is typed is kept for the arrow keys of the next chat.
 
     \b
     /reset         clear the history; the system prompt is kept
@@ -47,7 +51,7 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
     /open FILE     open a saved conversation
     /stats         token counts and timings of the last reply, and context usage
     /help          show this list
-    /exit          exit
+    /exit          exit; /quit and /bye too
     """
     settings = settings.of_model(model_argument)
     with settings.open_model() as llm:
@@ -118,7 +122,7 @@ class Talk:
         while True:
             try:
                 turn = read_turn(read_line)
-                if turn.is_command and turn.text.split()[0] == "/exit":
+                if turn.is_command and turn.text.split()[0] in _EXITS:
                     return
                 if turn.text.strip():
                     self._take(turn)
@@ -244,8 +248,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _help(_: str) -> None:
-    assert chat.help is not None
-    note(inspect.cleandoc(chat.help).partition("\b\n")[2])
+    note(_listed())
 
 
 def _line_reader(is_typed: bool) -> Callable[[str], str]:
@@ -255,8 +258,35 @@ def _line_reader(is_typed: bool) -> Callable[[str], str]:
     if not sys.stdout.isatty():
         return _prompt_on_stderr  # input() would write its prompt among the replies
     with suppress(ImportError):  # not on Windows, whose console edits lines itself
-        importlib.import_module("readline")
+        _prepare(importlib.import_module("readline"))
     return input
+
+
+def _prepare(readline: ModuleType) -> None:
+    """Tab completes commands; what was typed is kept for the next chat, where only its owner reads it."""
+    from platformdirs import user_state_path
+
+    names = [*_commands(), *_EXITS[1:]]
+    readline.set_completer_delims("")
+    readline.set_completer(lambda typed, at: [*(name for name in names if name.startswith(typed)), None][at])
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+    path = user_state_path("embedllm", appauthor=False) / "chat_history"
+    with suppress(OSError):  # a home that cannot be written
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        readline.read_history_file(path)
+        readline.set_history_length(_HISTORY_LINES)
+        atexit.register(readline.write_history_file, path)
+
+
+def _commands() -> list[str]:
+    """The names of the commands, as /help lists them."""
+    return [line.split()[0] for line in _listed().splitlines() if line.startswith("/")]
+
+
+def _listed() -> str:
+    assert chat.help is not None
+    return inspect.cleandoc(chat.help).partition("\b\n")[2]
 
 
 def _prompt_on_stderr(prompt: str) -> str:
