@@ -6,17 +6,15 @@
         for chunk in llm.stream([{"role": "user", "content": "list files by size"}]):
             print(chunk.text, end="")
 
-Importing this loads the standard library only; a runtime is loaded with the first model.
+Importing this loads the errors only. Other names are imported when they are first used, and with them nothing but the
+standard library; a runtime is loaded with the first model.
 """
 
 from __future__ import annotations
 
 import sys as _sys
+from importlib import import_module as _import_module
 
-from embedllm.backends.base import Device
-from embedllm.backends.options import OpenVINOOptions
-from embedllm.cancel import Cancel
-from embedllm.conversation.conversation import Conversation
 from embedllm.errors import (
     Busy,
     ContextFull,
@@ -30,23 +28,55 @@ from embedllm.errors import (
     UnsupportedModel,
 )
 from embedllm.files.version import __version__ as __version__
-from embedllm.generation.chunk import Chunk, Statistics
-from embedllm.generation.completion import Completion
-from embedllm.loading.tuning_results import Tuning
-from embedllm.model.agent import ToolOutcome, ToolReply, arun_tools, run_tools
-from embedllm.model.embeddings import Ranked
-from embedllm.model.model import Model
-from embedllm.profiling.tuning.tune import forget_tuning
-from embedllm.sampling.options import Sampling
-from embedllm.sampling.sampler import Picked
-from embedllm.text.chat_template import Message, Tool
-from embedllm.tools.calls import ToolCall
 
-if _sys.platform == "emscripten":  # Pyodide, in a browser
-    from embedllm.web.public import adevices, aload, devices, load, tune
-else:
+TYPE_CHECKING = False  # type checkers take it for true
+if TYPE_CHECKING:
+    from embedllm.backends.base import Device
+    from embedllm.backends.options import OpenVINOOptions
+    from embedllm.cancel import Cancel
+    from embedllm.conversation.conversation import Conversation
+    from embedllm.generation.chunk import Chunk, Statistics
+    from embedllm.generation.completion import Completion
     from embedllm.loading.load import adevices, aload, devices, load
-    from embedllm.profiling.tuning.tune import tune
+    from embedllm.loading.tuning_results import Tuning
+    from embedllm.model.agent import ToolOutcome, ToolReply, arun_tools, run_tools
+    from embedllm.model.embeddings import Ranked
+    from embedllm.model.model import Model
+    from embedllm.profiling.tuning.tune import forget_tuning, tune
+    from embedllm.sampling.options import Sampling
+    from embedllm.sampling.sampler import Picked
+    from embedllm.text.chat_template import Message, Tool
+    from embedllm.tools.calls import ToolCall
+
+_MODULES = {  # of public names, which are imported when they are first used
+    "Cancel": "embedllm.cancel",
+    "Chunk": "embedllm.generation.chunk",
+    "Completion": "embedllm.generation.completion",
+    "Conversation": "embedllm.conversation.conversation",
+    "Device": "embedllm.backends.base",
+    "Message": "embedllm.text.chat_template",
+    "Model": "embedllm.model.model",
+    "OpenVINOOptions": "embedllm.backends.options",
+    "Picked": "embedllm.sampling.sampler",
+    "Ranked": "embedllm.model.embeddings",
+    "Sampling": "embedllm.sampling.options",
+    "Statistics": "embedllm.generation.chunk",
+    "Tool": "embedllm.text.chat_template",
+    "ToolCall": "embedllm.tools.calls",
+    "ToolOutcome": "embedllm.model.agent",
+    "ToolReply": "embedllm.model.agent",
+    "Tuning": "embedllm.loading.tuning_results",
+    "adevices": "embedllm.loading.load",
+    "aload": "embedllm.loading.load",
+    "arun_tools": "embedllm.model.agent",
+    "devices": "embedllm.loading.load",
+    "forget_tuning": "embedllm.profiling.tuning.tune",
+    "load": "embedllm.loading.load",
+    "run_tools": "embedllm.model.agent",
+    "tune": "embedllm.profiling.tuning.tune",
+}
+if _sys.platform == "emscripten":  # Pyodide, in a browser
+    _MODULES |= dict.fromkeys(("adevices", "aload", "devices", "load", "tune"), "embedllm.web.public")
 
 __all__ = [
     "Busy",
@@ -85,3 +115,16 @@ __all__ = [
     "run_tools",
     "tune",
 ]
+
+
+if not TYPE_CHECKING:  # who would take every other name for an attribute, too
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'embedllm' has no attribute '{name}'")
+        value = globals()[name] = getattr(_import_module(_MODULES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,7 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # what an application imports, and what that imports only when it is needed
-ENTRIES = ("embedllm", "embedllm.web.loading", "embedllm.text.jinja_sandbox", "embedllm.package.architecture_json")
+ENTRIES = (
+    "embedllm",
+    "embedllm.web.public",
+    "embedllm.web.loading",
+    "embedllm.text.jinja_sandbox",
+    "embedllm.package.architecture_json",
+)
 _COPIED = ("pyproject.toml", "README.md", "LICENSE", "embedllm", "backends", "export", "bindings_web")
 _SETUPTOOLS = 77  # as in pyproject.toml
 _OFFLINE = ("--no-build-isolation", "--no-index")
@@ -103,15 +109,19 @@ def _reached(modules: Mapping[str, str], contents: Mapping[str, bytes]) -> set[s
         if module in reached or module not in modules:
             continue
         reached.add(module)
-        waiting += [module.rpartition(".")[0], *_imported(ast.parse(contents[modules[module]]))]
+        tree = ast.parse(contents[modules[module]])
+        waiting += [module.rpartition(".")[0], *_imported(tree, is_lazy=module == "embedllm")]
     return reached
 
 
-def _imported(node: ast.AST) -> Iterator[str]:
-    """The modules, and perhaps names in them, that are imported outside of functions; TYPE_CHECKING aside."""
+def _imported(node: ast.AST, *, is_lazy: bool) -> Iterator[str]:
+    """The modules, and perhaps names in them, that are imported outside of functions.
+
+    is_lazy: TYPE_CHECKING has what __getattr__ imports; elsewhere it is left aside.
+    """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not is_lazy:
         return
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -119,7 +129,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for child in ast.iter_child_nodes(node):
-        yield from _imported(child)
+        yield from _imported(child, is_lazy=is_lazy)
 
 
 def _hash(data: bytes) -> str:
