@@ -54,10 +54,16 @@ def started_browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(started_browser: Browser) -> Iterator[Browser]:
-    """A Chromium. The test fails for requests that leave the machine, uncaught errors of pages and crashes."""
+    """A Chromium. The test fails for requests that leave the machine, uncaught errors of pages and crashes.
+
+    Its contexts are closed after the test: pages that stay open keep their models, and their share of the cores.
+    """
     started_browser.check()  # of what came after the test before: not this one's fault, but nobody else would say it
     yield started_browser
-    started_browser.check()
+    try:
+        started_browser.check()
+    finally:
+        started_browser.close_contexts()
 
 
 @pytest.fixture

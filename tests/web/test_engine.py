@@ -24,7 +24,7 @@ from tests.web.support.server import WebServer
 pytestmark = pytest.mark.browser
 
 MakePackage = Callable[..., Path]
-STEPS = 32
+STEPS = {"wasm": 32, "webgpu-software": 8}  # after the prompt; software takes seconds for each
 ATOL = 5e-5  # of logits up to 5: measured 3e-6 on WebAssembly, 6e-6 on WebGPU; the float32 kernels sum in other orders
 
 LOAD = """
@@ -114,8 +114,14 @@ def reference(folder: Path, tokens: Sequence[int], steps: int) -> tuple[list[int
     return found, first
 
 
-@pytest.mark.parametrize("device", ["wasm", "webgpu-software"])
-@pytest.mark.parametrize("name", CASES)
+# WebGPU's kernels are those of the desktop's plug-in, with all packings in tests/backends/gpu/test_webgpu.py. Here
+# a window, and biases with zero points and 8 bits, say that a page feeds them
+ON_GPU = ("mistral-window", "qwen2-zero-points")
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [*((name, "wasm") for name in CASES), *((name, "webgpu-software") for name in ON_GPU)]
+)
 def test_a_browser_gives_the_tokens_of_the_desktop(
     name: str, device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
 ) -> None:
@@ -123,15 +129,16 @@ def test_a_browser_gives_the_tokens_of_the_desktop(
     folder = tiny_package(case.family, case.recipe, **case.config)
     tokens = some_tokens(50, open_package(folder).decoder.vocabulary)  # more than WebGPU's attention takes at once
     assert opened(page, web_server, folder, device)["device"] == device
-    found, logits = greedy(page, tokens, STEPS)
-    expected, first = reference(folder, tokens, STEPS)
+    found, logits = greedy(page, tokens, steps := STEPS[device])
+    expected, first = reference(folder, tokens, steps)
     np.testing.assert_allclose(logits, first, atol=ATOL, rtol=0)
     assert found == expected
-    assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + STEPS - 1
+    assert page.in_worker("return session.position", patience_s=LONG_S) == 50 + steps - 1
 
 
-@pytest.mark.parametrize(("device", "steps"), [("wasm", 32), ("webgpu-software", 8)])  # the latter: seconds for each
-def test_the_demo_gives_the_reply_of_the_desktop(device: str, steps: int, page: Page, web_server: WebServer) -> None:
+@pytest.mark.parametrize("device", STEPS)
+def test_the_demo_gives_the_reply_of_the_desktop(device: str, page: Page, web_server: WebServer) -> None:
+    steps = STEPS[device]
     with embedllm.load("demo", device="cpu") as llm:
         messages = [{"role": "user", "content": "list all files that were changed today"}]
         prompt = llm.tokenizer.encode(llm.prompt(messages), special=False)
@@ -140,7 +147,7 @@ def test_the_demo_gives_the_reply_of_the_desktop(device: str, steps: int, page: 
     assert greedy(page, prompt, steps)[0] == list(reply.tokens)
 
 
-@pytest.mark.parametrize("device", ["wasm", "webgpu-software"])
+@pytest.mark.parametrize("device", STEPS)
 def test_a_rewound_grown_and_moved_sequence_goes_on_as_a_fresh_one(
     device: str, page: Page, web_server: WebServer, tiny_package: MakePackage
 ) -> None:

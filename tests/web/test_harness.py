@@ -126,6 +126,14 @@ def test_a_profile_in_a_folder_outlives_the_death_of_its_browser(
 
 
 @pytest.mark.browser
+def test_pages_are_closed_with_all_contexts(browser: Browser, web_server: WebServer) -> None:
+    page = browser.context().page(web_server.url + "/tests/blank.html")
+    browser.close_contexts()
+    assert browser.events("closed", page=page.id) == [""]
+    assert browser.context().page(web_server.url + "/tests/blank.html").in_worker("return 1") == 1
+
+
+@pytest.mark.browser
 def test_a_context_can_be_offline(web_server: WebServer, context: Context) -> None:
     page = context.page(web_server.url + "/tests/blank.html")
     page.in_worker("return 1")

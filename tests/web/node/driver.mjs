@@ -86,6 +86,10 @@ const commands = {
     await contexts.get(context)?.close();
     contexts.delete(context);
   },
+  async closeContexts() {
+    await Promise.all([...contexts.values()].map((context) => context.close()));
+    contexts.clear();
+  },
   /** As if the machine went off: the whole browser of a context with a folder dies where it is. */
   async crash({context}) {
     const page = contexts.get(context).pages()[0] ?? (await contexts.get(context).newPage());

@@ -73,6 +73,10 @@ class Browser:
         given = {"folder": None if folder is None else str(folder), "args": list(args), "options": options or {}}
         return Context(self, self.call("context", **given))
 
+    def close_contexts(self) -> None:
+        """Closes all that are open."""
+        self.call("closeContexts")
+
     def events(self, kind: str, *, page: int | None = None) -> list[str]:
         """The texts of the events so far."""
         with self._lock:
