@@ -40,6 +40,8 @@ class WebConstraint:
     def is_stop_allowed(self) -> bool:
         return self._matcher.isStopAllowed
 
+    def prepare(self) -> None: ...
+
     def allowed(self, logits: Logits) -> Logits:
         return logits.masked(call(lambda: self._matcher.bits))
 

@@ -40,6 +40,7 @@ class Feed(NamedTuple):
     tokens: Sequence[int]
     is_all: bool = False  # the logits after each token are wanted; else those after the last
     is_prompt: bool = False  # may be fed in pieces, beside the steps of others
+    meanwhile: Callable[[], None] | None = None  # what may be done while the device computes: a grammar's mask
 
     def __call__(self) -> Sequence[Logits]:
         return self.sequence.feed_all(self.tokens) if self.is_all else (self.sequence.feed(self.tokens),)
@@ -87,10 +88,11 @@ def decode_steps(
     chooses the draft token, so the reply is the same as without speculation. Raises Interrupted.
     """
     rows: Sequence[Logits] | None = None
+    meanwhile = generation.sampler.prepare
     for piece in pieces:
         _check(cancel)
         with generation.clocked():
-            rows = yield Feed(sequence, piece, is_prompt=True)
+            rows = yield Feed(sequence, piece, is_prompt=True, meanwhile=meanwhile)
     assert rows, "a prompt has at least one token, and each feed gives a row"
     if proposer is None:
         yield from _decode_singly(generation, sequence, rows[-1], cancel)
@@ -120,14 +122,14 @@ def decode_steps(
         generation.drafted_tokens += len(proposed)
         fed_s = generation.spent_s
         with generation.clocked():
-            rows = yield Feed(sequence, [token, *proposed], is_all=bool(proposed))
+            rows = yield Feed(sequence, [token, *proposed], is_all=bool(proposed), meanwhile=meanwhile)
 
 
 def _decode_singly(
     generation: Generation, sequence: Feedable, logits: Logits, cancel: Cancel
 ) -> Generator[Feed | Chunk, Sequence[Logits], None]:
     """Without draft tokens: asks for one token after the other, from these logits on."""
-    clock = generation.clocked()
+    clock, meanwhile = generation.clocked(), generation.sampler.prepare
     while True:
         chunk = generation.accept(logits)
         yield chunk
@@ -136,7 +138,7 @@ def _decode_singly(
         _check(cancel)
         assert chunk.token is not None
         with clock:
-            (logits,) = yield Feed(sequence, [chunk.token])
+            (logits,) = yield Feed(sequence, [chunk.token], meanwhile=meanwhile)
 
 
 def _verify(

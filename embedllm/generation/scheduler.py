@@ -464,5 +464,11 @@ def _mixes(ask: _Ask, steps: Sequence[_Ask]) -> bool:
 
 def _note(ask: _Ask, count: int, rows: Sequence[Logits]) -> None:
     ask.fed += count
-    if not ask.left:
-        ask.rows = rows
+    if ask.left:
+        return
+    ask.rows = rows
+    if ask.feed.meanwhile is not None:
+        try:  # the rows may be under way yet: nobody waits for them before all that were fed together were here
+            ask.feed.meanwhile()
+        except Exception as error:  # noqa: BLE001  # of this request only: its grammar's
+            ask.error = error

@@ -26,6 +26,10 @@ class Constraint(Protocol):
         """Whether the reply would be whole if it ended now."""
         ...
 
+    def prepare(self) -> None:
+        """Computes what `allowed` needs, as far as it can: called while a device computes the logits."""
+        ...
+
     def allowed(self, logits: Logits) -> Logits:
         """A copy in which every token that may not come next has -inf; stop tokens may if `is_stop_allowed`.
 

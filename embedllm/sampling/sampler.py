@@ -92,6 +92,11 @@ class Sampler:
         is_bare = not self._changes and constraint is None and self._mirostat is None
         self._is_plain = is_bare and sampling.is_greedy  # the best token, and no more
 
+    @property
+    def prepare(self) -> Callable[[], None] | None:
+        """Does what can be done before the next logits are there; None: nothing. Raises ValueError as pick()."""
+        return None if self._constraint is None else self._constraint.prepare
+
     def pick(self, logits: Logits) -> Picked:
         """The next token.
 

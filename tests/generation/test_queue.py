@@ -304,6 +304,8 @@ class Calling:
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
 
+    def prepare(self) -> None: ...
+
     def allowed(self, logits: Logits) -> Logits:
         self._call()
         return logits

@@ -51,6 +51,7 @@ from tests.support.fakes import (
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
+    from embedllm.types import Logits
 
 
 class Reader:
@@ -508,6 +509,59 @@ def test_a_run_that_fails_ends_those_that_were_part_of_it() -> None:
     assert [type(reader.ends[0]) for reader in readers] == [DeviceError, DeviceError, type(None), type(None)]
     assert [reader.tokens for reader in readers[2:]] == [alone(which, count=9) for which in (2, 3)]
     assert not any(sequence.is_running for sequence in runner.sequences.sequences)
+
+
+class NotedMasks:
+    """A constraint that allows all tokens, and notes when it computes what it allows and when logits are asked for."""
+
+    is_done = is_stop_allowed = False
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.is_ready = False
+
+    def prepare(self) -> None:
+        if not self.is_ready:
+            self.events.append("mask")
+        self.is_ready = True
+
+    def allowed(self, logits: Logits) -> Logits:
+        self.prepare()
+        self.events.append("read")
+        return logits
+
+    def note(self, token: int) -> None:
+        self.is_ready = False
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+
+def test_masks_are_computed_between_the_launch_of_a_step_and_the_first_look_at_its_logits() -> None:
+    events: list[str] = []
+    engine = FakeBatchEngine(whole_history, during_run=lambda sessions: events.append("run"))
+    runner = direct(engine)
+    readers = [submit(runner, request([which], 4, constraint=NotedMasks(events)))[1] for which in range(3)]
+    while not all(reader.tokens for reader in readers):
+        runner.scheduler.step()
+    events.clear()
+    runner.scheduler.step()
+    assert events == ["run", *["mask"] * 3, *["read"] * 3]
+    run_to_the_end(runner)
+    assert [reader.tokens for reader in readers] == [alone(which, count=4) for which in range(3)]
+
+
+def test_a_mask_that_cannot_be_computed_ends_its_request_only() -> None:
+    class Complex(NotedMasks):
+        def prepare(self) -> None:
+            raise ValueError("the grammar became too complex")
+
+    runner = direct(FakeBatchEngine(whole_history))
+    _, failed = submit(runner, request([1], 4, constraint=Complex([])))
+    _, other = submit(runner, request([2], 4))
+    run_to_the_end(runner)
+    assert [str(error) for error in failed.ends] == ["the grammar became too complex"]
+    assert other.tokens == alone(2, count=4)
 
 
 # --- prefixes that several prompts have

@@ -57,6 +57,8 @@ class Automaton:
     def is_stop_allowed(self) -> bool:
         return self.state == self.whole
 
+    def prepare(self) -> None: ...
+
     def allowed(self, logits: Logits) -> Logits:
         self.asked += 1
         tokens = [*self.states[self.state], *([END] if self.is_stop_allowed else [])]

@@ -79,6 +79,10 @@ class GrammarConstraint:
     def is_stop_allowed(self) -> bool:
         return self._is_ended or self._matcher.is_accepting()
 
+    def prepare(self) -> None:
+        if not self._is_ended:
+            self._others()
+
     def allowed(self, logits: Logits) -> Logits:
         bits = self._others()
         stops = self._stop_tokens if self.is_stop_allowed else ()
