@@ -10,14 +10,19 @@ import pytest
 from embedllm.export import convert
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.peft_folders import write_demo_adapter
+from tests.support.real import SMOLLM2, published_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-@pytest.mark.slow
+def with_marks(page: Path) -> object:
+    marks = [pytest.mark.slow, *([pytest.mark.real] if page.name == "tutorial.md" else [])]
+    return pytest.param(page, marks=marks, id=page.name)
+
+
+@pytest.mark.parametrize("page", [with_marks(page) for page in WITH_CODE])
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, in order and in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -28,6 +33,9 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         sizes = {"max_position_embeddings": 128}
         convert(write_embedder(tmp_path / "embedder", values=sizes, tokens=128), tmp_path / "my-embedder")
         convert(write_reranker(tmp_path / "reranker", values=sizes), tmp_path / "my-reranker")
+    if page.name == "tutorial.md":
+        model = published_file(SMOLLM2, "**/*.gguf")
+        (tmp_path / model.name).symlink_to(model)
     namespace: dict[str, object] = {"__name__": "__example__"}
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
