@@ -21,7 +21,7 @@ from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from embedllm.adapters.adapter import Adapter
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.cancel import Cancel
     from embedllm.kv_cache.sequence_pool import SequencePool
     from embedllm.types import Logits
