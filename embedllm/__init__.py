@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from embedllm.sampling.options import Sampling
     from embedllm.sampling.sampler import Picked
     from embedllm.text.chat_template import Message, Tool
-    from embedllm.tools.calls import ToolCall
+    from embedllm.tools.calls import CallDelta, ToolCall
 
 _MODULES = {  # of public names, which are imported when they are first used
+    "CallDelta": "embedllm.tools.calls",
     "Cancel": "embedllm.cancel",
     "Chunk": "embedllm.generation.chunk",
     "Completion": "embedllm.generation.completion",
@@ -80,6 +81,7 @@ if _sys.platform == "emscripten":  # Pyodide, in a browser
 
 __all__ = [
     "Busy",
+    "CallDelta",
     "Cancel",
     "Chunk",
     "Completion",

@@ -229,7 +229,7 @@ class Conversation:
             chunks.append(chunk)
             is_said = (
                 is_said
-                or bool(chunk.text or chunk.reasoning or chunk.tool_calls)
+                or bool(chunk.text or chunk.reasoning or chunk.tool_calls or chunk.call_deltas)
                 or chunk.finish_reason not in (None, "cancelled", "timeout")
             )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from embedllm.sampling.sampler import Picked
-from embedllm.tools.calls import ReplyReader, ToolCall
+from embedllm.tools.calls import CallDelta, ReplyReader, ToolCall
 
 T = TypeVar("T")
 
@@ -78,11 +78,13 @@ class Chunk:
     statistics: Statistics
     reasoning: str = ""  # what the model thinks, apart from the answer
     tool_calls: tuple[ToolCall, ...] = ()  # that are whole with this step
+    call_deltas: tuple[CallDelta, ...] = ()  # what has become certain of calls, as they are written
 
 
 def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:
     """The chunk with its text as what it is."""
     parts = reader.push(chunk.text, chunk.finish_reason)
-    if parts.text == chunk.text and not parts.reasoning and not parts.tool_calls:
+    if parts.text == chunk.text and not (parts.reasoning or parts.tool_calls or parts.call_deltas):
         return chunk
-    return replace(chunk, text=parts.text, reasoning=parts.reasoning, tool_calls=parts.tool_calls)
+    return replace(chunk, text=parts.text, reasoning=parts.reasoning, tool_calls=parts.tool_calls,
+                   call_deltas=parts.call_deltas)  # fmt: skip

@@ -22,8 +22,8 @@ from embedllm.text.content_marks import ContentMarks, RenderedPrompt
 from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, token_ids
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
-from embedllm.tools.formats import ToolFormat, format_of
-from embedllm.tools.reply_parser import reply_marks, reply_reader
+from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
+from embedllm.tools.selection import reply_format
 from embedllm.tools.tool_choice import call_grammar, is_forced
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RequestBuilder:
         self._grammars = grammars
         self._adapters = adapters
         self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
-        self._tool_format: ToolFormat | None = None
+        self._reply_format: ReplyFormat | None = None
 
     @property
     def can_chat(self) -> bool:
@@ -109,7 +109,7 @@ class RequestBuilder:
             min_tokens=min_tokens,
             stop=stops,
             stop_tokens=ends,
-            constraint=self._constraint(response_format, tool_choice, used, ends),
+            constraint=self._constraint(response_format, tool_choice, used, ends, written or ""),
             top_count=logprobs,
             special=special,
             speculate=speculate or "off",
@@ -126,18 +126,17 @@ class RequestBuilder:
             self._template = ChatTemplate.open(self._package.folder)
         return self._template
 
-    def _written(self) -> ToolFormat:
-        """How the model writes tool calls."""
-        if self._tool_format is None:
-            self._tool_format = format_of(self._chat_template().templates.values())
-        return self._tool_format
+    def _written(self) -> ReplyFormat:
+        """How the model writes tool calls and reasoning."""
+        if self._reply_format is None:
+            self._reply_format = reply_format(self._chat_template())
+        return self._reply_format
 
     def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
         """The request with what parts its reply. written: the prompt."""
-        templates = list(self._chat_template().templates.values())
         parameters = tool_parameters(tool_schemas(tools)) if tools else None
-        marks = reply_marks(self._written(), templates, has_tools=parameters is not None)
-        reader = reply_reader(self._written(), templates, written if request.constraint is None else "", parameters)
+        marks = reply_marks(self._written(), has_tools=parameters is not None)
+        reader = reply_reader(self._written(), written, parameters)
         return replace(request, reader=reader, kept=frozenset(self._special_tokens(marks)))
 
     def _constraint(
@@ -146,6 +145,7 @@ class RequestBuilder:
         tool_choice: str,
         tools: Sequence[Tool] | None,
         stop_tokens: frozenset[int],
+        prompt: str,
     ) -> Constraint | None:
         source = grammar_source(response_format)
         if is_forced(tool_choice):
@@ -154,7 +154,9 @@ class RequestBuilder:
                     f"tool_choice {tool_choice!r} and response_format cannot both be followed; leave one out."
                 )
             parameters = tool_parameters(tool_schemas(tools)) if tools else None
-            source = call_grammar(tool_choice, self._written(), parameters, self._special_token)
+            source = call_grammar(
+                tool_choice, self._written(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
+            )
         if source is None:
             return None
         if self._grammars is None:

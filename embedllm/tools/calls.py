@@ -30,6 +30,20 @@ class ToolCall:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDelta:
+    """A piece of a call while the model writes it, as OpenAI's streams have it. The whole call follows as a ToolCall.
+
+    The pieces of "arguments" make up a JSON object, unless the last one has a problem.
+    """
+
+    index: int  # of the call in the reply
+    id: str  # the call's own
+    name: str
+    arguments: str = ""  # the next piece of their JSON text
+    problem: str = ""  # what is wrong with the whole of it
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A piece of a reply, by what it is."""
@@ -37,6 +51,7 @@ class Parts:
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    call_deltas: tuple[CallDelta, ...] = ()
 
 
 class ReplyReader(Protocol):

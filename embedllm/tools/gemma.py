@@ -10,27 +10,31 @@ import re
 from typing import TYPE_CHECKING
 
 from embedllm.tools.calls import Parameters, ToolCall
+from embedllm.tools.formats import CallShape, ToolFormat
+from embedllm.tools.values import typed_value
 
 if TYPE_CHECKING:
-    from embedllm.text.chat_template import JSON
+    from embedllm.types import JSON
 
 _HEAD = re.compile(r"\s*call:\s*([^\s{]+)\s*(?=\{)")
 _KEY = re.compile(r"\s*([^\s:{}\[\],<]+)\s*:")
-_SCALAR = re.compile(r"\s*(-?\d[\w.+-]*|true|false|null)\s*(?=[,}\]]|$)")
+_SCALAR = re.compile(r"\s*(-?\d[\w.+-]*|true|false|null|None)\s*(?=[,}\]]|$)")
 _DEEPEST = 100  # values within values
 
 
-def read_gemma(body: str, _: Parameters, *, quote: str) -> list[ToolCall]:
-    """The call that a body is. quote: the mark on both sides of a text. Raises ValueError."""
+def read_gemma(written: ToolFormat, _: CallShape, body: str, parameters: Parameters) -> list[ToolCall]:
+    """The call that a body is, with the format's mark on both sides of a text. Raises ValueError."""
     head = _HEAD.match(body)
     if head is None:
         raise ValueError("expected call:name{...}")
-    reader = _Values(body, head.end(), quote)
+    reader = _Values(body, head.end(), written.quote)
     arguments = reader.value()
     if reader.text[reader.at :].strip():
         raise ValueError(f"after the arguments comes {reader.text[reader.at :].strip()[:80]!r}")
     assert isinstance(arguments, dict)  # it begins with a brace
-    return [ToolCall(id="", name=head[1], arguments=arguments)]
+    schema = parameters.get(head[1], {})
+    typed = {name: typed_value(value, name, schema) for name, value in arguments.items()}
+    return [ToolCall(id="", name=head[1], arguments=typed)]
 
 
 class _Values:
@@ -55,7 +59,7 @@ class _Values:
             return self._text()
         if scalar := _SCALAR.match(self.text, self.at):
             self.at = scalar.end()
-            return json.loads(scalar[1])
+            return None if scalar[1] == "None" else json.loads(scalar[1])  # what Gemma 4's template says of null
         raise ValueError(f"expected a value, found {self.text[self.at :][:80]!r}")
 
     def _text(self) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from embedllm.tools.calls import Parameters, Parts, ToolCall, new_id
-
-if TYPE_CHECKING:
-    from embedllm.tools.formats import ToolFormat
+from embedllm.tools.body_parsers import read_body
+from embedllm.tools.calls import CallDelta, Parameters, Parts, ToolCall, new_id
+from embedllm.tools.deltas import ArgumentStream, as_delta
+from embedllm.tools.formats import CallShape, ToolFormat
+from embedllm.tools.pairs import scan_pairs
 
 _SPACE = " \t\r\n"
 _BARE = ('{"name":', '{"type":"function"', '{"function":', '{"parameters":', '{"arguments":')  # without space
 _LIKE_A_CALL = re.compile(r'"(?:arguments|parameters)"\s*:')
 _NAME = re.compile(r'"(?:tool_)?name"\s*:\s*"([\w.:-]+)"')
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)
+_QUOTES = re.compile(r"\\.|['\"]", re.DOTALL)
+_PYTHON_START = re.compile(r"\s*\[\s*([A-Za-z_][\w.:/-]*)?(\s*\()?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,102 +26,224 @@ class _Open:
     """A call that is being read."""
 
     before: str  # what the text gets back when it is none: space, and the mark
-    ends: tuple[str, ...]  # none: the end of the reply
+    shapes: tuple[CallShape, ...]  # what it may be
     is_certain: bool
+    is_prompted: bool = False  # the prompt ended with the mark
 
 
 class CallReader:
-    """Parts the text of a reply from the calls in it; see ToolFormat."""
+    """Parts the text of a reply from the calls in it; see ToolFormat.
 
-    def __init__(self, written: ToolFormat, parameters: Parameters) -> None:
+    prompt: the end of it may be the mark of a call.
+    """
+
+    def __init__(self, written: ToolFormat, parameters: Parameters, *, prompt: str = "") -> None:
         self._format = written
         self._parameters = parameters
         self._held = ""
         self._open: _Open | None = None
+        self._stream: ArgumentStream | None = None
+        self._count = 0  # of calls so far
         self._is_start = written.is_bare
-        self._marks = (*written.opens, *written.ignored)
+        self._is_behind_call = False
+        self._marks = (*written.openings, *written.ignorable)
+        end = prompt.rstrip()
+        if opened := next((mark for mark in written.openings if end.endswith(mark)), ""):
+            self._begin("", opened, is_certain=True)
+            self._open = replace(self._open, before="", is_prompted=True) if self._open else None
 
     def push(self, piece: str, finish_reason: str | None = None) -> Parts:
         """Takes the next piece. Space before a call is part of the call."""
         self._held += piece
         text = ""
         calls: list[ToolCall] = []
-        while (moved := self._step(calls, finish_reason)) is not None:
+        deltas: list[CallDelta] = []
+        while (moved := self._step(calls, deltas, finish_reason)) is not None:
             text += moved
-        return Parts(text, "", tuple(calls))
+        return Parts(text, "", tuple(calls), tuple(deltas))
 
-    def _step(self, calls: list[ToolCall], finish_reason: str | None) -> str | None:
+    def _begin(self, before: str, mark: str, *, is_certain: bool) -> None:
+        shapes = tuple(shape for shape in self._format.shapes if shape.opening == mark)
+        self._open = _Open(before + mark, shapes, is_certain)
+        self._stream = ArgumentStream(self._format, shapes, self._parameters, self._count)
+
+    def _step(self, calls: list[ToolCall], deltas: list[CallDelta], finish_reason: str | None) -> str | None:
         """Goes on by a mark, or a stretch of text; None when more has to come."""
         if self._open is not None:
-            return self._inside(self._open, calls, finish_reason)
+            return self._inside(self._open, calls, deltas, finish_reason)
         if not self._held:
             return None
         if self._is_start:
-            compact = re.sub(r"\s", "", self._held).removeprefix("[")
-            if compact.startswith(_BARE):
-                self._open = _Open("", (), is_certain=False)
-            elif any(start.startswith(compact) for start in _BARE) and finish_reason is None:
+            starts = self._starts(is_end=finish_reason is not None)
+            if starts is None:
                 return None
+            if starts:
+                self._open = _Open("", self._format.shapes[:1], self._format.shapes[0].style == "python")
             self._is_start = False
             return ""
         return self._outside(is_end=finish_reason is not None)
 
+    def _starts(self, *, is_end: bool) -> bool | None:
+        """Whether the reply is a call from its first character; None when more has to come."""
+        for mark in self._format.ignored:
+            if self._held.lstrip().startswith(mark):
+                self._held = self._held.lstrip().removeprefix(mark)
+        if not is_end and any(mark.startswith(self._held.lstrip()) for mark in self._format.ignored):
+            return None
+        if self._format.shapes[0].style != "python":
+            compact = re.sub(r"\s", "", self._held).removeprefix("[")
+            if compact.startswith(_BARE):
+                return True
+            return None if any(start.startswith(compact) for start in _BARE) and not is_end else False
+        found = _PYTHON_START.match(self._held)
+        if found is None:
+            return None if not self._held.strip() and not is_end else False
+        if found[2]:
+            return not self._parameters or found[1] in self._parameters
+        return None if found.end() == len(self._held) and not is_end else False
+
     def _outside(self, *, is_end: bool) -> str | None:
-        found = min(((at, mark) for mark in self._marks if (at := self._held.find(mark)) >= 0), default=None)
+        marks = self._marks + (self._format.closings if self._is_behind_call else ())
+        found = min(((at, mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
+        if found is not None and found[1] in self._format.closings and self._held[: found[0]].strip():
+            self._is_behind_call = False
+            return ""
         if found is not None:
             at, mark = found
+            mark = max((m for m in marks if self._held.startswith(m, at)), key=len)
+            longer = begun(self._held, [m for m in marks if m != mark and m.startswith(mark)])
+            if longer >= len(mark) and at + longer == len(self._held) and not is_end:
+                return None
             text = self._held[:at].rstrip(_SPACE)
-            if mark in self._format.opens:
-                ends = (self._format.close,) if self._format.close else self._format.opens
-                self._open = _Open(self._held[len(text) : at] + mark, ends, self._format.is_certain)
+            if mark in self._format.openings:
+                self._begin(self._held[len(text) : at], mark, is_certain=self._format.is_certain)
             self._held = self._held[at + len(mark) :]
             return text
         certain = len(self._held)
         if not is_end:
-            certain = len(self._held[: certain - begun(self._held, self._marks)].rstrip(_SPACE))
+            certain = len(self._held[: certain - begun(self._held, marks)].rstrip(_SPACE))
         text, self._held = self._held[:certain], self._held[certain:]
+        self._is_behind_call = self._is_behind_call and not text
         return text or None
 
-    def _inside(self, call: _Open, calls: list[ToolCall], finish_reason: str | None) -> str | None:
+    def _inside(
+        self, call: _Open, calls: list[ToolCall], deltas: list[CallDelta], finish_reason: str | None
+    ) -> str | None:
         """Reads a call to its end, if that has come; text when it was none after all."""
-        found = min(((at, end) for end in call.ends if (at := self._find(end)) >= 0), default=None)
-        if (
-            found is None and finish_reason is not None and is_quoted(self._held)
-        ):  # what is not JSON may have a quote without its other half
-            found = min(((at, end) for end in call.ends if (at := self._held.find(end)) >= 0), default=None)
+        if (text := self._for_the_user()) is not None:
+            return text
+        if call.is_prompted and self._held and not self._may_be_named(call.shapes[0]):
+            self._open, self._stream = None, None
+            return ""
+        shape = _likely(call.shapes, self._held, is_end=finish_reason is not None)
+        if shape is None:
+            return None
+        ends = (shape.closing,) if shape.closing else self._marks
+        found = self._find(shape, ends, is_end=finish_reason is not None)
         if found is None and finish_reason is None:
+            if self._stream is not None and call.is_certain:
+                deltas += self._stream.grown(shape, self._held)
             return None
         at, end = found or (len(self._held), "")
         body, self._held = self._held[:at], self._held[at + len(end) :]
-        self._open = replace(call, before=end) if end in self._format.opens else None
-        if not call.is_certain and not _LIKE_A_CALL.search(body):
+        self._open = None
+        made = self._read(call, shape, body, finish_reason if found is None and finish_reason != "stop" else None)
+        if made is None:
             return call.before + body + end
-        if found is None and finish_reason != "stop":
-            calls.append(broken(body, f"the reply ended before the call did ({finish_reason})"))
-        else:
-            calls += read_calls(self._format, body, self._parameters)
+        given = self._stream.told() if self._stream is not None else None
+        if given is not None and self._stream is not None:
+            deltas += self._stream.grown(shape, body)
+            given = self._stream.told()
+        for place, one in enumerate(made):
+            one = replace(one, id=given.id) if place == 0 and given is not None else one
+            calls.append(one)
+            deltas.append(as_delta(one, self._count, given if place == 0 else None))
+            self._count += 1
+        self._stream, self._is_behind_call = None, True
+        if end in self._format.openings:
+            self._begin("", end, is_certain=call.is_certain)
         return ""
 
-    def _find(self, end: str) -> int:
+    def _read(self, call: _Open, shape: CallShape, body: str, cut_by: str | None) -> list[ToolCall] | None:
+        """The calls of a body; None when it is none."""
+        if not call.is_certain and not _LIKE_A_CALL.search(body):
+            return None
+        if cut_by is not None:
+            return [broken(body, f"the reply ended before the call did ({cut_by})", shape)]
+        is_word = bool(shape.opening) and shape.opening[-1] not in ">]}"  # such as "<function" in a text about XML
+        if is_word and shape.style in ("named", "pairs", "tree") and not shape.head.match(body):
+            return None
+        problem = ""
+        for one in (shape, *(other for other in call.shapes if other is not shape)):
+            try:
+                return [
+                    made if made.id else replace(made, id=new_id())
+                    for made in read_body(self._format, one, body, self._parameters)
+                ]
+            except ValueError as error:
+                problem = problem or f"the call cannot be read: {error}"
+        return [broken(body, problem, shape)]
+
+    def _may_be_named(self, shape: CallShape) -> bool:
+        """Whether what the reply begins with may be a tool's name, or a call without one."""
+        start = self._held.lstrip()
+        names = (*self._parameters, *([self._format.text_name] if self._format.text_name else ()))
+        is_named = not self._parameters or any(name.startswith(start) or start.startswith(name) for name in names)
+        return is_named if shape.text.startswith(f"{shape.opening}$name") else True
+
+    def _for_the_user(self) -> str | None:
+        """The text of a message to the user, where its name says that it is one."""
+        name = self._format.text_name
+        if not name or not self._held.startswith(f"{name}\n"):
+            return None
+        self._held, self._open, self._stream = self._held.removeprefix(f"{name}\n"), None, None
+        return ""
+
+    def _find(self, shape: CallShape, ends: Sequence[str], *, is_end: bool) -> tuple[int, str] | None:
         """Where the mark is that ends the call, not one within its texts."""
-        at = self._held.find(end)
-        while at >= 0 and self._format.has_quotes and is_quoted(self._held[:at]):
+        start, is_open = 0, self._is_text_at(shape, len(self._held))
+        if shape.style == "pairs" and (head := shape.head.match(self._held)):
+            scanned = scan_pairs(self._format.pair, self._held, head.end())
+            if scanned.is_open and not is_end:
+                return None
+            start, is_open = scanned.end, scanned.is_open
+        found = [(at, end) for end in ends if (at := self._unquoted(shape, end, start)) >= 0]
+        if not found and is_end and is_open:  # what is malformed may have a quote without its other half
+            found = [(at, end) for end in ends if (at := self._held.find(end)) >= 0]
+        return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
+
+    def _unquoted(self, shape: CallShape, end: str, start: int) -> int:
+        at = self._held.find(end, start)
+        while at >= 0 and self._is_text_at(shape, at):
             at = self._held.find(end, at + 1)
         return at
 
+    def _is_text_at(self, shape: CallShape, at: int) -> bool:
+        if shape.style in ("json", "named"):
+            return is_quoted(self._held[:at])
+        if shape.style == "gemma":
+            return self._held.count(self._format.quote, 0, at) % 2 == 1
+        return shape.style == "python" and _is_quoted_in_python(self._held[:at])
 
-def read_calls(written: ToolFormat, body: str, parameters: Parameters) -> list[ToolCall]:
-    """The calls in a body, each with an id; what cannot be read becomes a call with a problem."""
-    try:
-        return [call if call.id else replace(call, id=new_id()) for call in written.read(body, parameters)]
-    except ValueError as error:
-        return [broken(body, f"the call cannot be read: {error}")]
+
+def _likely(shapes: tuple[CallShape, ...], body: str, *, is_end: bool) -> CallShape | None:
+    """The shape of a body, as far as its beginning shows it; None when more has to come."""
+    if len(shapes) == 1:
+        return shapes[0]
+    start = body.lstrip()[:1]
+    if not start and not is_end:
+        return None
+    is_json = start in ("{", "[")
+    alike = [shape for shape in shapes if (shape.style == "json") == is_json] or list(shapes)
+    return next((shape for shape in alike if shape.style != "json" and shape.head.match(body)), alike[0])
 
 
-def broken(body: str, problem: str) -> ToolCall:
+def broken(body: str, problem: str, shape: CallShape | None = None) -> ToolCall:
     """What the model wrote in the place of a call."""
     name = _NAME.search(body)
-    return ToolCall(id=new_id(), name=name[1] if name else "", problem=f"{problem}.", text=body.strip())
+    head = shape.head.match(body) if shape is not None and shape.style in ("named", "pairs", "tree") else None
+    said = name[1] if name else (head.groupdict().get("name") or "") if head else ""
+    return ToolCall(id=new_id(), name=said, problem=f"{problem}.", text=body.strip())
 
 
 def begun(text: str, marks: Sequence[str]) -> int:
@@ -133,3 +257,10 @@ def begun(text: str, marks: Sequence[str]) -> int:
 def is_quoted(text: str) -> bool:
     """Whether a text in double quotes is open at the end."""
     return sum(quote == '"' for quote in _QUOTE.findall(text)) % 2 == 1
+
+
+def _is_quoted_in_python(text: str) -> bool:
+    quote = ""
+    for found in _QUOTES.findall(text):
+        quote = found if not quote and len(found) == 1 else "" if found == quote else quote
+    return bool(quote)

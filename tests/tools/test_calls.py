@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,15 @@ from hypothesis import strategies as st
 
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.tools.calls import Parts, ReplyReader, assistant_message, for_template, new_id, tool_parameters
-from embedllm.tools.formats import FORMATS, format_named, format_of
-from embedllm.tools.harmony import HarmonyReader
-from embedllm.tools.reply_parser import reply_reader
+from embedllm.tools.channels import ChannelReader
+from embedllm.tools.families import FORMATS, format_named
+from embedllm.tools.selection import reply_format
 from embedllm.tools.stream_parser import CallReader
+from tests.support.tool_templates import TOKENS
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 BAR, GAP = "\uff5c", "\u2581"
+DSML, NS = f"{BAR}DSML{BAR}", "]<]minimax[>["
 
 # format, what the model writes, its text, the calls
 WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -39,7 +40,10 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [("f", {}), ("g", {})]),
     ("llama3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
     ("llama3", "{x | x > 0}", "{x | x > 0}", []),
-    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "",
+    ("mistral_list", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "",
+     [("f", {"a": 1}), ("g", {})]),
+    ("mistral_list", '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}', "", [("f", {"a": "[TOOL_CALLS]"})]),
+    ("mistral_id", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "",
      [("f", {"a": 1}), ("g", {})]),
     ("mistral", 'Yes.[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}', "Yes.",
      [("f", {"a": "[TOOL_CALLS]"}), ("g", {})]),
@@ -47,6 +51,80 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      f'function<{BAR}tool{GAP}sep{BAR}>f\n```json\n{{"a": 1}}\n```<{BAR}tool{GAP}call{GAP}end{BAR}>'
      f'<{BAR}tool{GAP}calls{GAP}end{BAR}>', "",
      [("f", {"a": 1})]),
+    ("deepseek_v3_1", f"<{BAR}tool{GAP}calls{GAP}begin{BAR}><{BAR}tool{GAP}call{GAP}begin{BAR}>"
+     f'f<{BAR}tool{GAP}sep{BAR}>{{"a": 1}}<{BAR}tool{GAP}call{GAP}end{BAR}><{BAR}tool{GAP}calls{GAP}end{BAR}>', "",
+     [("f", {"a": 1})]),
+    ("deepseek_v3_2", f'<{DSML}function_calls>\n<{DSML}invoke name="f">\n<{DSML}parameter name="a" string="true">1'
+     f'</{DSML}parameter>\n<{DSML}parameter name="b" string="false">[1]</{DSML}parameter>\n</{DSML}invoke>\n'
+     f"</{DSML}function_calls>", "", [("f", {"a": "1", "b": [1]})]),
+    ("deepseek_v4", f'Yes.\n\n<{DSML}tool_calls>\n<{DSML}invoke name="f">\n\n</{DSML}invoke>\n<{DSML}invoke name="g">\n'
+     f"</{DSML}invoke>\n</{DSML}tool_calls>", "Yes.", [("f", {}), ("g", {})]),
+    ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+     "<|tool_call_end|><|tool_call_begin|>g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+     "<|tool_calls_section_end|>", "", [("f", {"a": 1}), ("g", {})]),
+    ("kimi_k3",
+     '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>x'
+     '<|close|>argument<|sep|><|open|>argument key="b" type="boolean"<|sep|>true<|close|>argument<|sep|>'
+     "<|close|>call<|sep|><|close|>tools<|sep|>", "", [("f", {"a": "x", "b": True})]),
+    ("solar",
+     '<|tool_calls|><|tool_call:begin|>abc<|tool_call:name|>f<|tool_call:args|>{"a": 1}<|tool_call:end|><|calls|>',
+     "", [("f", {"a": 1})]),
+    ("glm4_5",
+     "<think></think>\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x\ny</arg_value>\n<arg_key>b</arg_key>\n"
+     "<arg_value>3</arg_value>\n</tool_call>", "<think></think>", [("f", {"a": "x\ny", "b": 3})]),
+    ("glm4_5",
+     "<tool_call>f<arg_key>a</arg_key><arg_value></tool_call></arg_value></tool_call><tool_call>g</tool_call>", "",
+     [("f", {"a": "</tool_call>"}), ("g", {})]),
+    ("glm4_5", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", [("f", {})]),
+    ("minimax_m2",
+     '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x</parameter>\n</invoke>\n<invoke name="g">'
+     "\n</invoke>\n</minimax:tool_call>", "", [("f", {"a": "x"}), ("g", {})]),
+    ("minimax_m2", "an <invoke of a method", "an <invoke of a method", []),
+    ("minimax_m3",
+     f'{NS}<tool_call>\n{NS}<invoke name="f">{NS}<a>x{NS}</a>{NS}<b>{NS}<item>1{NS}</item>{NS}<item>2{NS}</item>'
+     f"{NS}</b>{NS}<c>{NS}<d>true{NS}</d>{NS}</c>{NS}</invoke>\n{NS}</tool_call>", "",
+     [("f", {"a": "x", "b": [1, 2], "c": {"d": True}})]),
+    ("minicpm5", '<function name="f"><param name="a">x</param></function>\n<function name="g"></function>', "",
+     [("f", {"a": "x"}), ("g", {})]),
+    ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>", "",
+     [("f", {"a": "x"})]),
+    ("qwen3_coder", "Yes.\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", "Yes.",
+     [("f", {"a": "x"})]),
+    ("qwen3_coder",
+     "<tool_call>\n<function=f>\n<parameter=a>\n</tool_call>\n</parameter>\n</function>\n</tool_call>", "",
+     [("f", {"a": "</tool_call>"})]),
+    ("k2_horizon",
+     "<ifm|tool_calls>\n<ifm|tool_call>f\n<ifm|arg_key>a</ifm|arg_key>\n<ifm|arg_value>x</ifm|arg_value>\n"
+     "</ifm|tool_call>\n</ifm|tool_calls>", "", [("f", {"a": "x"})]),
+    ("functionary_v3_2", '>>>all\nHello.\n>>>f\n{"a": 1}>>>g\n{}', "Hello.", [("f", {"a": 1}), ("g", {})]),
+    ("gigachat3", '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {}}<|message_sep|>', "",
+     [("f", {})]),
+    ("gigachat3_1", '<|function_call|>{"name": "f", "arguments": {}}', "", [("f", {})]),
+    ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>', "", [("f", {"a": 1}), ("g", {})]),
+    ("command_r7b",
+     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}\n]<|END_ACTION|>',
+     "", [("f", {"a": 1})]),
+    ("command_r", 'Action:\n```json\n[\n    {\n        "tool_name": "f",\n        "parameters": {}\n    }\n]```', "",
+     [("f", {})]),
+    ("command_r", 'Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]\n```', "", []),
+    ("internlm2", '<|action_start|><|plugin|>\n{"name": "f", "arguments": {}}<|action_end|>', "", [("f", {})]),
+    ("granite_20b",
+     '<function_call> {"name": "f", "arguments": {}}\n<function_call> {"name": "g", "arguments": {}}', "",
+     [("f", {}), ("g", {})]),
+    ("firefunction", ' functools[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "",
+     [("f", {"a": 1}), ("g", {})]),
+    ("firefunction", "the module functools[1]", "the module functools[1]", []),
+    ("nemotron_nano_v2", '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>', "", [("f", {"a": 1})]),
+    ("pythonic", '[f(a="x", b={"c": true}), g(d=None, e=True)]', "",
+     [("f", {"a": "x", "b": {"c": True}}), ("g", {"d": None, "e": True})]),
+    ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
+    ("lfm2", '<|tool_call_start|>[f(a="a, b) \\ud83d\\ude00", b=\'it\\\'s\')]<|tool_call_end|>', "",
+     [("f", {"a": "a, b) \U0001f600", "b": "it's"})]),
+    ("llama3", '<|python_start|><|python_end|>{"name": "f", "parameters": {}}{"name": "g", "parameters": {}}', "",
+     [("f", {}), ("g", {})]),
+    ("muse",
+     ' to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n'
+     '<atem:parameter name="a">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls>', "", [("f", {"a": "x"})]),
     ("functiongemma", "<start_function_call>call:f{a:<escape>x, {y}<escape>,b:[1,{c:true}],d:null}<end_function_call>",
      "", [("f", {"a": "x, {y}", "b": [1, {"c": True}], "d": None})]),
     ("gemma4", '<|tool_call>call:f{a:<|"|>x<|"|>,n:-2.5}<tool_call|>', "", [("f", {"a": "x", "n": -2.5})]),
@@ -64,13 +142,15 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("harmony", '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f '
      '<|constrain|>json<|message|>{"a": "<|end|>"}<|call|>', "", [("f", {"a": "<|end|>"})]),
     ("harmony", " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", {})]),
+    ("harmony", "<|channel|>final to=assistant<|message|>Hello.", "Hello.", []),
     ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>42",
      "I look.\n42", []),
 ]  # fmt: skip
 
 
 def reader(name: str) -> ReplyReader:
-    return HarmonyReader() if name == "harmony" else CallReader(format_named(name), {})
+    written = format_named(name)
+    return ChannelReader(written, {}) if written.has_channels else CallReader(written, {})
 
 
 def parted(reading: ReplyReader, pieces: Sequence[str], reason: str = "stop") -> Parts:
@@ -122,7 +202,7 @@ def test_each_format_has_an_example() -> None:
         ("gemma4", "<|tool_call>call:f{a:" + "[" * 200 + "<tool_call|>", "nested too deeply"),
         ("lfm2", '<|tool_call_start|>[f(a=__import__("os"))]<|tool_call_end|>', "'a' is no literal"),
         ("lfm2", "<|tool_call_start|>[f(a={1, 2})]<|tool_call_end|>", "nothing that JSON can hold"),
-        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</tool_call>", "expected <parameter=name>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</tool_call>", "expected <parameter="),
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{<|call|>", "no JSON"),
     ],
 )
@@ -172,93 +252,27 @@ def test_pieces_do_not_matter(text: str, data: st.DataObject) -> None:
 @given(st.text(max_size=60))
 def test_text_without_a_mark_comes_out_as_it_went_in(text: str) -> None:
     for row in FORMATS:
-        if not any(mark in text for mark in (*row.opens, *row.ignored, "<|", '":')):
+        if not any(mark in text for mark in (*row.openings, *row.ignorable, "<|", '":')):
             assert parted(reader(row.name), list(text)).text == text, row.name
 
 
 # --- what a template writes is read back
 
-SPELLED = {"deepseek_v3": "deepseek", "deepseek_v3_1": "deepseek"}  # these templates spell the marks in ASCII
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+def test_a_template_tells_its_format(path: Path) -> None:
+    expected = FAMILIES.get(path.stem, "json")
+    assert reply_format(ChatTemplate(path.read_text(encoding="utf-8"), tokens=TOKENS)).calls.name == expected
+
+
 FAMILIES = {
     "demo": "hermes", "hermes": "hermes", "qwen2_5": "hermes", "qwen3": "hermes", "falcon3": "hermes",
-    "qwen3_coder": "qwen3_coder", "llama3_1": "llama3", "mistral_v3": "mistral", "mistral_v7": "mistral",
+    "qwen3_coder": "qwen3_coder", "llama3_1": "llama3", "mistral_v3": "mistral_list", "mistral_v7": "mistral_id",
     "phi4_mini": "phi4", "granite3": "phi4", "gpt_oss": "harmony", "nemotron": "nemotron", "jamba": "jamba",
-    "command_r": "command_r", "functionary": "functionary", **SPELLED,
+    "command_r": "command_r", "functionary": "functionary", "lfm2": "lfm2",
+    "deepseek_v3": "learnt", "deepseek_v3_1": "learnt", "glm4": "learnt",  # these spell the marks in their own way
 }  # fmt: skip
-NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12) | st.sampled_from(
-    ["</tool_call>", 'a "quote"', "back\\slash", "[TOOL_CALLS]", "<|call|>", "two\nlines", "{", "```"]
-)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6, allow_nan=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=5,
-)
 QUESTION = {"role": "user", "content": "?"}
-
-
-def source(template: str) -> str:
-    text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
-    if template in SPELLED:
-        for words in ("tool_calls_begin", "tool_calls_end", "tool_call_begin", "tool_call_end", "tool_sep"):
-            text = text.replace(f"<|{words}|>", f"<{BAR}{words.replace('_', GAP)}{BAR}>")
-    return text
-
-
-@pytest.mark.parametrize("template", FAMILIES)
-def test_a_template_tells_its_format(template: str) -> None:
-    assert format_of([source(template)]).name == FAMILIES[template]
-
-
-def test_a_template_without_signs_means_plain_json() -> None:
-    assert format_of([]).name == format_of([source("chatml")]).name == "json"
-
-
-def schema_of(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of these arguments: which are texts."""
-    kinds = {name: {"type": "string"} if isinstance(value, str) else {} for name, value in arguments.items()}
-    return {"type": "object", "properties": kinds}
-
-
-def written(template: ChatTemplate, row_name: str, message: dict[str, Any]) -> str:
-    """What the model would have written for the template to show this message."""
-    row = format_named(row_name)
-    messages = for_template([QUESTION, message], arguments_as_text=row.arguments_as_text, one_call=row.one_call)
-    before = template.render([QUESTION])
-    after = template.render(messages, add_generation_prompt=False)
-    if not after.startswith(before):  # some put more there when a model is to speak than when it has spoken
-        before = template.render([QUESTION], add_generation_prompt=False)
-    assert after.startswith(before)
-    return after[len(before) :]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@given(NAMES, st.dictionaries(NAMES, VALUES, max_size=3))
-@pytest.mark.slow
-def test_what_a_template_writes_is_read_back(name: str, tool: str, arguments: dict[str, Any]) -> None:
-    row = format_named(FAMILIES[name])
-    if row.name == "qwen3_coder":  # XML without escapes: such texts cannot be said in it
-        arguments = {key: value for key, value in arguments.items() if not isinstance(value, str | list | dict)}
-        arguments = {key: value for key, value in arguments.items() if value is not None and value is not True}
-        arguments = {key: value for key, value in arguments.items() if value is not False}
-    text = source(name)
-    expected = json.loads((TEMPLATES / "expected" / f"{name}.json").read_text(encoding="utf-8"))
-    template = ChatTemplate(text, tokens=expected["tokens"])
-    message = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": {"name": tool, "arguments": arguments}}],
-    }
-    reply = written(template, row.name, message)
-    for end in expected["tokens"].values():
-        reply = reply.rstrip().removesuffix(end)
-    end = next((mark for mark in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>")
-                if reply.rstrip().endswith(mark)), "")  # fmt: skip
-    reply = reply.rstrip().removesuffix(end)
-    reading = reply_reader(row, [text], "", {tool: schema_of(arguments)})
-    assert reading is not None
-    parts = parted(reading, [reply[at : at + 5] for at in range(0, len(reply), 5)])
-    assert found(parts) == [(tool, arguments)], reply
 
 
 # --- messages

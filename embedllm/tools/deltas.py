@@ -1,0 +1,125 @@
+"""The arguments of a call as they become certain, as pieces of JSON text, while the model still writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from embedllm.tools.calls import CallDelta, Parameters, ToolCall, new_id
+from embedllm.tools.formats import CallShape, ToolFormat
+from embedllm.tools.pairs import pair_value, scan_pairs
+
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_NAME = re.compile(r'\s*\[?\s*\{(?:\s*"\w+"\s*:\s*"[^"\\{}]*"\s*,)*?\s*"(?:tool_)?name"\s*:\s*"([^"\\]+)"')
+_ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_KEYED = re.compile(r'\s*\[?\s*\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
+
+
+class ArgumentStream:
+    """Follows the body of one call. Where several stand in one body, the first; the others come when all are whole.
+
+    Arguments that are JSON come as they are written, others one by one. index: of the call in the reply.
+    """
+
+    def __init__(self, written: ToolFormat, shapes: tuple[CallShape, ...], parameters: Parameters, index: int) -> None:
+        self._format = written
+        self._parameters = parameters
+        self._index = index
+        self._id = new_id()
+        self._name = ""
+        self._given = ""  # JSON text so far
+        self._json_at = -1  # where the arguments begin
+        self._scanned = 0  # up to where they are known to be JSON
+        self._depth = 0
+        self._is_whole = False
+
+    def told(self) -> CallDelta | None:
+        """What was given so far; None when nothing was."""
+        if not self._given:
+            return None
+        return CallDelta(index=self._index, id=self._id, name=self._name, arguments=self._given)
+
+    def grown(self, shape: CallShape, body: str) -> list[CallDelta]:
+        """What is certain now and was not before."""
+        if shape.style == "pairs":
+            return self._pairs(shape, body)
+        if shape.style not in ("json", "named") or "$id" in shape.text:
+            return []
+        if self._json_at < 0 and not self._begins(shape, body):
+            return []
+        return self._more(self._json(body))
+
+    def _begins(self, shape: CallShape, body: str) -> bool:
+        """Finds name and arguments."""
+        if shape.style == "json":
+            found = (_KEYED if '"$name":' in shape.text else _NAME).match(body)
+            at = found and (found if '"$name":' in shape.text else _ARGUMENTS.match(body, found.end()))
+            if not found or not at:
+                return False
+            name, end = found[1], at.end()
+        else:
+            head = re.match(shape.head.pattern + r"(?=\{)", body)
+            if head is None:
+                return False
+            name, end = head["name"], head.end()
+        self._name, self._json_at, self._scanned = name.strip(), end, end
+        return True
+
+    def _json(self, body: str) -> str:
+        """The further text of a JSON object, up to its end at most."""
+        at = start = self._scanned
+        while at < len(body) and not self._is_whole:
+            character = body[at]
+            if character == '"':
+                text = _STRING.match(body, at)
+                if text is None:
+                    break
+                at = text.end()
+                continue
+            self._depth += (character in "{[") - (character in "}]")
+            self._is_whole = self._depth == 0
+            at += 1
+        self._scanned = at
+        return body[start:at]
+
+    def _pairs(self, shape: CallShape, body: str) -> list[CallDelta]:
+        head = re.match(shape.head.pattern + r"(?=[<\]])", body) if not self._name else shape.head.match(body)
+        if head is None:
+            return []
+        self._name = head["name"].strip()
+        try:
+            members = [
+                f"{json.dumps(pair.key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+                for pair in scan_pairs(self._format.pair, body, head.end()).pairs
+                for value in [pair_value(self._format, pair, self._parameters.get(self._name, {}))]
+            ]
+        except ValueError:
+            return []
+        text = "{" + ", ".join(members)
+        return self._more(text[len(self._given) :])
+
+    def _more(self, text: str) -> list[CallDelta]:
+        if not text:
+            return []
+        self._given += text
+        return [CallDelta(index=self._index, id=self._id, name=self._name, arguments=text)]
+
+
+def as_delta(call: ToolCall, index: int, given: CallDelta | None) -> CallDelta:
+    """The rest of a call that is whole. given: what came of it before."""
+    if call.problem:
+        return CallDelta(index=index, id=call.id, name=call.name, problem=call.problem)
+    text = json.dumps(dict(call.arguments), ensure_ascii=False)
+    before = given.arguments if given is not None else ""
+    # what the model wrote as JSON is spaced in its own way
+    rest = text[len(before) :] if text.startswith(before) else _closing(before)
+    return CallDelta(index=index, id=call.id, name=call.name, arguments=rest)
+
+
+def _closing(text: str) -> str:
+    """What is missing at the end of a JSON object that was given but for its last brace."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return "}"
+    return ""

@@ -1,0 +1,93 @@
+"""Calls whose arguments stand one by one between marks, as XML or nearly: <parameter=name>value</parameter>."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from embedllm.tools.calls import Parameters, ToolCall
+from embedllm.tools.formats import CallShape, ToolFormat, loose, pattern
+from embedllm.tools.values import TYPES, parse_json, text_value, unique
+
+if TYPE_CHECKING:
+    from embedllm.types import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An argument as it was written."""
+
+    key: str
+    text: str
+    type: str | None  # what the mark says of it
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """The arguments from a place on."""
+
+    pairs: list[Pair]
+    end: int  # behind the last one that is whole
+    is_open: bool  # one has begun behind it
+
+
+@lru_cache
+def _patterns(pair: str) -> tuple[re.Pattern[str], str, bool]:
+    """What opens an argument, the mark that closes it, and whether the value stands on lines of its own."""
+    before, _, after = pair.partition("$value")
+    on_lines = before.endswith("\n") and after.startswith("\n")
+    opening = pattern(before.rstrip("\n") if on_lines else before) + (r"\n?" if on_lines else "")
+    return re.compile(r"\s*" + opening), after.strip(), on_lines
+
+
+def scan_pairs(pair: str, text: str, at: int) -> Scanned:
+    """The arguments that are written from a place on, as far as they go."""
+    opening, closing, on_lines = _patterns(pair)
+    found: list[Pair] = []
+    while begun := opening.match(text, at):
+        end = text.find(closing, begun.end())
+        if end < 0:
+            return Scanned(found, at, True)
+        value = text[begun.end() : end]
+        if on_lines:
+            value = value.removesuffix("\n")
+        groups = begun.groupdict()
+        found.append(Pair(groups["key"].strip(), value, groups.get("type")))
+        at = end + len(closing)
+    return Scanned(found, at, False)
+
+
+def read_pairs(written: ToolFormat, shape: CallShape, body: str, parameters: Parameters) -> list[ToolCall]:
+    """The call that a body is; an argument's schema says whether its value is a text. Raises ValueError."""
+    head = shape.head.match(body)
+    if head is None:
+        raise ValueError(f"expected it to be like {shape.text!r}")
+    name = head["name"]
+    scanned = scan_pairs(written.pair, body, head.end())
+    rest = body[scanned.end :].strip()
+    tail = shape.text.partition("$pairs")[2].strip()
+    expected = tail.removesuffix(shape.closing).strip()
+    if rest and not re.fullmatch(f"(?:{loose(expected)})?", rest):
+        raise ValueError(f"expected {written.pair.strip()}, found {rest[:80]!r}")
+    pairs = [(pair.key, pair_value(written, pair, parameters.get(name, {}))) for pair in scanned.pairs]
+    return [ToolCall(id="", name=name, arguments=unique(pairs))]
+
+
+def pair_value(written: ToolFormat, pair: Pair, parameters: Mapping[str, JSON]) -> JSON:
+    """The value of an argument, by what its mark says or else by its schema. parameters: of the tool."""
+    properties = parameters.get("properties")
+    schema = properties.get(pair.key) if isinstance(properties, Mapping) else None
+    if pair.type is None or not written.types:
+        return text_value(pair.text, schema, parameters)
+    said = [name for name in TYPES if written.types.get(name) == pair.type]
+    if "string" in said:
+        return pair.text
+    if not said:
+        return text_value(pair.text, schema, parameters)
+    try:
+        return parse_json(pair.text.strip())
+    except ValueError as error:
+        raise ValueError(f"the value of '{pair.key}' cannot be read: {error}") from error

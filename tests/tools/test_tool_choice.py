@@ -1,0 +1,104 @@
+"""A call that the model must write: each format's grammar, by a random model, read by the format's own reader."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from embedllm.sampling.structured.lark import followed_lark
+from embedllm.sampling.structured.response_format import Source
+from embedllm.tools.arguments import check_arguments
+from embedllm.tools.families import FORMATS, format_named
+from embedllm.tools.formats import ToolFormat
+from embedllm.tools.reasoning import REASONING
+from embedllm.tools.reply_parser import ReplyFormat
+from embedllm.tools.tool_choice import call_grammar
+from tests.support.guided_calls import guided_call, random_parameters
+
+TOOL: dict[str, Any] = {"find": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
+
+
+def no_token(_: str) -> int | None:
+    return None
+
+
+def grammar(
+    name: str,
+    tools: dict[str, Any] = TOOL,
+    choice: str = "required",
+    *,
+    special: Callable[[str], int | None] = no_token,
+    prompt: str = "",
+    stop_tokens: frozenset[int] = frozenset(),
+) -> Source:
+    thinks = next(row for row in REASONING if row.opening == "<think>")
+    written = ReplyFormat(calls=format_named(name), reasoning=thinks)
+    return call_grammar(choice, written, tools, special, prompt=prompt, stop_tokens=stop_tokens)
+
+
+@pytest.mark.parametrize("written", FORMATS, ids=lambda row: row.name)
+def test_a_random_models_calls_can_be_read_and_are_valid(written: ToolFormat) -> None:
+    whole = 0
+    for seed in range(3):
+        numbers = random.Random(seed)
+        tools = {"get_thing": random_parameters(numbers), "other_one": random_parameters(numbers)}
+        text, parts, reason = guided_call(written, tools, "required" if seed % 2 else "other_one", seed, limit=600)
+        if reason == "length":
+            continue
+        whole += 1
+        (call,) = parts.tool_calls
+        assert (call.problem, parts.text.strip()) == ("", ""), text
+        assert call.name in (tools if seed % 2 else ["other_one"])
+        check_arguments(call.arguments, tools[call.name])
+        assert json.loads("".join(delta.arguments for delta in parts.call_deltas)) == call.arguments
+    assert whole
+
+
+def test_special_tokens_of_a_call_are_tokens_and_those_that_end_a_reply_are_left_out() -> None:
+    ids = {"<|tool_call_begin|>": 7, "<|tool_call_end|>": 8, "<|call|>": 9}
+    text = grammar("kimi_k2", special=ids.get).text
+    assert '<[7]> "functions."' in text
+    assert "<[8]>" in text
+    harmony = grammar("harmony", special=ids.get, prompt="...<|start|>assistant", stop_tokens=frozenset({9})).text
+    assert '" to=functions." "find" "<|channel|>commentary json<|message|>"' in harmony
+    assert "<[9]>" not in harmony
+
+
+def test_a_grammar_goes_on_where_the_prompt_ends() -> None:
+    assert '">>>"' in grammar("functionary_v3_2").text
+    assert '">>>' not in grammar("functionary_v3_2", prompt="assistant\n\n>>>").text
+    assert "</think>" not in grammar("hermes", prompt="<think>\n\n</think>\n\n").text
+    thinking = grammar("hermes", prompt="<|im_start|>assistant\n<think>\n").text
+    assert thinking.index("</think>") < thinking.index("<tool_call>")
+
+
+def test_the_grammar_of_a_schema_that_refers_to_itself_ends() -> None:
+    node = {"type": "object", "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
+    tools = {"find": {"type": "object", "properties": {"a": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}}
+    for name in ("hermes", "gemma4", "minimax_m3", "qwen3_coder", "lfm2"):
+        followed_lark(grammar(name, tools).text, options={})
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "message"),
+    [
+        ("glm4_5", {"properties": {"a": {"not": {}}}}, "'not'"),
+        ("gemma4", {"anyOf": [{}]}, "'anyOf'"),
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
+        ("qwen3_coder", {"properties": {'"a"': {"type": "string"}}}, "cannot be named"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused(name: str, schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grammar(name, {"find": {"type": "object", **schema}})
+
+
+def test_a_tool_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="'other'"):
+        grammar("hermes", choice="other")
+    with pytest.raises(ValueError, match="there are no tools"):
+        grammar("hermes", {})
