@@ -19,7 +19,7 @@ from embedllm.sampling.options import Sampling
 from embedllm.sampling.structured.response_format import Grammars, ResponseFormat, grammar_source
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.text.content_marks import ContentMarks, RenderedPrompt
-from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, token_ids
+from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, plain_content, token_ids
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
@@ -64,6 +64,8 @@ class RequestBuilder:
     def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
         template, written = self._chat_template(), self._written()
+        joins_parts = not template.takes_parts(with_tools=options.tools is not None)
+        messages = plain_content(messages, joins_parts=joins_parts)
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
         return template.render_marked(shown, self._marks, tools=options.tools, documents=options.documents,
                                       variables=options.variables,

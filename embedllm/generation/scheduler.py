@@ -21,9 +21,9 @@ from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from embedllm.package.lora.adapter import Adapter
     from embedllm.cancel import Cancel
     from embedllm.kv_cache.sequence_pool import SequencePool
+    from embedllm.package.lora.adapter import Adapter
     from embedllm.types import Logits
 
 # gives what goes to the caller; asks for a feed, and is sent its rows; or for several, and is sent a list of rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +54,7 @@ class ChatTemplate:
         self.tokens = dict(tokens or {})
         self._clock = clock
         self._compiled: dict[str, SandboxedTemplate] = {}
+        self._takes_parts: dict[bool, bool] = {}
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, clock: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -123,6 +125,20 @@ class ChatTemplate:
             return prompt
         text = _up_to_mark(prompt.text, final_text)
         return RenderedPrompt(text, frozenset(place for place in prompt.literal if place < len(text)))
+
+    def takes_parts(self, *, with_tools: bool) -> bool:
+        """Whether it writes a content that is a list of parts, as OpenAI has it; most templates know only text.
+
+        Asked by rendering one.
+        """
+        if with_tools not in self._takes_parts:
+            said = {"role": "user", "content": [{"type": "text", "text": _MARK}]}
+            try:
+                shown = self.render([said], tools=[] if with_tools else None)
+            except TemplateError:
+                shown = ""
+            self._takes_parts[with_tools] = _MARK.rstrip() in shown and not re.search(r"[\"']type[\"']", shown)
+        return self._takes_parts[with_tools]
 
     def _template(self, *, with_tools: bool) -> SandboxedTemplate:
         """The template to use, compiled."""

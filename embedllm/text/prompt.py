@@ -41,6 +41,38 @@ def check_messages(messages: object) -> None:
         raise ValueError(f"messages must be a list of at least one message, found {messages!r}.")
 
 
+def plain_content(messages: Sequence[Message], *, joins_parts: bool) -> list[Message]:
+    """Messages in OpenAI's other forms as templates take them.
+
+    A content that is None is an empty text, but beside tool calls, where templates look whether there is one.
+    joins_parts: lists of text parts become one text. Raises ValueError for a part that is no text.
+    """
+    shown: list[Message] = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):  # which is said later
+            shown.append(message)
+            continue
+        content = message.get("content", "")
+        if isinstance(content, list | tuple):
+            texts = [_part_text(part, place) for part in content]
+            content = "".join(texts) if joins_parts else content
+        elif content is None and not message.get("tool_calls"):
+            content = ""
+        shown.append(message if content is message.get("content", "") else {**message, "content": content})
+    return shown
+
+
+def _part_text(part: object, place: int) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        kind = repr(part.get("type")) if isinstance(part, Mapping) else f"a {type(part).__name__}"
+        raise ValueError(
+            f"messages[{place}] has a part of the type {kind}; expected {{'type': 'text', 'text': ...}}: models take no "
+            "other."
+        )
+    return text
+
+
 def token_ids(prompt: object) -> list[int]:
     """Token ids out of anything that holds whole numbers, an array too.
 
