@@ -61,7 +61,7 @@ class ReplyOptions(SamplingOptions, total=False):
     logprobs: int
     response_format: ResponseFormat | None
     speculate: Speculate | None
-    tool_choice: str
+    tool_choice: str | Mapping[str, JSON]
     priority: int
     timeout: float | None
     adapter: str | None

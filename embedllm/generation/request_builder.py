@@ -24,7 +24,7 @@ from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
 from embedllm.tools.selection import reply_format
-from embedllm.tools.tool_choice import call_grammar, is_forced
+from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
@@ -92,13 +92,14 @@ class RequestBuilder:
         continue_final_message: bool = False,
         special: bool = False,
         response_format: ResponseFormat | None = None,
-        tool_choice: str = "auto",
+        tool_choice: str | Mapping[str, JSON] = "auto",
         priority: int = 0,
         timeout: float | None = None,
         adapter: str | None = None,
     ) -> Request:
         """See Model.generate()."""
-        used = None if tool_choice == "none" else tools
+        choice = choice_name(tool_choice)
+        used = None if choice == "none" else tools
         template = TemplateOptions(used, variables, documents, continue_final_message)
         tokens, written = self._tokens(prompt, template)
         stops = _texts(stop)
@@ -111,7 +112,7 @@ class RequestBuilder:
             min_tokens=min_tokens,
             stop=stops,
             stop_tokens=ends,
-            constraint=self._constraint(response_format, tool_choice, used, ends, written or ""),
+            constraint=self._constraint(response_format, choice, used, ends, written or ""),
             top_count=logprobs,
             special=special,
             speculate=speculate or "off",

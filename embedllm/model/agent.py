@@ -18,6 +18,7 @@ from embedllm.text.chat_template import Message, Tool, tool_schemas
 from embedllm.text.prompt import check_messages
 from embedllm.tools.arguments import check_arguments
 from embedllm.tools.calls import ToolCall, result_message, tool_parameters
+from embedllm.tools.tool_choice import choice_name
 
 if TYPE_CHECKING:
     from embedllm.cancel import Cancel
@@ -92,7 +93,7 @@ def run_tools(
         with closing(chunks):  # when on_chunk raises: a conversation then takes back what it has of the reply
             return collect(map(tell, chunks))
 
-    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,
+    steps = _rounds(asked, known, reply, choice_name(options.get("tool_choice", "auto")), max_rounds, on_call, confirm,
                     cancel)  # fmt: skip
     with asked.kept():
         return _run_steps(steps)
@@ -145,7 +146,7 @@ async def arun_tools(
             return collect([tell(chunk) async for chunk in chunks])
 
     known = _functions(asked.tools, functions)
-    steps = _rounds(asked, known, reply, options.get("tool_choice", "auto"), max_rounds, on_call, confirm,
+    steps = _rounds(asked, known, reply, choice_name(options.get("tool_choice", "auto")), max_rounds, on_call, confirm,
                     cancel)  # fmt: skip
     with asked.kept():
         return await _arun_steps(steps)

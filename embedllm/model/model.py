@@ -194,7 +194,8 @@ class Model:
         that are drawn without a seed, on devices where it was measured to pay. The reply follows the same rule, but
         steps of several tokens round otherwise (docs/numerics.md).
         tools, variables, documents, continue_final_message: for the chat template; see prompt().
-        tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call.
+        tool_choice: "auto"; "none", as if there were no tools; "required" or a tool's name, when the reply is one call;
+        a tool as OpenAI's object, too.
         priority: among the calls that wait (load(max_sequences=...)) lower ones are served earlier, as in vLLM; a step
         is worth 10 seconds of waiting, so that none waits for ever.
         timeout: seconds after which the reply ends with what there is, and with the finish_reason "timeout"; in the

@@ -67,8 +67,8 @@ def _part_text(part: object, place: int) -> str:
     if not isinstance(text, str):
         kind = repr(part.get("type")) if isinstance(part, Mapping) else f"a {type(part).__name__}"
         raise ValueError(
-            f"messages[{place}] has a part of the type {kind}; expected {{'type': 'text', 'text': ...}}: models take no "
-            "other."
+            f"messages[{place}] has a part of the type {kind}; expected {{'type': 'text', 'text': ...}}; there is "
+            "no other."
         )
     return text
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.call_grammar import CallGrammar
 from embedllm.tools.calls import Parameters
 from embedllm.tools.reply_parser import ReplyFormat
+
+
+def choice_name(choice: object) -> str:
+    """What was chosen, of OpenAI's object for a tool the tool's name. Raises ValueError for anything else."""
+    found = choice
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        found = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(found, str):
+        raise ValueError(
+            f"tool_choice is {choice!r}; expected 'auto', 'none', 'required', a tool's name, or "
+            "{'type': 'function', 'function': {'name': ...}}."
+        )
+    return found
 
 
 def is_forced(choice: str) -> bool:

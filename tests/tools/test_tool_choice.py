@@ -16,7 +16,7 @@ from embedllm.tools.families import FORMATS, format_named
 from embedllm.tools.formats import ToolFormat
 from embedllm.tools.reasoning import REASONING
 from embedllm.tools.reply_parser import ReplyFormat
-from embedllm.tools.tool_choice import call_grammar
+from embedllm.tools.tool_choice import call_grammar, choice_name
 from tests.support.guided_calls import guided_call, random_parameters
 
 TOOL: dict[str, Any] = {"find": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
@@ -102,3 +102,21 @@ def test_a_tool_that_is_not_there_is_refused() -> None:
         grammar("hermes", choice="other")
     with pytest.raises(ValueError, match="there are no tools"):
         grammar("hermes", {})
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("auto", "auto"),
+        ({"type": "function", "function": {"name": "now"}}, "now"),
+        ({"type": "function", "name": "now"}, "now"),  # as OpenAI's responses have it
+    ],
+)
+def test_a_choice_may_be_openai_s_object(given: object, name: str) -> None:
+    assert choice_name(given) == name
+
+
+@pytest.mark.parametrize("given", [None, 5, {}, {"type": "function"}, {"type": "file_search"}, {"function": "now"}])
+def test_other_choices_are_refused(given: object) -> None:
+    with pytest.raises(ValueError, match="expected 'auto', 'none', 'required', a tool's name"):
+        choice_name(given)
