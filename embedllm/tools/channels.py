@@ -14,7 +14,8 @@ from embedllm.tools.calls import CallDelta, Parameters, Parts, ToolCall, new_id
 from embedllm.tools.deltas import ArgumentStream, as_delta
 from embedllm.tools.formats import CallShape, ToolFormat
 from embedllm.tools.pairs import read_pairs
-from embedllm.tools.stream_parser import begun, broken, is_quoted
+from embedllm.tools.stream_parser import begun, broken
+from embedllm.tools.values import is_quoted
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|eom|>", "<|eot|>")

@@ -9,7 +9,7 @@ from embedllm.tools.calls import CallDelta, Parameters, ToolCall, new_id
 from embedllm.tools.formats import CallShape, ToolFormat
 from embedllm.tools.pairs import pair_value, scan_pairs
 
-_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_SYMBOL = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _NAME = re.compile(r'\s*\[?\s*\{(?:\s*"\w+"\s*:\s*"[^"\\{}]*"\s*,)*?\s*"(?:tool_)?name"\s*:\s*"([^"\\]+)"')
 _ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _KEYED = re.compile(r'\s*\[?\s*\{\s*"([^"\\]+)"\s*:\s*(?=\{)')
@@ -31,6 +31,7 @@ class ArgumentStream:
         self._json_at = -1  # where the arguments begin
         self._scanned = 0  # up to where they are known to be JSON
         self._depth = 0
+        self._is_text = False  # within quotes
         self._is_whole = False
 
     def told(self) -> CallDelta | None:
@@ -67,18 +68,21 @@ class ArgumentStream:
 
     def _json(self, body: str) -> str:
         """The further text of a JSON object, up to its end at most."""
-        at = start = self._scanned
-        while at < len(body) and not self._is_whole:
-            character = body[at]
-            if character == '"':
-                text = _STRING.match(body, at)
-                if text is None:
+        if self._is_whole:
+            return ""
+        start, at = self._scanned, len(body)
+        for found in _SYMBOL.finditer(body, start):
+            symbol = found[0]
+            if symbol[0] == "\\":
+                at = found.start() if len(symbol) == 1 else at  # the rest of the escape has to come
+            elif symbol == '"':
+                self._is_text = not self._is_text
+            elif not self._is_text:
+                self._depth += 1 if symbol in "{[" else -1
+                if self._depth == 0:
+                    self._is_whole = True
+                    at = found.end()
                     break
-                at = text.end()
-                continue
-            self._depth += (character in "{[") - (character in "}]")
-            self._is_whole = self._depth == 0
-            at += 1
         self._scanned = at
         return body[start:at]
 
@@ -87,11 +91,12 @@ class ArgumentStream:
         if head is None:
             return []
         self._name = head["name"].strip()
+        parameters = self._parameters.get(self._name, {})
         try:
             members = [
                 f"{json.dumps(pair.key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-                for pair in scan_pairs(self._format.pair, body, head.end()).pairs
-                for value in [pair_value(self._format, pair, self._parameters.get(self._name, {}))]
+                for pair in scan_pairs(self._format, body, head.end(), parameters).pairs
+                for value in [pair_value(self._format, pair, parameters)]
             ]
         except ValueError:
             return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, ToolFormat, loose, pattern
-from embedllm.tools.values import TYPES, parse_json, text_value, unique
+from embedllm.tools.values import TYPES, is_quoted, kinds, parse_json, text_value, unique
 
 if TYPE_CHECKING:
     from embedllm.types import JSON
@@ -43,21 +43,39 @@ def _patterns(pair: str) -> tuple[re.Pattern[str], str, bool]:
     return re.compile(r"\s*" + opening), after.strip(), on_lines
 
 
-def scan_pairs(pair: str, text: str, at: int) -> Scanned:
-    """The arguments that are written from a place on, as far as they go."""
-    opening, closing, on_lines = _patterns(pair)
+def scan_pairs(written: ToolFormat, text: str, at: int, parameters: Mapping[str, JSON]) -> Scanned:
+    """The arguments that are written from a place on, as far as they go. parameters: of the tool.
+
+    In an object or list what closes an argument may stand within quotes.
+    """
+    opening, closing, on_lines = _patterns(written.pair)
     found: list[Pair] = []
     while begun := opening.match(text, at):
-        end = text.find(closing, begun.end())
+        start, groups = begun.end(), begun.groupdict()
+        end = text.find(closing, start)
+        if text[start : start + 2].lstrip()[:1] in ("{", "[") and not _is_text(written, groups, parameters):
+            while end >= 0 and is_quoted(text[start:end]):
+                end = text.find(closing, end + 1)
         if end < 0:
             return Scanned(found, at, True)
         value = text[begun.end() : end]
         if on_lines:
             value = value.removesuffix("\n")
-        groups = begun.groupdict()
         found.append(Pair(groups["key"].strip(), value, groups.get("type")))
         at = end + len(closing)
     return Scanned(found, at, False)
+
+
+def _is_text(written: ToolFormat, groups: Mapping[str, str], parameters: Mapping[str, JSON]) -> bool:
+    """Whether the value of an argument is a text and nothing else."""
+    if written.types and "type" in groups:
+        return written.types.get("string") == groups["type"]
+    return kinds(_schema(parameters, groups["key"].strip()), parameters) == {"string"}
+
+
+def _schema(parameters: Mapping[str, JSON], key: str) -> JSON:
+    properties = parameters.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 def read_pairs(written: ToolFormat, shape: CallShape, body: str, parameters: Parameters) -> list[ToolCall]:
@@ -66,7 +84,7 @@ def read_pairs(written: ToolFormat, shape: CallShape, body: str, parameters: Par
     if head is None:
         raise ValueError(f"expected it to be like {shape.text!r}")
     name = head["name"]
-    scanned = scan_pairs(written.pair, body, head.end())
+    scanned = scan_pairs(written, body, head.end(), parameters.get(name, {}))
     rest = body[scanned.end :].strip()
     tail = shape.text.partition("$pairs")[2].strip()
     expected = tail.removesuffix(shape.closing).strip()
@@ -78,8 +96,7 @@ def read_pairs(written: ToolFormat, shape: CallShape, body: str, parameters: Par
 
 def pair_value(written: ToolFormat, pair: Pair, parameters: Mapping[str, JSON]) -> JSON:
     """The value of an argument, by what its mark says or else by its schema. parameters: of the tool."""
-    properties = parameters.get("properties")
-    schema = properties.get(pair.key) if isinstance(properties, Mapping) else None
+    schema = _schema(parameters, pair.key)
     if pair.type is None or not written.types:
         return text_value(pair.text, schema, parameters)
     said = [name for name in TYPES if written.types.get(name) == pair.type]

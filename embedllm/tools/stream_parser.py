@@ -11,12 +11,12 @@ from embedllm.tools.calls import CallDelta, Parameters, Parts, ToolCall, new_id
 from embedllm.tools.deltas import ArgumentStream, as_delta
 from embedllm.tools.formats import CallShape, ToolFormat
 from embedllm.tools.pairs import scan_pairs
+from embedllm.tools.values import is_quoted
 
 _SPACE = " \t\r\n"
 _BARE = ('{"name":', '{"type":"function"', '{"function":', '{"parameters":', '{"arguments":')  # without space
 _LIKE_A_CALL = re.compile(r'"(?:arguments|parameters)"\s*:')
 _NAME = re.compile(r'"(?:tool_)?name"\s*:\s*"([\w.:-]+)"')
-_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _QUOTES = re.compile(r"\\.|['\"]", re.DOTALL)
 _PYTHON_START = re.compile(r"\s*\[\s*([A-Za-z_][\w.:/-]*)?(\s*\()?")
 
@@ -203,7 +203,8 @@ class CallReader:
         """Where the mark is that ends the call, not one within its texts."""
         start, is_open = 0, self._is_text_at(shape, len(self._held))
         if shape.style == "pairs" and (head := shape.head.match(self._held)):
-            scanned = scan_pairs(self._format.pair, self._held, head.end())
+            parameters = self._parameters.get(head["name"], {})
+            scanned = scan_pairs(self._format, self._held, head.end(), parameters)
             if scanned.is_open and not is_end:
                 return None
             start, is_open = scanned.end, scanned.is_open
@@ -252,11 +253,6 @@ def begun(text: str, marks: Sequence[str]) -> int:
     return next(
         (n for n in range(min(longest, len(text)), 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0
     )
-
-
-def is_quoted(text: str) -> bool:
-    """Whether a text in double quotes is open at the end."""
-    return sum(quote == '"' for quote in _QUOTE.findall(text)) % 2 == 1
 
 
 def _is_quoted_in_python(text: str) -> bool:

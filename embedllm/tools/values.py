@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 TYPES = ("string", "number", "boolean", "null", "array", "object")  # an integer is a number
 _ALL = frozenset(TYPES)
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _DEEPEST = 32  # references to references
 
 
@@ -135,6 +137,11 @@ def unique(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     if twice is not None:
         raise ValueError(f"'{twice}' is there twice")
     return dict(pairs)
+
+
+def is_quoted(text: str) -> bool:
+    """Whether a text in double quotes is open at the end."""
+    return sum(quote == '"' for quote in _QUOTE.findall(text)) % 2 == 1
 
 
 def _fail(problem: str) -> NoReturn:

@@ -79,6 +79,8 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("minimax_m2",
      '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x</parameter>\n</invoke>\n<invoke name="g">'
      "\n</invoke>\n</minimax:tool_call>", "", [("f", {"a": "x"}), ("g", {})]),
+    ("minimax_m2", '<invoke name="f"><parameter name="a">{"b": "</parameter>"}</parameter></invoke>', "",
+     [("f", {"a": {"b": "</parameter>"}})]),
     ("minimax_m2", "an <invoke of a method", "an <invoke of a method", []),
     ("minimax_m3",
      f'{NS}<tool_call>\n{NS}<invoke name="f">{NS}<a>x{NS}</a>{NS}<b>{NS}<item>1{NS}</item>{NS}<item>2{NS}</item>'
