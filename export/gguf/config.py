@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf.encoders import ENCODERS, table_sizes
-from embedllm.export.gguf.families import FAMILIES, Family
+from embedllm.export.gguf.families import FAMILIES, REFUSED, Family
 from embedllm.export.gguf.keys import GATING, LOCAL_BASE, NEXTN_LAYERS, WINDOW, windowed_layers
 from embedllm.export.gguf.rope import rope_scaling
 from embedllm.files.nearest import nearest
@@ -75,6 +75,11 @@ def config_of(model: GgufModel) -> tuple[dict[str, object], Family]:
     if not isinstance(name, str):
         raise ExportError(f"'{model.path}' does not say what model it is ('general.architecture'); expected a name.")
     family = _KNOWN.get(name)
+    if family is None and name in REFUSED:
+        raise UnsupportedModel(
+            f"'{model.path}' is a model of the architecture '{name}', which is not read: {REFUSED[name]}.",
+            model_type=name,
+        )
     if family is None:
         raise UnsupportedModel(
             f"'{model.path}' is a model of the architecture '{name}', which is not read from GGUF. "

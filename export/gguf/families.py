@@ -103,6 +103,13 @@ def _hunyuan_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, obj
     return {"moe_topk": own.integer("expert_used_count")}
 
 
+def _minimax(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """The weights of experts are always divided by their sum, and by nothing else."""
+    if not own.flag("expert_weights_norm", True) or own.number("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        raise UnsupportedModel("a MiniMax M2 whose expert weights are scaled otherwise than by their sum.")
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+
 def _stablelm(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """Files say that both halves of a layer read the same where config.json says nothing; the norm between tells."""
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors}
@@ -304,6 +311,13 @@ FAMILIES: Mapping[str, Family] = {
     "dots1": Family(
         model_type="dots1", keys=_ROUTED, gating=_SIGMOID, values={"sliding_window": None, "norm_topk_prob": False}
     ),
+    "minimax-m2": Family(
+        model_type="minimax_m2",
+        keys=_ROUTED,
+        gating=_SIGMOID,
+        values={"scoring_func": "sigmoid"},
+        more=_minimax,
+    ),
     "stablelm": Family(model_type="stablelm", more=_stablelm),
     "starcoder2": Family(model_type="starcoder2", keys=WINDOW[:1], values={"sliding_window": None}),
     "lfm2": Family(model_type="lfm2", keys=("shortconv.l_cache",), more=_lfm2),
@@ -317,3 +331,14 @@ FAMILIES: Mapping[str, Family] = {
     "gptneox": Family(model_type="gpt_neox"),
     "nemotron": Family(model_type="nemotron"),
 }
+
+# architectures that are not read, and what they have that is not described
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2",
+                     "jamba"), "it has layers of a state space model (Mamba)"),
+    "llama4": "its experts scale what they read, and most of its layers attend within chunks",
+    "nomic-bert-moe": "its encoder has a mixture of experts",
+    "jina-bert-v2": "it has linear biases of attention (ALiBi)",
+    **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "it has layers of RWKV"),
+    **dict.fromkeys(("t5", "t5encoder"), "it has relative position biases"),
+}  # fmt: skip

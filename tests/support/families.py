@@ -382,6 +382,9 @@ FAMILIES: dict[str, Case] = {
                        verified="the text decoder of a multimodal checkpoint, which has no 'text_config', M-RoPE",
                        values={"text_config": {**BASE, "rope_parameters": MROPE}, "vision_config": QWEN_VISION,
                                "tie_word_embeddings": False}),
+    "minimax_m2": case("minimax_m2", "MiniMaxM2Config", "2 of 4 experts, score correction bias, q and k norms over all "
+                       "heads, partial rotary embedding (50%)", num_local_experts=4, num_experts_per_tok=2,
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     "qwen3_vl_moe": Case(family="qwen3_vl_moe", config_class="Qwen3VLMoeConfig", rearranged=as_published_experts,
                          verified="the text decoder of a multimodal checkpoint, M-RoPE; 2 of 4 experts in two tensors",
                          values={"text_config": {**BASE, "rope_parameters": MROPE, **EXPERTS,

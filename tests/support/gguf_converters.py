@@ -160,7 +160,7 @@ CHANGES: Mapping[str, Callable[[str, np.ndarray, Config], Tensors]] = {
     "qwen3next": _qwen3_next,
     "qwen35": _qwen35,
     **dict.fromkeys(("lfm2", "lfm2moe"), _convolved),
-    **dict.fromkeys(("glm4moe", "dots1", "exaone-moe", "ernie4_5-moe"), _corrected),
+    **dict.fromkeys(("glm4moe", "dots1", "exaone-moe", "ernie4_5-moe", "minimax-m2"), _corrected),
 }
 
 
@@ -182,6 +182,8 @@ def said_of_parts(config: Config, name: str) -> dict[str, Any]:
                 "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
                 "ssm.inner_size": heads * config["linear_value_head_dim"], "full_attention_interval": 4,
                 "rope.dimension_sections": [11, 11, 10, 0] if name == "qwen35" else None}  # fmt: skip
+    if name == "minimax-m2":
+        return {"expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": SIGMOID}
     if name in ("gemma3n", "gemma4"):
         return _of_gemma(config, name)
     if name == "lfm2":

@@ -35,7 +35,7 @@ ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"
                  "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe", "hunyuan_v1_dense": "hunyuan-dense",
                  "hunyuan_v1_moe": "hunyuan-moe", "ministral3": "mistral3",
                  "lfm2_moe": "lfm2moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35",
-                 "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
+                 "minimax_m2": "minimax-m2", "gemma3n_text": "gemma3n", "gemma4_text": "gemma4"}  # fmt: skip
 
 
 SHIFTED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron")  # whose norms hold their one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from embedllm.errors import ExportError
 from embedllm.export.gguf.tokenizers.components import around, whole_json
@@ -28,14 +28,12 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
     rules = _pre_tokenizer(vocabulary)
+    if rules.as_gemma4:
+        return _gemma4(vocabulary)
     if vocabulary.merges is None:
         raise ExportError(f"'{vocabulary.place}' has no '{PREFIX}merges', which a tokenizer of this kind is made of.")
-    pieces: list[object] = [
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-        for regex in rules.regexes
-    ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    pieces.append({**level, "use_regex": rules.as_gpt2})
+    pieces = [*_splits(rules.regexes), {**level, "use_regex": rules.as_gpt2}, *_splits(rules.byte_regexes)]
     model = {"ignore_merges": rules.ignore_merges, "byte_fallback": False, "unk_token": None, "fuse_unk": False}
     return _bpe(
         vocabulary,
@@ -46,6 +44,11 @@ def _byte_level(vocabulary: Vocabulary) -> dict[str, object]:
         adds_bos=rules.adds_bos,
         pair_eos=rules.pair_eos,
     )
+
+
+def _splits(regexes: Sequence[str]) -> list[dict[str, object]]:
+    return [{"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+            for regex in regexes]  # fmt: skip
 
 
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:

@@ -7,7 +7,7 @@ regexes. Source: llama-vocab.cpp of llama.cpp (the names, and the original regex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,6 +45,8 @@ class PreTokenizer:
 
     regexes: tuple[str, ...] = ()
     as_gpt2: bool = False
+    byte_regexes: tuple[str, ...] = ()  # after that, of the letters that stand for bytes
+    as_gemma4: bool = False  # no byte-level BPE: SentencePiece's, as the kind "gemma4" has it
     normalizer: str = ""  # of the text before: "NFC"
     ignore_merges: bool = False  # a piece that is a token is taken as it is
     adds_bos: bool = False  # unless the file says otherwise
@@ -76,13 +78,21 @@ _PHRASES = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"  # letters wit
 _EXAONE = rf"{_ENDINGS}|{_PHRASES}|\p{{N}}|{_MARKS}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 _RUNS = "|".join([*(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")), r"\s{1}"])
 _JAIS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}[\r\n]*|\s*[\r\n]+|{_RUNS}"
+# the letters of East Asian scripts and the signs of these, as Youtu's tokenizer lists them
+_YOUTU = ("[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+          "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA)  # fmt: skip
+# scripts without spaces between words
+_UNSPACED = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 _NUMBERS = rf"{_ENDINGS}|{_WORDS}|\p{{N}}+|{_MARKS}[\r\n]*|{_SPACES}"
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
                      "jina-v5-nano"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer(regexes=(_THREE_DIGITS,))),
-    "qwen2": PreTokenizer(regexes=(_ONE_DIGIT,), normalizer="NFC"),
+    **dict.fromkeys(("qwen2", "f2llmv2"), PreTokenizer(regexes=(_ONE_DIGIT,), normalizer="NFC")),
     "qwen35": PreTokenizer(regexes=(_QWEN35,), normalizer="NFC"),
     **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "kormo", "grok-2"), _QWEN2),
     **dict.fromkeys(("gpt-2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion",
@@ -92,9 +102,10 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "roberta-bpe": PreTokenizer(as_gpt2=True, pair_eos=2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _DIGITS_GPT2),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
     "deepseek-coder": PreTokenizer(regexes=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
+    "granite-embed-multi-97m": replace(_GPT4O, ignore_merges=True),
     "tekken": _TEKKEN,
     "seed-coder": PreTokenizer(regexes=(_SEED,)),
     "deepseek-llm": PreTokenizer(regexes=_DEEPSEEK),
@@ -107,6 +118,24 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "jais-2": PreTokenizer(regexes=(_JAIS,)),
     "minicpm5": PreTokenizer(regexes=(r"\p{N}{1,3}", _NUMBERS), ignore_merges=True),
     "laguna": PreTokenizer(regexes=(r"[^\n]+|[\n]+", _ONE_DIGIT)),
+    "falcon": PreTokenizer(regexes=(r"[\p{P}$+<=>^~|`]+",), as_gpt2=True, byte_regexes=(r"\p{N}+", "[0-9]{3}")),
+    "ufakzeka": PreTokenizer(regexes=(rf"{_WORDS}|\p{{N}}|{_MARKS}[\r\n]*|{_SPACES}",)),
+    # numbers are cut into threes from their end, also in what follows letters
+    "superbpe": PreTokenizer(regexes=(r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "afmoe": PreTokenizer(
+        regexes=(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _UNSPACED, f"{_LATIN}|{_SIGNS}|{_SPACES}")
+    ),
+    "spark2_5": PreTokenizer(
+        regexes=(r"\p{N}{1,3}", _HAN_KANA, rf"{_LATIN}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
+    ),
+    "youtu": PreTokenizer(
+        regexes=(
+            _YOUTU,
+            rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}|{_MARKS}[\r\n/]*|{_SPACES}",
+        ),
+        ignore_merges=True,
+    ),
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m", "sarvam-moe"), PreTokenizer(as_gemma4=True)),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer(regexes=(_STOPS,))),
     "viking": PreTokenizer(regexes=(_STOPS, r"\p{N}")),
 }  # fmt: skip

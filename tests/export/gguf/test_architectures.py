@@ -22,7 +22,7 @@ from embedllm.package.architecture import Attention, Decoder
 from embedllm.package.package import open_package
 from tests.export.gguf.test_source import CASES, source_of, without_names
 from tests.support.families import FAMILIES, make_checkpoint
-from tests.support.gguf_files import Change, Tensors, write_gguf
+from tests.support.gguf_files import Change, Tensors, write_file, write_gguf
 
 pytestmark = pytest.mark.peer
 WHOLE = Recipe(bits=32, head_bits=32, embedding_bits=32)
@@ -180,6 +180,8 @@ def test_what_files_say_in_other_words_is_that_family(
     ("deepseek_v2 lite", {"deepseek2.expert_gating_func": 2}, UnsupportedModel, "by 'expert_gating_func' 2; known"),
     ("mistral", {"llama.attention.sliding_window_pattern": 2}, UnsupportedModel, "window_pattern', which is not"),
     ("granite", {"granite.rope.scaling.finetuned": False}, UnsupportedModel, "Granite of NoPE layers only"),
+    ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, UnsupportedModel, "known for such models is 2"),
+    ("minimax_m2", {"minimax-m2.expert_weights_scale": 2.0}, UnsupportedModel, "scaled otherwise than by their sum"),
     ("gemma4_text", {"gemma4.expert_count": 8}, UnsupportedModel, "a Gemma 4 with a mixture of experts beside"),
     ("gemma4_text", {"gemma4.attention.value_length_swa": 8}, UnsupportedModel, "of different sizes"),
     ("gemma4_text", {"gemma4.feed_forward_length": [96, 96, 96, 96, 96, 192]}, UnsupportedModel, "its double in the"),
@@ -221,3 +223,14 @@ def test_groups_of_experts_that_a_file_does_not_say_are_not_guessed(tmp_path: Pa
     folder = checkpoint(tmp_path, "deepseek_v2 lite", n_routed_experts=160, moe_intermediate_size=16)
     with pytest.raises(UnsupportedModel, match="of 160 experts whose file does not say in how many groups"):
         convert(write_gguf(tmp_path / "m.gguf", folder, more={"deepseek2.expert_group_count": None}), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("falcon-h1", "'falcon-h1', which is not read: it has layers of a state space model"),
+    ("llama4", "'llama4', which is not read: its experts scale what they read"),
+    ("qwen4", "'qwen4', which is not read from GGUF. Known: llama.* The nearest is"),
+])  # fmt: skip
+def test_an_architecture_that_is_not_read_is_named(name: str, message: str, tmp_path: Path) -> None:
+    file = write_file(tmp_path / "m.gguf", name, {}, {"token_embd.weight": np.ones((2, 32), np.float32)}, kind="F32")
+    with pytest.raises(UnsupportedModel, match=message):
+        GgufSource(file)

@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, object]] = {
         "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
         "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron", "granitemoe",
         "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
-        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "gemma3n_text",
+        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "minimax_m2", "gemma3n_text",
         "gemma4_text")},
     "gemma4_text keys as values": {**KEYS_AS_VALUES, "num_kv_shared_layers": 0},
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
