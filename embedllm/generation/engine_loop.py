@@ -50,9 +50,21 @@ class Hosted(Protocol):
 
 
 class CallerThread:
-    """In place of a loop where there are no threads: whoever calls does the work."""
+    """In place of a loop where there are no threads: whoever calls does the work, in the thread that has made this."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid(), threading.get_ident()
+
+    def check_process(self) -> None:
+        """Raises DeviceError in another thread, or in a process that was forked since."""
+        if (os.getpid(), threading.get_ident()) != self._owner:
+            raise DeviceError(
+                "this model was loaded with threaded=False in another thread or process, and computes there only. "
+                "Call it from there, or load it with threaded=True."
+            )
 
     def call(self, work: Callable[[], T]) -> T:
+        self.check_process()
         return work()
 
     def post(self, work: Work) -> None:

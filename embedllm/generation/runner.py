@@ -113,6 +113,11 @@ class Runner:
         """Raises ValueError once it was closed."""
         return self.sequences.engine
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it computes in the thread that calls."""
+        return self._loop is None
+
     def call(self, work: Callable[[], T]) -> T:
         """What `work` gives, done in the thread that the engine and its sessions are used in.
 
@@ -143,6 +148,8 @@ class Runner:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
         if isinstance(request.priority, bool) or not isinstance(request.priority, int):
             raise ValueError(f"priority is {request.priority!r}; expected a whole number, lower for earlier.")
+        if self.is_direct and request.timeout_s != math.inf:
+            raise ValueError("timeout needs the thread of the model, and this one has none; use cancel=.")
         if not request.timeout_s > 0:
             raise ValueError(f"timeout is {request.timeout_s!r}; expected seconds, more than 0, or None.")
         StopStrings(request.stop)
@@ -296,6 +303,7 @@ class Runner:
         self, request: Request, cancel: Cancel, sequence: SequenceHandle | CachedSequence | None, queued_s: float = 0.0
     ) -> Iterator[Running]:
         """Within the block the request has a sequence: it, the prompt chunks to feed, the generation, the proposer."""
+        self._in_loop.check_process()
         with ExitStack() as held:
             if sequence is None:
                 used = held.enter_context(self.sequences.borrow(request.prompt, reply=request.max_tokens or 0))

@@ -97,7 +97,7 @@ def _open(
                            adapts=adapters is not None, openvino=options.openvino, variants=variants)  # fmt: skip
 
     # a GPU captures its steps: nothing else may allocate there meanwhile. Elsewhere a load holds no other model up
-    return EngineLoop.of(device.name).call(open_it) if device.memory else open_it()
+    return EngineLoop.of(device.name).call(open_it) if device.memory and options.threaded else open_it()
 
 
 class ProbeResults:

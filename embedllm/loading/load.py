@@ -51,6 +51,7 @@ def load(
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,
     max_waiting: int | None = None,
+    threaded: bool = True,
     tuned: bool = True,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -88,6 +89,8 @@ def load(
     max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
     None: as many as the device feeds in one run, at least 16. Fewer run while their KV needs more memory than is free.
     max_waiting: calls that wait at most, a further one raises Busy; None: 1,024 (docs/guide-python.md#many-at-once).
+    threaded: False computes in the calling thread, one call at a time, and starts no thread; only the thread that has
+    loaded the model may call it (docs/guide-python.md#without-a-thread).
     tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs
     as it was fastest unless `threads` is given. Not for loads with `adapters` or `openvino`. Model.tuned says what was
     used, or why nothing. EMBEDLLM_TUNED=off in the environment has the same effect as False.
@@ -117,6 +120,7 @@ def load(
             cache_dir_bytes=cache_dir_bytes,
             max_sequences=max_sequences,
             max_waiting=max_waiting,
+            threaded=threaded,
             tuned=tuned,
             revision=revision,
             token=token,
@@ -133,6 +137,8 @@ async def aload(path: str | os.PathLike[str] = "demo", **options: object) -> Mod
     import asyncio  # a third of the import time of the whole package
 
     chosen = LoadOptions(**options)  # type: ignore[arg-type]  # as load() has them
+    if not chosen.threaded:
+        raise ValueError("aload() loads in a thread of its own, and threaded=False has none; call load().")
     loading = asyncio.get_running_loop().run_in_executor(None, open_model, path, chosen)
     try:
         return await asyncio.shield(loading)
@@ -216,6 +222,7 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         max_running=options.max_sequences or max(MAX_RUNNING, max_batch(engine)),
         max_waiting=MAX_WAITING if options.max_waiting is None else options.max_waiting,
         kv_tokens=None if memory is None else memory.kv_tokens,
+        is_direct=not options.threaded,
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
         parse_special=options.parse_special,
@@ -256,6 +263,8 @@ def _open_draft(
     if not isinstance(draft, Model):
         draft = open_model(draft, options.of_draft(device))
         opened.callback(draft.close)
+    if draft.runner.is_direct == options.threaded:
+        raise ValueError("a model and its draft model are loaded with the same 'threaded'.")
     check_draft(package, tokenizer, draft)
     return draft
 

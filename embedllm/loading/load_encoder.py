@@ -37,6 +37,7 @@ def open_encoder(package: Package, requested: str | Sequence[str], options: Load
         tokenizer=tokenizer,
         defaults=defaults,
         memory=memory,
+        is_direct=not options.threaded,
         encoding=Encoding(package, tokenizer, engine),
         tuned="embedding and reranker models are not tuned",
     )

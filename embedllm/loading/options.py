@@ -44,6 +44,7 @@ class LoadOptions:
     cache_dir_bytes: int = CACHE_DIR_BYTES
     max_sequences: int | None = None
     max_waiting: int | None = None
+    threaded: bool = True
     tuned: bool = True
     revision: str | None = None
     token: str | bool | None = None
@@ -54,6 +55,8 @@ class LoadOptions:
     def __post_init__(self) -> None:
         RuntimeOptions(threads=self.threads)
         check_concurrency(self.max_sequences, self.max_waiting)
+        if not self.threaded and (self.max_sequences is not None or self.max_waiting is not None):
+            raise ValueError("threaded=False computes one call at a time; leave out max_sequences and max_waiting.")
         if self.openvino is not None and not isinstance(self.openvino, OpenVINOOptions):
             raise ValueError(f"openvino is {self.openvino!r}; expected an OpenVINOOptions.")
         check_kv(self.kv, exact=self.exact, openvino=self.openvino)
@@ -71,8 +74,8 @@ class LoadOptions:
     def of_draft(self, device: str | Sequence[str] | None) -> LoadOptions:
         """Of the load of a draft model."""
         return LoadOptions(device=device, threads=self.threads, exact=self.exact, openvino=self.openvino,
-                           prefix_cache=0, tuned=False, token=self.token, local_files_only=self.local_files_only,
-                           on_progress=self.on_progress)  # fmt: skip
+                           prefix_cache=0, threaded=self.threaded, tuned=False, token=self.token,
+                           local_files_only=self.local_files_only, on_progress=self.on_progress)  # fmt: skip
 
     def kv_key(self, runtime: RuntimeOptions) -> str:
         """What the values of the KV depend on beside the model and the device; part of the key of a saved KV.

@@ -26,6 +26,7 @@ def test_load_takes_each_option_by_its_default(function: Callable[..., object]) 
     [
         ({"threads": -1}, "threads is -1; expected 0 .one a physical core. to"),
         ({"max_sequences": 0}, "max_sequences is 0; expected a whole number from 1 on, or None."),
+        ({"threaded": False, "max_sequences": 2}, "threaded=False computes one call at a time; leave out"),
         ({"max_waiting": 1.0}, "max_waiting is 1.0; expected a whole number from 0 on, or None."),
         ({"openvino": {"kv": "u8"}}, "openvino is {'kv': 'u8'}; expected an OpenVINOOptions."),
         ({"kv": "int2"}, "kv is 'int2'; expected None or one of int8, int4."),
@@ -58,8 +59,8 @@ def test_a_browser_refuses_what_it_does_not_have() -> None:
     LoadOptions(device="wasm", threads=2, chat_template="", urls={"ort": "x"}, tuned=False).check_for_browser()
     with pytest.raises(ValueError, match="exact and token cannot be chosen in a browser; leave out what does not run"):
         LoadOptions(exact=True, token="hf_x").check_for_browser()
-    known = {"device", "threads", "on_progress", "urls", "chat_template"}  # of embedllm.web.aload()
-    known |= {"prefix_cache", "cache_dir_bytes", "tuned"}  # without effect there
+    known = {"device", "threads", "on_progress", "urls", "chat_template", "parse_special"}  # of embedllm.web.aload()
+    known |= {"prefix_cache", "cache_dir_bytes", "tuned", "threaded"}  # without effect there
     for name in {field.name for field in fields(LoadOptions)} - known:
         with pytest.raises(ValueError, match=f"^{name} cannot be chosen"):
             LoadOptions(**{name: _VALUES.get(name, "x")}).check_for_browser()  # type: ignore[arg-type]  # by name
