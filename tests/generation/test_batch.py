@@ -102,3 +102,13 @@ def test_of_several_replies_to_one_prompt_only_the_first_can_be_refused(
     monkeypatch.setattr(narrow.runner, "run_all", noted)
     assert len(narrow.generate_n(PROMPTS[0], 3, max_tokens=2, stop_tokens=[])) == 3
     assert asked == [True, False, False]
+
+
+def test_prompts_that_come_together_compute_their_common_prefix_once(llm: embedllm.Model) -> None:
+    prefix = [token * 7 % 250 for token in range(80)]
+    prompts = [[*prefix, which] for which in range(4)]
+    alone = [llm.generate(prompt, GREEDY, max_tokens=6, stop_tokens=[]).tokens for prompt in prompts]
+    llm.release()
+    found = llm.generate_batch(prompts, GREEDY, max_tokens=6, stop_tokens=[])
+    assert [reply.tokens for reply in found] == alone
+    assert [reply.statistics.cached_tokens for reply in found] == [0, *[len(prefix)] * 3]
