@@ -122,8 +122,9 @@ def _python_argument(name: str, text: str) -> JSON:
     except ValueError as error:
         if "is there twice" in str(error):
             raise
+    one_line = _PYTHON_STRING.sub(lambda found: found[0].replace("\r", "\\r").replace("\n", "\\n"), text.strip())
     try:
-        return python_value(ast.parse(text.strip(), mode="eval").body)
+        return python_value(ast.parse(one_line, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"the value of '{name}' is no literal ({error}): {text[:80]}") from error
     except ValueError as error:

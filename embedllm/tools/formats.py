@@ -48,6 +48,7 @@ class ToolFormat:
     between: str = ""  # two calls
     pair: str = ""  # $key, $value and, where it says the type of the value, $type
     types: Mapping[str, str] = field(default_factory=dict)  # what $type is, by JSON's names of types
+    verbatim: tuple[str, str] = ("", "")  # what may stand around a text of a pair, so that it may hold any mark
     quote: str = '"'  # around texts in Gemma's notation
     opens: tuple[str, ...] = ()  # other marks that models write in the place of the first call's
     signs: tuple[tuple[str, ...], ...] = ()  # a template for it has all texts of one of these

@@ -23,6 +23,7 @@ class Pair:
     key: str
     text: str
     type: str | None  # what the mark says of it
+    is_verbatim: bool = False  # it is a text, whatever it looks like
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ def scan_pairs(written: ToolFormat, text: str, at: int, parameters: Mapping[str,
     found: list[Pair] = []
     while begun := opening.match(text, at):
         start, groups = begun.end(), begun.groupdict()
+        if (verbatim := _verbatim(written, text, start)) is not None:
+            start, inner_end = verbatim
+            end = text.find(closing, inner_end) if inner_end >= 0 else -1
+            if end < 0:
+                return Scanned(found, at, True)
+            found.append(Pair(groups["key"].strip(), text[start:inner_end], groups.get("type"), is_verbatim=True))
+            at = end + len(closing)
+            continue
         end = text.find(closing, start)
         if text[start : start + 2].lstrip()[:1] in ("{", "[") and not _is_text(written, groups, parameters):
             while end >= 0 and is_quoted(text[start:end]):
@@ -64,6 +73,14 @@ def scan_pairs(written: ToolFormat, text: str, at: int, parameters: Mapping[str,
         found.append(Pair(groups["key"].strip(), value, groups.get("type")))
         at = end + len(closing)
     return Scanned(found, at, False)
+
+
+def _verbatim(written: ToolFormat, text: str, start: int) -> tuple[int, int] | None:
+    """Where a text begins and ends that stands between marks of its own; its end is -1 where that has to come."""
+    opening, closing = written.verbatim
+    if not opening or not text.startswith(opening, start):
+        return None
+    return start + len(opening), text.find(closing, start + len(opening))
 
 
 def _is_text(written: ToolFormat, groups: Mapping[str, str], parameters: Mapping[str, JSON]) -> bool:
@@ -96,6 +113,8 @@ def read_pairs(written: ToolFormat, shape: CallShape, body: str, parameters: Par
 
 def pair_value(written: ToolFormat, pair: Pair, parameters: Mapping[str, JSON]) -> JSON:
     """The value of an argument, by what its mark says or else by its schema. parameters: of the tool."""
+    if pair.is_verbatim:
+        return pair.text
     schema = _schema(parameters, pair.key)
     if pair.type is None or not written.types:
         return text_value(pair.text, schema, parameters)

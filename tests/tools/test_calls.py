@@ -88,6 +88,9 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
      [("f", {"a": "x", "b": [1, 2], "c": {"d": True}})]),
     ("minicpm5", '<function name="f"><param name="a">x</param></function>\n<function name="g"></function>', "",
      [("f", {"a": "x"}), ("g", {})]),
+    ("minicpm5",
+     '<function name="f"><param name="a"><![CDATA[</param> 1\n]]></param><param name="b"><![CDATA[2]]></param>'
+     "</function>", "", [("f", {"a": "</param> 1\n", "b": "2"})]),
     ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n</function>\n</seed:tool_call>", "",
      [("f", {"a": "x"})]),
     ("qwen3_coder", "Yes.\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", "Yes.",
@@ -122,6 +125,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
     ("lfm2", '<|tool_call_start|>[f(a="a, b) \\ud83d\\ude00", b=\'it\\\'s\')]<|tool_call_end|>', "",
      [("f", {"a": "a, b) \U0001f600", "b": "it's"})]),
+    ("lfm2", "<|tool_call_start|>[f(a='x\n y', b=[\n1])]<|tool_call_end|>", "", [("f", {"a": "x\n y", "b": [1]})]),
     ("llama3", '<|python_start|><|python_end|>{"name": "f", "parameters": {}}{"name": "g", "parameters": {}}', "",
      [("f", {}), ("g", {})]),
     ("muse",
