@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from embedllm.export.gguf.tokenizers.bpe import tokenizer_json
 from embedllm.export.gguf.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from embedllm.export.gguf.tokenizers.vocabulary import read_vocabulary
 from tests.support.gguf_files import tokens, write_file
+from tests.support.llama_cpp_server import LlamaCpp
 
 DEMO = Path(__file__).parents[3] / "embedllm" / "demo"
 HIDDEN, INNER = 32, 32
@@ -69,16 +69,10 @@ def tensors(vocabulary: int) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("pre", distinct())
 def test_llama_cpp_gives_the_same_tokens(pre: str, tmp_path: Path) -> None:
-    xllamacpp: Any = pytest.importorskip("xllamacpp")
     said = metadata(pre)
     file = write_file(tmp_path / "m.gguf", "llama", said, tensors(len(said["tokenizer.ggml.tokens"])), kind="F16")
-    options = xllamacpp.CommonParams()
-    options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(file), 64, 1, False
-    server = xllamacpp.Server(options)
+    server = LlamaCpp(file)
     ours = Tokenizer.from_str(json.dumps(tokenizer_json(read_vocabulary(said, "m.gguf"))))
     for text in texts(pre):
-        body = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
-        request = Request(f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"})
-        with urlopen(request) as reply:  # this process's own server
-            theirs = json.load(reply)["tokens"]
+        theirs = server.post("tokenize", content=text, add_special=False, parse_special=False)["tokens"]
         assert ours.encode(text, add_special_tokens=False).ids == theirs, text

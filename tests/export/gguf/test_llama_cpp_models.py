@@ -1,0 +1,63 @@
+"""GGUF files that the tests write, computed by llama.cpp: what transformers computes of their checkpoints.
+
+So the files are such as llama.cpp's converters write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.export.gguf.test_encoders import CASES as ENCODERS
+from tests.export.gguf.test_encoders import POOLINGS
+from tests.export.gguf.test_source import CASES
+from tests.support import encoders
+from tests.support.families import FAMILIES, make_checkpoint
+from tests.support.gguf_encoders import write_encoder
+from tests.support.gguf_files import write_gguf
+from tests.support.llama_cpp_server import LlamaCpp
+
+pytestmark = [pytest.mark.peer, pytest.mark.slow]
+HALF = 0.02  # of log-probabilities: llama.cpp's KV cache is float16
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text keys as values", "minimax_m2"])
+def test_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    case = FAMILIES[name.partition(" ")[0]]
+    model = make_checkpoint(tmp_path, dataclasses.replace(case, values={**case.values, **CASES[name]}))
+    server = LlamaCpp(write_gguf(tmp_path / "m.gguf", tmp_path, more={"tokenizer.ggml.bos_token_id": 1}))
+    tokens = np.random.default_rng(3).integers(3, 290, 40).tolist()
+    compared = 0
+    for length in range(20, 40):
+        asked = {"n_predict": 1, "n_probs": 8, "temperature": 1.0, "samplers": [], "cache_prompt": False}
+        answer = server.post("completion", prompt=tokens[:length], **asked)
+        if "completion_probabilities" not in answer:  # the token is only the beginning of a letter
+            continue
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens[:length]])).logits[0, -1]
+        expected = torch.log_softmax(logits.double(), -1)
+        found = answer["completion_probabilities"][0]["top_logprobs"]
+        assert max(abs(each["logprob"] - expected[each["id"]].item()) for each in found) < HALF
+        compared += 1
+    assert compared, "no answer had a token that is a whole letter"
+
+
+@pytest.mark.parametrize("name", ["nomic_bert", "jina_embeddings_v3", "eurobert"])
+def test_vectors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """As near as its GELU by the tanh form is."""
+    torch = pytest.importorskip("torch")
+    case = ENCODERS[name]
+    model = encoders.make_checkpoint(tmp_path, case)
+    rows = {"tokenizer.ggml.token_type_count": getattr(model.config, "type_vocab_size", 0)}
+    file = write_encoder(tmp_path / "m.gguf", tmp_path, pooling=POOLINGS[case.pooling], more=rows)
+    server = LlamaCpp(file, pooling={"mean": "MEAN", "lasttoken": "LAST"}[case.pooling])
+    tokens = [0, 7, 30, 31, 12, 9, 40, 2]
+    found = np.array(server.post("embedding", content=tokens)[0]["embedding"][0])
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([tokens]))[0][0]
+    expected = (states.mean(0) if case.pooling == "mean" else states[-1]).numpy()
+    assert np.abs(found / np.linalg.norm(found) - expected / np.linalg.norm(expected)).max() < 1e-2

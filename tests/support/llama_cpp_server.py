@@ -1,0 +1,29 @@
+"""llama.cpp's server of one GGUF file, in this process: the package xllamacpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+
+class LlamaCpp:
+    """Answers as long as it is held. pooling: of a model that embeds texts, as xllamacpp calls it; empty: none."""
+
+    def __init__(self, file: Path, *, pooling: str = "") -> None:
+        xllamacpp: Any = pytest.importorskip("xllamacpp")
+        options = xllamacpp.CommonParams()
+        options.model.path, options.n_ctx, options.n_parallel, options.warmup = str(file), 128, 1, False
+        if pooling:
+            options.embedding = True
+            options.pooling_type = getattr(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling}")
+        self._server = xllamacpp.Server(options)
+
+    def post(self, path: str, **body: object) -> Any:  # noqa: ANN401  # whatever JSON it answers
+        kinds = {"Content-Type": "application/json"}
+        request = Request(f"{self._server.listening_address}/{path}", json.dumps(body).encode(), kinds)
+        with urlopen(request) as reply:
+            return json.load(reply)
