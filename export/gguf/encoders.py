@@ -23,6 +23,7 @@ _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}  # values of POOLING, and what
 _SCORES = 4
 _SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "position_embd.weight"
 _DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
+_ACTIVATION = "hidden_activation"  # of the gate of a ModernBERT; older files are of models with GELU
 _GIVEN = (POOLING, "classifier.output_labels")
 
 
@@ -44,6 +45,7 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
         "local_attention": own.integer(WINDOW[0]),
         "norm_bias": "output_norm.bias" in names,
         "classifier_pooling": "mean",
+        "hidden_activation": own.text(_ACTIVATION, "gelu"),
         "classifier_bias": "cls.bias" in names,
     }
     for theirs, key in (("global_rope_theta", "rope.freq_base"), ("local_rope_theta", LOCAL_BASE)):
@@ -59,7 +61,7 @@ def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
 ENCODERS: Mapping[str, Family] = {
     "bert": Family(model_type="bert", causal=False, keys=_GIVEN, more=_bert),
     "modern-bert": Family(
-        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE), more=_modern_bert
+        model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE, _ACTIVATION), more=_modern_bert
     ),
     "nomic-bert": Family(model_type="nomic_bert", causal=False, keys=_GIVEN),
     "jina-bert-v3": Family(model_type="jina_embeddings_v3", causal=False, keys=_GIVEN),

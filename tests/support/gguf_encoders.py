@@ -110,5 +110,6 @@ def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
                   "attention.sliding_window_pattern": config["global_attn_every_n_layers"],
                   "rope.freq_base": ropes["full_attention"]["rope_theta"],
                   "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
-                  "vocab_size": config["vocab_size"]}  # fmt: skip
+                  "vocab_size": config["vocab_size"],
+                  "hidden_activation": None if config["hidden_activation"] == "gelu" else "silu"}  # fmt: skip
     return found

@@ -211,6 +211,9 @@ CASES = {
     "distilbert": _case("distilbert"),
     "modernbert": _case("modernbert"),
     "modernbert-biased": _case("modernbert-biased", "cls"),
+    "modernbert-silu": dataclasses.replace(
+        _case("modernbert"), values={**ENCODERS["modernbert"].values, "hidden_activation": "silu"}
+    ),
     "qwen3": _case("qwen3", "lasttoken"),
     **{name: _case(name) for name in ("nomic_bert", "jina_embeddings_v3")},
     "eurobert": _case("eurobert", "lasttoken"),
