@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, Style, ToolFormat
-from embedllm.tools.gemma import read_gemma
-from embedllm.tools.pairs import read_pairs
-from embedllm.tools.tree import read_tree
-from embedllm.tools.values import json_at, python_value, typed_value, unique
+from embedllm.tools.notations.gemma import read_gemma
+from embedllm.tools.notations.pairs import read_pairs
+from embedllm.tools.notations.tree import read_tree
+from embedllm.tools.notations.values import json_at, python_value, typed_value, unique
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

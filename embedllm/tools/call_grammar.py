@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from embedllm.sampling.structured.json_schema import followed
 from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.formats import ToolFormat, mark_texts, parts
-from embedllm.tools.value_grammar import ValueGrammar
+from embedllm.tools.notations.value_grammar import ValueGrammar
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

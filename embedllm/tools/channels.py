@@ -13,9 +13,9 @@ from embedllm.tools.body_parsers import read_arguments
 from embedllm.tools.calls import CallDelta, Parameters, Parts, ToolCall, new_id
 from embedllm.tools.deltas import ArgumentStream, as_delta
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.pairs import read_pairs
+from embedllm.tools.notations.pairs import read_pairs
+from embedllm.tools.notations.values import is_quoted
 from embedllm.tools.stream_parser import begun, broken
-from embedllm.tools.values import is_quoted
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|eom|>", "<|eot|>")

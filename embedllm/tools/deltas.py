@@ -7,7 +7,7 @@ import re
 
 from embedllm.tools.calls import CallDelta, Parameters, ToolCall, new_id
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.pairs import pair_value, scan_pairs
+from embedllm.tools.notations.pairs import pair_value, scan_pairs
 
 _SYMBOL = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _NAME = re.compile(r'\s*\[?\s*\{(?:\s*"\w+"\s*:\s*"[^"\\{}]*"\s*,)*?\s*"(?:tool_)?name"\s*:\s*"([^"\\]+)"')

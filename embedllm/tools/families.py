@@ -1,8 +1,8 @@
 """The ways in which families of models write tool calls, a row each.
 
 Sources: the families' chat templates and model cards; docs.vllm.ai, features/tool_calling (0.33); for Harmony
-github.com/openai/harmony docs/format.md; for Gemma see gemma.py. A model whose template shows calls otherwise is read
-by what its template shows (learning.py).
+github.com/openai/harmony docs/format.md; for Gemma see notations/gemma.py. A model whose template shows calls otherwise
+is read by what its template shows (learning.py).
 """
 
 from __future__ import annotations

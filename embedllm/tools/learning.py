@@ -14,8 +14,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from embedllm.tools.formats import ToolFormat
+from embedllm.tools.notations.values import TYPES
 from embedllm.tools.template_probe import MadeCall, TemplateProbe
-from embedllm.tools.values import TYPES
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

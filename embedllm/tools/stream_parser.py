@@ -10,8 +10,8 @@ from embedllm.tools.body_parsers import read_body
 from embedllm.tools.calls import CallDelta, Parameters, Parts, ToolCall, new_id
 from embedllm.tools.deltas import ArgumentStream, as_delta
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.pairs import scan_pairs
-from embedllm.tools.values import is_quoted
+from embedllm.tools.notations.pairs import scan_pairs
+from embedllm.tools.notations.values import is_quoted
 
 _SPACE = " \t\r\n"
 _BARE = ('{"name":', '{"type":"function"', '{"function":', '{"parameters":', '{"arguments":')  # without space

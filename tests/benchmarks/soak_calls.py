@@ -46,7 +46,7 @@ def one_call(
     tokens: list[int] = []
     plan: list[int] = []
     while not constraint.is_done:
-        allowed = constraint.allowed(cast("Logits", _Mask()))
+        allowed = cast("np.ndarray", constraint.allowed(cast("Logits", _Mask())))
         ends = allowed[closing[allowed]]
         is_late = len(tokens) > PATIENCE
         if not plan and numbers.random() < (0.5 if is_late else 0.1):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.values import kinds, referred, text_value, unique
+from embedllm.tools.notations.values import kinds, referred, text_value, unique
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

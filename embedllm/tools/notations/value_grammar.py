@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from embedllm.tools.formats import ToolFormat, mark_texts, parts
-from embedllm.tools.tree import ITEM
-from embedllm.tools.values import TYPES, kinds, referred, type_name
+from embedllm.tools.notations.tree import ITEM
+from embedllm.tools.notations.values import TYPES, kinds, referred, type_name
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

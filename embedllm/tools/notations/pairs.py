@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, ToolFormat, loose, pattern
-from embedllm.tools.values import TYPES, is_quoted, kinds, parse_json, text_value, unique
+from embedllm.tools.notations.values import TYPES, is_quoted, kinds, parse_json, text_value, unique
 
 if TYPE_CHECKING:
     from embedllm.types import JSON

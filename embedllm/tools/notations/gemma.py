@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.tools.calls import Parameters, ToolCall
 from embedllm.tools.formats import CallShape, ToolFormat
-from embedllm.tools.values import typed_value
+from embedllm.tools.notations.values import typed_value
 
 if TYPE_CHECKING:
     from embedllm.types import JSON
