@@ -115,6 +115,7 @@ class RequestBuilder:
             constraint=self._constraint(response_format, choice, used, ends, written or ""),
             top_count=logprobs,
             special=special,
+            is_continuation=written is None or continue_final_message,
             speculate=speculate or "off",
             priority=priority,
             timeout_s=math.inf if timeout is None else timeout,

@@ -55,6 +55,7 @@ class Request:
     stop_tokens: frozenset[int]
     top_count: int  # of the most probable tokens to report for each step
     special: bool = False  # special tokens are part of the text
+    is_continuation: bool = False  # the text goes on from the prompt's
     kept: frozenset[int] = frozenset()  # special tokens that are, for the reader
     reader: ReplyReader | None = None  # of this one reply, where it is more than text
     constraint: Constraint | None = None  # of this one reply
@@ -356,7 +357,12 @@ class Runner:
                 min_tokens=request.min_tokens,
                 decode=self._text.decode,
             ),
-            text=TextStream(self._text, special=request.special, kept=request.kept),
+            text=TextStream(
+                self._text,
+                special=request.special,
+                kept=request.kept,
+                before=request.prompt if request.is_continuation else (),
+            ),
             stops=StopStrings(request.stop),
             stop_tokens=request.stop_tokens,
             limit=limit,

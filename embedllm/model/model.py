@@ -32,6 +32,7 @@ from embedllm.sampling.structured.response_format import Grammars
 from embedllm.text.chat_template import ChatTemplate, Message, Tool
 from embedllm.text.prompt import Prompt, TemplateOptions, check_messages
 from embedllm.text.protocols import ModelCodec
+from embedllm.text.stream import text_after
 
 if TYPE_CHECKING:
     from embedllm.backends.base import MemoryEstimate
@@ -272,7 +273,8 @@ class Model:
         request = self.request(prompt, Sampling(), **options)
         return [
             Completion(
-                text=self.tokenizer.decode(reply.text_tokens, special=request.special),
+                text=text_after(self.tokenizer, request.prompt if request.is_continuation else (), reply.text_tokens,
+                                special=request.special),
                 tokens=reply.tokens,
                 logprobs=reply.logprobs,
                 top_logprobs=(),

@@ -19,14 +19,40 @@ class TextStream:
     would turn all of the run into replacement characters.
     """
 
-    def __init__(self, tokenizer: TextCodec, *, special: bool = False, kept: frozenset[int] = frozenset()) -> None:
-        """special: with all special tokens. kept: with these."""
+    def __init__(
+        self,
+        tokenizer: TextCodec,
+        *,
+        special: bool = False,
+        kept: frozenset[int] = frozenset(),
+        before: Sequence[int] = (),
+    ) -> None:
+        """special: with all special tokens. kept: with these.
+
+        before: the tokens of a prompt that is continued: its text and the pieces are then decode() of all tokens, and
+        a space between both, which many decoders take off the beginning of a text, stays.
+        """
         self._tokenizer = tokenizer
         self._dropped = frozenset() if special else tokenizer.special_tokens - kept
         self._special = special or bool(kept)
         self._window: list[int] = []  # the last tokens, enough of them to decode the next one in place
         self._given = 0  # characters of the window's text that were given out
         self._is_whole = False  # all of them were, and some; then `_given` is not kept
+        self._begin(before)
+
+    def _begin(self, before: Sequence[int]) -> None:
+        """Takes the end of a prompt as given: a few tokens, and all of a run of byte tokens."""
+        for token in reversed(before):
+            spelling = self._tokenizer.token_text(token)
+            if spelling is None or token in self._dropped:
+                continue
+            if len(self._window) >= _CONTEXT and not is_byte_token(spelling):
+                break
+            self._window.insert(0, token)
+            if len(self._window) >= _WINDOW:
+                break
+        if self._window:
+            self._given = len(self._decode().rstrip(REPLACEMENT))
 
     def push(self, token: int) -> str:
         """Take one token; the text that is certain now, often empty."""
@@ -61,6 +87,12 @@ class TextStream:
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, special=self._special)
+
+
+def text_after(tokenizer: TextCodec, before: Sequence[int], tokens: Sequence[int], *, special: bool = False) -> str:
+    """The text of tokens that continue those before them."""
+    stream = TextStream(tokenizer, special=special, before=before)
+    return "".join([*map(stream.push, tokens), stream.flush()])
 
 
 class StopStrings:

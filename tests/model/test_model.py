@@ -369,3 +369,22 @@ def test_a_message_makes_turns_only_where_that_was_asked_for(*, parse_special: b
         talk = model.conversation()
         talk.say(EVIL[0], max_tokens=2)
         assert talk.say("more", max_tokens=2).statistics.cached_tokens >= len(evil) - 1
+
+
+# --- the text of a continuation
+
+
+def test_a_prompt_and_its_continuation_are_decoded_as_one(llm: Model) -> None:
+    prompt = llm.tokenizer.encode(TEXT, special=True)
+    for asked in (TEXT, prompt):
+        reply = llm.generate(asked, max_tokens=20, stop_tokens=[])
+        whole = llm.tokenizer.decode([*prompt, *reply.tokens])
+        assert llm.tokenizer.decode(prompt) + reply.text == whole
+
+
+def test_only_a_reply_to_messages_begins_a_text() -> None:
+    with load("demo", device="cpu") as model:
+        assert model.request("hi").is_continuation
+        assert model.request([1, 2]).is_continuation
+        assert not model.request(TURNS).is_continuation
+        assert model.request(TURNS[:2], continue_final_message=True).is_continuation

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedllm.errors import PackageError
-from embedllm.text.stream import StopStrings, TextStream
+from embedllm.text.stream import StopStrings, TextStream, text_after
 from embedllm.text.tokenizer import Tokenizer
+from tests.web.support.tokenizer_kinds import KINDS
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -191,6 +192,23 @@ def test_the_pieces_of_any_tokens_are_together_their_text(name: str, data: st.Da
     tokenizer = TOKENIZERS[name]
     tokens = data.draw(st.lists(st.integers(0, tokenizer.size + 2), max_size=60))
     assert "".join(pieces_of(tokenizer, tokens, special=special)) == tokenizer.decode(tokens, special=special)
+
+
+WITH_KINDS = TOKENIZERS | {build.__name__: Tokenizer(build(), named={}) for build in KINDS}
+
+
+@pytest.mark.parametrize("name", WITH_KINDS)
+@given(data=st.data(), special=st.booleans())
+def test_a_prompt_and_its_continuation_are_the_text_of_all_tokens(
+    name: str, data: st.DataObject, special: bool
+) -> None:
+    tokenizer = WITH_KINDS[name]
+    prompt, reply = (data.draw(st.lists(st.integers(0, tokenizer.size + 2), max_size=30)) for _ in range(2))
+    before = tokenizer.decode(prompt, special=special)
+    whole = tokenizer.decode([*prompt, *reply], special=special)
+    assume(not before.endswith("\ufffd"))  # it may end within a character, which the reply then completes
+    assume(whole.startswith(before))  # bytes of the reply may make no text of bytes of the prompt
+    assert before + text_after(tokenizer, prompt, reply, special=special) == whole
 
 
 @given(data=st.data())

@@ -19,6 +19,7 @@ from embedllm.errors import PackageError, TemplateError
 from embedllm.generation.defaults import read_defaults
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.jinja_sandbox import SandboxedTemplate
+from embedllm.text.stream import text_after
 from embedllm.text.tokenizer import Tokenizer
 from tests.text.test_chat_template import EXPECTED
 from tests.web.support import template_cases, tokenizer_kinds
@@ -110,6 +111,11 @@ def vectors_of(name: str, folder: Path, count: int) -> dict[str, Any]:
         "spellings": [tokenizer.token_text(token) for token in range(tokenizer.size + 2)],
         "ids": [(text, tokenizer.token_id(text)) for text in [*tokenizer_kinds.SPECIAL, "<new>", "the", "nowhere"]],
         "encoded": encoded,
+        "continued": [
+            (run[:at], run[at:], text_after(tokenizer, run[:at], run[at:]))
+            for run in runs
+            for at in {len(run) // 3, len(run) // 2}
+        ],
         "decoded": [(run, tokenizer.decode(run), tokenizer.decode(run, special=True)) for run in runs],
     }
 

@@ -31,10 +31,26 @@ export class TextStream {
   #window = [];
   #given = 0; // characters of the window's text that were given out
 
-  /** @param {Codec} codec @param {{special?: boolean}} [options] */
-  constructor(codec, { special = false } = {}) {
+  /**
+   * @param {Codec} codec
+   * @param {{special?: boolean, before?: readonly number[]}} [options] before: the tokens of a prompt that is continued:
+   *   its text and the pieces are then decode() of all tokens, and a space between both stays
+   */
+  constructor(codec, { special = false, before = [] } = {}) {
     this.#codec = codec;
     this.#special = special;
+    this.#begin(before);
+  }
+
+  /** Takes the end of a prompt as given: a few tokens, and all of a run of byte tokens. @param {readonly number[]} before */
+  #begin(before) {
+    for (let at = before.length - 1; at >= 0 && this.#window.length < WINDOW; at--) {
+      const spelling = this.#codec.tokenText(before[at]);
+      if (spelling === null || (!this.#special && this.#codec.specialTokens.has(before[at]))) continue;
+      if (this.#window.length >= CONTEXT && !BYTE_TOKEN.test(spelling)) break;
+      this.#window.unshift(before[at]);
+    }
+    this.#given = this.#decoded().replace(/\ufffd+$/, "").length;
   }
 
   /**

@@ -114,6 +114,7 @@ class Model {
       stop_tokens: stopTokens,
       top_count: reply.logprobs,
       special: reply.special,
+      is_continuation: typeof reply.prompt === "string" || typeof reply.prompt[0] !== "object" || reply.continue_final_message,
       constraint: (await this.#grammars.maker(reply.response_format))?.(stopTokens) ?? null,
     };
   }

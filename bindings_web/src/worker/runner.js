@@ -17,10 +17,10 @@ import { StopStrings, TextStream } from "../sampling/text_stream.js";
 
 /**
  * One generation to run. max_tokens: null = what is left of the context. top_count: of the most probable tokens to
- * report for each step. special: special tokens are part of the text.
+ * report for each step. special: special tokens are part of the text. is_continuation: the text goes on from the prompt's.
  *
  * @typedef {{prompt: number[], sampling: Sampling, max_tokens: number | null, stop: string[], stop_tokens: Set<number>,
- *   top_count: number, special: boolean, constraint: Constraint | null}} Request
+ *   top_count: number, special: boolean, is_continuation: boolean, constraint: Constraint | null}} Request
  */
 
 const LARGE = 4096; // tokens; a sequence with room for more is not kept for a request that needs a quarter of it
@@ -163,13 +163,13 @@ export class Runner {
    * @param {CachedSequence} sequence
    * @param {Request} request
    */
-  #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, constraint }) {
+  #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint }) {
     const held = sequence.keep(prompt);
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({
       sampler: new Sampler(sampling, prompt, { constraint }),
-      text: new TextStream(this.#text, { special }),
+      text: new TextStream(this.#text, { special, before: is_continuation ? prompt : [] }),
       stops: new StopStrings(stop),
       stopTokens: stop_tokens,
       limit: Math.min(room, wanted),

@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";
+import { TextStream } from "../../../bindings_web/src/sampling/text_stream.js";
 import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
 
 const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
@@ -39,6 +40,11 @@ for (const kind of kinds) {
         const found = codec.decode(tokens, { special: flag });
         if (found !== text) wrong.push(`decode ${json(tokens.map((one) => codec.tokenText(one)))}: ${json(found)}, not ${json(text)}`);
       }
+    }
+    for (const [before, tokens, text] of kind.continued) {
+      const stream = new TextStream(codec, { before });
+      const found = [...tokens.map((token) => stream.push(token)), stream.flush()].join("");
+      if (found !== text) wrong.push(`after ${json(before)}: ${json(found)}, not ${json(text)}`);
     }
     assert.equal(wrong.length, 0, `${wrong.length} differences, the first:\n${wrong.slice(0, SHOWN).join("\n")}`);
   });
