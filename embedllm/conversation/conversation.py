@@ -24,6 +24,7 @@ from embedllm.kv_cache.sequence_pool import SequenceHandle
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
+from embedllm.text.prompt_length import check_length, message_text
 
 if TYPE_CHECKING:
     from embedllm.backends.base import Device
@@ -62,7 +63,11 @@ class ChatModel(Protocol):
     ) -> list[int]: ...
 
     def build_request(
-        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        limit: int | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Request: ...
 
 
@@ -182,11 +187,13 @@ class Conversation:
         """The request, and the part of the history that the model sees."""
         check_messages(messages)  # a list of numbers would be taken for token ids
         model, variables = self.model, self._variables
+        check_length(message_text(messages[-1]), model.tokenizer, model.context)
+        limit = model.context if self.when_full == "error" else None  # a longer history is shortened
         tools = None if options.get("tool_choice") == "none" else self.tools
         asked = PendingTurn(
             messages=messages,
             request=lambda shown: model.build_request(
-                shown, sampling, tools=self.tools, variables=variables, **options
+                shown, sampling, limit, tools=self.tools, variables=variables, **options
             ),
             tokens=lambda shown: model.prompt_tokens(shown, tools=tools, variables=variables),
             context=model.context,

@@ -20,6 +20,7 @@ from embedllm.sampling.structured.response_format import Grammars, ResponseForma
 from embedllm.text.chat_template import ChatTemplate, Message, Tool, tool_schemas
 from embedllm.text.content_marks import ContentMarks, RenderedPrompt
 from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, plain_content, token_ids
+from embedllm.text.prompt_length import check_length
 from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
@@ -79,6 +80,7 @@ class RequestBuilder:
         self,
         prompt: Prompt,
         sampling: Sampling,
+        limit: int | None = None,
         *,
         max_tokens: int | None = None,
         min_tokens: int = 0,
@@ -97,11 +99,11 @@ class RequestBuilder:
         timeout: float | None = None,
         adapter: str | None = None,
     ) -> Request:
-        """See Model.generate()."""
+        """See Model.generate(). limit: raises ContextFull for a text of far more tokens, without tokenizing all."""
         choice = choice_name(tool_choice)
         used = None if choice == "none" else tools
         template = TemplateOptions(used, variables, documents, continue_final_message)
-        tokens, written = self._tokens(prompt, template)
+        tokens, written = self._tokens(prompt, template, limit)
         stops = _texts(stop)
         ends = frozenset(self._package.stop_tokens if stop_tokens is None else stop_tokens)
         ends |= self._special_tokens(stops)
@@ -176,7 +178,9 @@ class RequestBuilder:
         found = {self._special_token(string) for string in strings if isinstance(string, str)}
         return {token for token in found if token is not None}
 
-    def _tokens(self, prompt: Prompt, template: TemplateOptions) -> tuple[list[int], str | None]:
+    def _tokens(
+        self, prompt: Prompt, template: TemplateOptions, limit: int | None
+    ) -> tuple[list[int], str | None]:
         """The prompt as token ids, and what the template wrote.
 
         A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.
@@ -185,6 +189,7 @@ class RequestBuilder:
             check_messages(prompt)
             messages = cast("Sequence[Message]", prompt)
             written = self.prompt(messages, template)
+            self._check_length(written.text, limit)
             return self._tokenizer.encode_prompt(written), written.text
         if template != TemplateOptions():
             raise ValueError(
@@ -192,8 +197,13 @@ class RequestBuilder:
                 "as messages."
             )
         if isinstance(prompt, str):
+            self._check_length(prompt, limit)
             return self._tokenizer.encode(prompt, special=True), None
         return token_ids(prompt), None
+
+    def _check_length(self, text: str, limit: int | None) -> None:
+        if limit is not None:
+            check_length(text, self._tokenizer, limit)
 
 
 def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -471,18 +471,25 @@ class Model:
 
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
-        request = self.build_request(prompt, sampling, **options)
+        request = self.build_request(prompt, sampling, self.context, **options)
         self.runner.check(request)
         return request
 
     def build_request(
-        self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        limit: int | None = None,
+        **options: Unpack[PromptOptions],
     ) -> Request:
-        """As request(), without the checks: the prompt may still be shortened."""
+        """As request(), without the checks: the prompt may still be shortened.
+
+        limit: raises ContextFull for a text of more than twice as many tokens; None: it is tokenized whatever it has.
+        """
         if self._encoding is not None:
             raise ValueError(f"'{self.name}' {self._encoding.can_do}; it generates no text.")
         used, rest = take_sampling(sampling, self.sampling, options)
-        return self._builder.request(prompt, used, **rest)
+        return self._builder.request(prompt, used, limit, **rest)
 
     def release(self) -> None:
         """Frees the KV cache that waits for the next call, and the prefix cache in memory."""

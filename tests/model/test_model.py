@@ -388,3 +388,33 @@ def test_only_a_reply_to_messages_begins_a_text() -> None:
         assert model.request([1, 2]).is_continuation
         assert not model.request(TURNS).is_continuation
         assert model.request(TURNS[:2], continue_final_message=True).is_continuation
+
+
+# --- texts that are far too long
+
+
+@pytest.mark.parametrize("text", ["word " * 1_400_000, "\u4e2d" * 3_000_000], ids=["words", "one character"])
+def test_a_text_of_millions_of_characters_is_refused_without_tokenizing_it(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    with load("demo", device="cpu") as model:
+        counted: list[int] = []
+        encode = model.tokenizer.encode
+
+        def counting(one: str, *, special: bool) -> list[int]:
+            counted.append(len(one))
+            return encode(one, special=special)
+
+        monkeypatch.setattr(model.tokenizer, "encode", counting)
+        for ask in (
+            lambda: model.generate(text),
+            lambda: model.chat([{"role": "user", "content": text}]),
+            lambda: model.conversation().say(text),
+            lambda: model.conversation(when_full="drop-oldest").say(text),
+            lambda: model.conversation(when_full="shift").say({"role": "user", "content": [{"text": text}]}),
+        ):
+            counted.clear()
+            with pytest.raises(ContextFull, match="characters, more than") as caught:
+                ask()
+            assert caught.value.limit == model.context
+            assert sum(counted) < 200_000

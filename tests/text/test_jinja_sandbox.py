@@ -90,3 +90,52 @@ def test_the_names_that_templates_rely_on_are_there() -> None:
     assert render("{{ strftime_now('%Y') }}", clock=lambda: datetime(1999, 1, 1)) == "1999"
     assert render("{{ strftime_now('%Y') }}").isdigit()
     assert render("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}") == "1"
+
+
+# --- templates without an end
+
+MACRO = "{% macro m(n) %}{{ m(n - 1) if n }}{{ m(n - 1) if n }}{% endmacro %}{{ m(60) }}"
+DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x | length }}"
+ENDLESS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    MACRO,
+    "{{ lipsum(n=1000000) }}",
+    "{{ 7**99999999 }}",
+    "{{ (7**9999)**99999 }}",
+    "{{ 'x' * 10**10 }}",
+    "{{ [1] * 10**9 }}",
+    "{{ 'x'.ljust(10**9) }}{{ 'x'.zfill(10**9) }}",
+    "{{ 'x' | center(10**9) }}",
+    "{{ 'x' | slice(10**9) | list }}",
+    "{{ 'x' | batch(10**9, 'y') | list }}",
+    "{{ 'a\\nb' | indent(10**9) }}",
+    "{{ 1.5 | round(10**9, 'ceil') }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '%999999999d' | format(1) }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{% set a = 'x' * 99999 %}{{ a.replace('x', a) | length }}",
+    "{% set a = 'x' * 99999 %}{{ a | replace('x', a) | length }}",
+    "{% set a = 'x' * 99999 %}{{ ([a] * 9999) | join | length }}",
+    "{% set a = 'x' * 99999 %}{{ a.join([a] * 9999) | length }}",
+    DOUBLED.replace("STEP", "ns.x ~ ns.x"),
+    DOUBLED.replace("STEP", "ns.x + ns.x"),
+    DOUBLED.replace("STEP", "ns.x * 2"),
+    DOUBLED.replace("STEP", "(ns.x, ns.x) | join"),
+    "{% macro w(x) %}{{ x }}{{ x }}{% endmacro %}" + DOUBLED.replace("STEP", "w(ns.x)"),
+]
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_without_an_end_is_an_error(source: str) -> None:
+    with pytest.raises(TemplateError):
+        render(source)
+
+
+def test_limits_are_far_from_what_a_prompt_needs() -> None:
+    source = "{% for a in m %}{% for b in m %}{{ b }}{% endfor %}{% endfor %}"
+    assert len(render(source, m=["x"] * 500)) == 250_000
+    assert render("{{ 'x' * 9 ~ 2**40 }}{{ 'a' | center(9) }}{{ '%5d' % 3 }}") == "xxxxxxxxx1099511627776    a        3"
+    assert render("{{ ['a', 1] | join(', ') }}{{ '{:>4}'.format(x) }}", x=1700000000) == "a, 11700000000"
+    assert (
+        render("{% macro m(n) %}{{ n }}{% endmacro %}{{ m(x) }}{{ x | default(x) }}", x=10**12) == "1000000000000" * 2
+    )

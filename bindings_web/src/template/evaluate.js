@@ -15,6 +15,8 @@ import {
 
 /** Names that are values wherever they stand. @type {Record<string, Value>} */
 const CONSTANTS = { true: true, True: true, false: false, False: false, none: null, None: null };
+const MOST_STEPS = 2_000_000; // rounds of loops and calls of macros, as in Python: a template without an end
+let steps = 0; // of the template that is rendered; rendering never waits
 const COMPARES = /^(==|!=|<|>|<=|>=|in|not in)$/;
 
 /** Names and their values, and those of what lies around. */
@@ -34,8 +36,20 @@ export class Scope {
   }
 }
 
+/** The text of a template. @param {Node[]} body @param {Scope} scope */
+export function renderTemplate(body, scope) {
+  steps = 0;
+  return render(body, scope);
+}
+
+/** Counts a round of a loop or the call of a macro. @param {number} weight */
+function step(weight) {
+  steps += weight;
+  if (steps > MOST_STEPS) throw new PythonError("SecurityError", `it takes more than ${MOST_STEPS} rounds of loops and calls of macros`);
+}
+
 /** The text of some statements. @param {Node[]} body @param {Scope} scope */
-export function render(body, scope) {
+function render(body, scope) {
   /** @type {string[]} */
   const out = [];
   run(body, scope, out);
@@ -88,6 +102,7 @@ function runLoop(node, scope, out) {
   /** @type {Value} */
   let seen;
   for (const [at, item] of items.entries()) {
+    step(1);
     const inner = new Scope([["loop", loopAt(items, at, (values) => {
       const isChanged = seen === undefined || !isEqual(seen, values);
       seen = values;
@@ -144,6 +159,7 @@ function macro(name, parameters, body, scope) {
   const names = parameters.map((one) => (one.type === "Identifier" ? one.value : one.key.value));
   const special = ["varargs", "kwargs", "caller"].filter((word) => !names.includes(word) && mentions(body, word));
   return (args, named) => {
+    step(20);
     const rest = new Map(named);
     const inner = new Scope([], scope);
     names.forEach((parameter, at) => {

@@ -4,7 +4,7 @@
  */
 
 import { TemplateError } from "../errors.js";
-import { render, Scope } from "./evaluate.js";
+import { renderTemplate, Scope } from "./evaluate.js";
 import { parseTemplate } from "./parse.js";
 import { strftime } from "./time.js";
 import { fromJson, iterate, Namespace, PythonError, text, typeError, unsupported } from "./values.js";
@@ -50,7 +50,7 @@ export class SandboxedTemplate {
   render(variables) {
     const given = Object.entries(variables).map(([name, value]) => /** @type {[string, Value]} */ ([name, fromJson(value)]));
     try {
-      return render(this.#body, new Scope(given, new Scope(names(this.#clock))));
+      return renderTemplate(this.#body, new Scope(given, new Scope(names(this.#clock))));
     } catch (error) {
       if (error instanceof Refusal) throw new TemplateError(`the chat template refuses the messages: ${error.message}`, { cause: error });
       const kind = error instanceof PythonError ? error.kind : error instanceof RangeError ? "RecursionError" : "error";

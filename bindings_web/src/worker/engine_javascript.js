@@ -7,6 +7,7 @@ import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
 import { Sampling } from "../sampling/options.js";
 import { Runner } from "./runner.js";
+import { checkLength } from "../package/prompt_length.js";
 import { readDefaults } from "../package/generation_config.js";
 
 /**
@@ -126,12 +127,17 @@ class Model {
    * @returns {number[]}
    */
   #tokens({ prompt, tools, documents, variables, continue_final_message: continueFinalMessage }) {
-    const { tokenizer } = this.#loaded;
-    if (typeof prompt === "string") return tokenizer.encode(prompt, { special: true });
+    const { tokenizer, engine } = this.#loaded;
+    if (typeof prompt === "string") {
+      checkLength(prompt, tokenizer, engine.context);
+      return tokenizer.encode(prompt, { special: true });
+    }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const messages = /** @type {import("./protocol.js").Message[]} */ (prompt);
     const given = { tools, documents, variables, continueFinalMessage };
-    return tokenizer.encodePrompt(this.#chatTemplate().renderMarked(messages, this.#marks, given));
+    const written = this.#chatTemplate().renderMarked(messages, this.#marks, given);
+    checkLength(written.text, tokenizer, engine.context);
+    return tokenizer.encodePrompt(written);
   }
 
   #chatTemplate() {

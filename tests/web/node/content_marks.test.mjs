@@ -7,6 +7,7 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { ChatTemplate } from "../../../bindings_web/src/package/chat_template.js";
 import { ContentMarks } from "../../../bindings_web/src/package/content_marks.js";
+import { checkLength } from "../../../bindings_web/src/package/prompt_length.js";
 import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
 
 const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
@@ -37,3 +38,12 @@ for (const { name, texts, encoded } of kinds) {
     for (const { text, marked, tokens } of encoded) assert.deepEqual(codec.encodePrompt({ text, marked }), tokens, JSON.stringify(text));
   });
 }
+
+test("a text of millions of characters is refused without tokenizing it", () => {
+  let counted = 0;
+  const codec = { encode: (/** @type {string} */ text) => ((counted += text.length), new TextEncoder().encode(text.replace(/ +/g, " "))) };
+  assert.throws(() => checkLength("a\u{1f600}".repeat(1e6), codec, 1000), { name: "ContextFull", message: /more than \d+ tokens; 1000 can/ });
+  assert.ok(counted < 40_000);
+  checkLength(" ".repeat(9e5), codec, 1000);
+  checkLength("a".repeat(9000), codec, 1000);
+});

@@ -51,6 +51,8 @@ GAPS = {
 
 # What a template must not do, in Python or in JavaScript; each is an error.
 ATTACKS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{{ m(n - 1) if n }}{{ m(n - 1) if n }}{% endmacro %}{{ m(60) }}",
     "{{ ''.__class__ }}",
     "{{ '' | attr('__class__') }}",
     "{{ ''['__class__'].mro() }}",
