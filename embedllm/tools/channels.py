@@ -99,9 +99,9 @@ class ChannelReader:
         if given is not None and self._stream is not None:
             further = tuple(replace(delta, name=call.name) for delta in self._stream.grown(self._shape, body))
             call, given = replace(call, id=given.id), self._stream.told()
-        delta = as_delta(call, self._count, given)
+        rest = as_delta(call, self._count, given)
         self._count += 1
-        return Parts(tool_calls=(call,), call_deltas=(*further, delta))
+        return Parts(tool_calls=(call,), call_deltas=(*further, *rest))
 
     def _call(self, name: str, body: str, cut_by: str | None) -> ToolCall:
         if cut_by is not None:

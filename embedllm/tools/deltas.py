@@ -110,15 +110,15 @@ class ArgumentStream:
         return [CallDelta(index=self._index, id=self._id, name=self._name, arguments=text)]
 
 
-def as_delta(call: ToolCall, index: int, given: CallDelta | None) -> CallDelta:
-    """The rest of a call that is whole. given: what came of it before."""
+def as_delta(call: ToolCall, index: int, given: CallDelta | None) -> list[CallDelta]:
+    """The rest of a call that is whole; nothing where all of it came before. given: what came of it before."""
     if call.problem:
-        return CallDelta(index=index, id=call.id, name=call.name, problem=call.problem)
+        return [CallDelta(index=index, id=call.id, name=call.name, problem=call.problem)]
     text = json.dumps(dict(call.arguments), ensure_ascii=False)
     before = given.arguments if given is not None else ""
     # what the model wrote as JSON is spaced in its own way
     rest = text[len(before) :] if text.startswith(before) else _closing(before)
-    return CallDelta(index=index, id=call.id, name=call.name, arguments=rest)
+    return [CallDelta(index=index, id=call.id, name=call.name, arguments=rest)] if rest else []
 
 
 def _closing(text: str) -> str:

@@ -114,7 +114,8 @@ def loose(literal: str) -> str:
 def _shape(text: str, section: tuple[str, str]) -> CallShape:
     holes = [hole for hole, _ in parts(text)]
     plain: Style = "json" if re.search(r"\{\s*\"", text.partition("$name")[0]) else "named"
-    style: Style = next((_STYLES[hole] for hole in holes if hole in _STYLES), plain)
+    styles: list[Style] = [_STYLES[hole] for hole in holes if hole in _STYLES]
+    style = styles[0] if styles else plain
     before, after = _sides(text)
     if style in ("json", "python"):
         opening = _trimmed(section[0] + before.partition("{")[0] if style == "json" else section[0] + before)

@@ -157,7 +157,7 @@ class CallReader:
         for place, one in enumerate(made):
             one = replace(one, id=given.id) if place == 0 and given is not None else one
             calls.append(one)
-            deltas.append(as_delta(one, self._count, given if place == 0 else None))
+            deltas += as_delta(one, self._count, given if place == 0 else None)
             self._count += 1
         self._stream, self._is_behind_call = None, True
         if end in self._format.openings:
