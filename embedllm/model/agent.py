@@ -255,9 +255,26 @@ def _run(
         return False, _CANCELLED
     try:
         value = yield lambda: functions[call.name](**call.arguments)
-        return True, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return True, _as_text(value if isinstance(value, str) else _json(value))
     except Exception as error:  # noqa: BLE001 # a tool is the application's: whatever it raises is for the model to know of
-        return False, f"error: {type(error).__name__}: {error}"
+        return False, _as_text(f"error: {type(error).__name__}: {_words(error)}")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _as_text(text: str) -> str:
+    """Without lone surrogates, which names of files have in the place of bytes that are no UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _words(error: Exception) -> str:
+    """What an error says; some cannot say it."""
+    try:
+        return str(error)
+    except Exception as inner:  # noqa: BLE001 # an application's __str__ may raise anything
+        return f"(its text cannot be had: {type(inner).__name__})"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from embedllm.errors import ExportError
 from embedllm.package.package import MANIFEST
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
+_NAME = 50  # characters of a name that are kept beside a suffix: file systems take 255 bytes
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -57,7 +58,7 @@ def atomic_folder(out: Path, size: int, *, what: str = "the export") -> Iterator
         if free < size + _SPARE:
             raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
         # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
-        fresh = out.with_name(f".{out.name}.partial-{secrets.token_hex(4)}")
+        fresh = out.with_name(f".{out.name[:_NAME]}.partial-{secrets.token_hex(4)}")
         fresh.mkdir()
         partial = fresh
         yield partial
@@ -73,7 +74,7 @@ def _take_name(partial: Path, out: Path) -> None:
     if not out.exists():
         partial.rename(out)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name[:_NAME]}.old-", dir=out.parent))
     kept = old / out.name
     try:
         out.rename(kept)

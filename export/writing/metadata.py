@@ -83,7 +83,8 @@ def special_tokens(reader: Checkpoint, vocabulary: int) -> dict[str, object]:
     for value in stops:
         if not 0 <= value < vocabulary:
             raise ExportError(f"a stop token id is {value}; expected 0 to {vocabulary - 1}, a token of the model.")
-    bos, pad = (value if value in range(vocabulary) else None for value in (bos, pad))
+    # no range(): it compares None with each number of a vocabulary
+    bos, pad = (value if value is not None and 0 <= value < vocabulary else None for value in (bos, pad))
     return {"bos": bos, "pad": pad, "stop": stops}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from embedllm.errors import ExportError
 from embedllm.export import Progress, Recipe, convert
+from embedllm.export.writing.atomic_folder import atomic_folder
 from embedllm.package.package import MANIFEST, open_package
 from tests.support.tiny import tiny_checkpoint
 
@@ -176,3 +177,12 @@ def test_a_copied_package_opens_without_its_source(checkpoint: Path, tmp_path: P
     shutil.rmtree(checkpoint)
     moved = package.rename(tmp_path / "elsewhere")
     open_package(moved).check()
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "\U0001f600" * 60])
+def test_a_long_name_can_be_written_and_replaced(tmp_path: Path, name: str) -> None:
+    for replaced in (False, True):
+        with atomic_folder(tmp_path / name, 0) as folder:
+            (folder / "file").write_text(str(replaced))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "file").read_text() == "True"

@@ -211,6 +211,40 @@ def test_what_went_wrong_is_told_to_the_model(reply: str, told: str) -> None:
     assert done.text == "Sorry."
 
 
+class MuteError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ("name\udcff.txt", "name?.txt"),
+        (["name\udcff.txt"], '["name?.txt"]'),
+        (OSError("no file name\udcff.txt"), "error: OSError: no file name?.txt"),
+        (MuteError(), "error: MuteError: (its text cannot be had: RuntimeError)"),
+    ],
+)
+def test_text_that_is_none_and_errors_that_cannot_speak_do_not_end_the_loop(outcome: object, told: str) -> None:
+    def look(name: str) -> object:
+        """Looks.
+
+        Args:
+            name: What for
+        """
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    model, prompts = scripted(call("look", '{"name": "x"}'), "Done.")
+    reply = run_tools(model, ASK, [look])
+    assert reply.text == "Done."
+    assert reply.outcomes[0].result == told
+    assert told in prompts[1]
+
+
 def test_a_declined_call_does_not_run() -> None:
     model, _ = scripted(call("fail", "{}"), "Fine.")
     asked: list[ToolCall] = []
