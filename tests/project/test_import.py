@@ -54,7 +54,7 @@ HOMES = {
     "onnxruntime_genai": ("embedllm.backends.genai.",),
     "openvino": ("embedllm.backends.openvino.runtime", "embedllm.export.openvino.tokenizer"),
     "openvino_tokenizers": ("embedllm.export.openvino.tokenizer",),
-    "platformdirs": ("embedllm.backends.", "embedllm.hub.", "embedllm.loading."),
+    "platformdirs": ("embedllm.backends.", "embedllm.cli.", "embedllm.hub.", "embedllm.loading."),
     "psutil": ("embedllm.files.", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
     "pyodide": ("embedllm.backends.browser.",),

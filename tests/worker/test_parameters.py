@@ -6,7 +6,7 @@ import pytest
 
 from embedllm.backends.devices import selection as select
 from embedllm.backends.options import MOST_THREADS, RuntimeOptions
-from embedllm.generation.options import PromptOptions
+from embedllm.generation.options import PromptOptions, SamplingOptions
 from embedllm.loading.options import check_kv
 from embedllm.sampling.option_table import SAMPLING_OPTIONS
 from embedllm.worker.parameters import PARAMETERS, checked, load_params, reply_params
