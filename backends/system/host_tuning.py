@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 
 SWITCH = "EMBEDLLM_HOST_TUNING"  # environment variable: names with commas between them, "all" or "none"
 PAGES = "pages"  # moves packed weights to pages of 2 MiB; nothing else can see it, so it is on without the switch
@@ -20,7 +21,14 @@ def is_on(tuning: str) -> bool:
     given = os.environ.get(SWITCH, "").strip().lower()
     if not given:
         return tuning in _DEFAULT
-    names = {name.strip() for name in given.split(",")} - {""}
+    names = _names(given)
+    return "all" in names or tuning in names
+
+
+@cache
+def _names(given: str) -> frozenset[str]:
+    """The names in the switch; a warning for each value that has others, once."""
+    names = frozenset(name.strip() for name in given.split(",")) - {""}
     if unknown := names - _ALL - {"all", "none"}:
         _log.warning("%s has %s; expected all, none, or some of %s", SWITCH, sorted(unknown), ", ".join(sorted(_ALL)))
-    return "all" in names or tuning in names
+    return names

@@ -178,9 +178,7 @@ class RequestBuilder:
         found = {self._special_token(string) for string in strings if isinstance(string, str)}
         return {token for token in found if token is not None}
 
-    def _tokens(
-        self, prompt: Prompt, template: TemplateOptions, limit: int | None
-    ) -> tuple[list[int], str | None]:
+    def _tokens(self, prompt: Prompt, template: TemplateOptions, limit: int | None) -> tuple[list[int], str | None]:
         """The prompt as token ids, and what the template wrote.
 
         A template writes the special tokens itself, and those in messages are text; plain text gets the tokenizer's.

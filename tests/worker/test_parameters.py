@@ -53,7 +53,7 @@ def test_what_load_takes_for_kv_is_taken(kv: str | int, exact: bool) -> None:
 def test_every_option_of_a_reply_has_a_place() -> None:
     """Those of Model.chat, but for what only a program can give; requests of a worker take turns as they come."""
     known = PARAMETERS["chat"].keys() - {option.name for option in SAMPLING_OPTIONS} - {"messages", "system"}
-    options = PromptOptions.__required_keys__ | PromptOptions.__optional_keys__
+    options = PromptOptions.__optional_keys__ - SamplingOptions.__optional_keys__
     assert known == options - {"stop_tokens", "logprobs", "documents", "continue_final_message", "special", "priority",
                                "timeout"}  # fmt: skip
 

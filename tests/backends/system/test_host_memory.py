@@ -170,3 +170,13 @@ def test_other_systems_are_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         pass
     pages.stop()
     return_freed_memory()
+
+
+def test_a_switch_with_an_unknown_name_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(host_tuning.SWITCH, "trim,once only")
+    assert [host_tuning.is_on("trim") for _ in range(3)] == [True] * 3
+    assert [record.message for record in caplog.records if "once only" in record.message] == [
+        "EMBEDLLM_HOST_TUNING has ['once only']; expected all, none, or some of environment, pages, quiet, trim"
+    ]
