@@ -17,12 +17,11 @@ from embedllm.export.open_source import Checkpoint, open_source
 from embedllm.export.openvino.tokenizer import link_weights, write_tokenizer
 from embedllm.export.optimum.convert import convert_with_optimum
 from embedllm.export.quantization.apply_method import PreparedModel, apply_method
-from embedllm.export.quantization.calibration_text import FEWEST, CalibrationText, draw_text, read_text
+from embedllm.export.quantization.calibration_text import CalibrationText, built_in_text, draw_text, read_text
 from embedllm.export.quantization.imatrix import read_importance
-from embedllm.export.quantization.importance import ENOUGH
 from embedllm.export.quantization.mixed_precision import budget, mixed
 from embedllm.export.quantization.rotated_source import RotatedSource
-from embedllm.export.recipe import METHODS, Recipe, check_method, check_model
+from embedllm.export.recipe import Recipe, check_method, check_model, default_method
 from embedllm.export.request import ExportRequest
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
@@ -39,6 +38,7 @@ from embedllm.package.graph_variants import FLOAT32
 from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 
 if TYPE_CHECKING:
+    from embedllm.package.architecture import Decoder
     from embedllm.types import F32
 
 
@@ -70,7 +70,7 @@ def convert(
     lora: an adapter as PEFT saves it, a folder or its safetensors file, merged before anything is rounded.
     calibration: for the methods "weighted", "awq", "gptq" and "awq+gptq" and for a recipe with a size or mean bits, a
     text like what the model will read: .jsonl with documents, {"text": ...} a line, or anything else as one document.
-    None: the model draws one by itself.
+    None: a built-in text, for "gptq" and "awq+gptq" one that the model draws by itself.
     importance: for the method "weighted", in place of a text: what llama-imatrix of llama.cpp wrote, as GGUF.
     replace: an existing package folder is exchanged for the new one once that is whole; without it, it is an error.
     verify: compare the graphs with the NumPy reference; the measured differences go into the manifest.
@@ -143,13 +143,16 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     check_prequantized(packed, recipe, request.weight_options)
     planned = plan(decoder, recipe, prequantized=packed)
     size = budget(planned, recipe)
-    check_model(recipe.method, decoder, has_budget=size is not None)
+    bits = {packing.bits for name, packing in planned.packing.items() if name not in planned.prequantized}
+    given = {"has_text": request.calibration is not None, "has_importance": request.importance is not None}
+    method = recipe.method or default_method(decoder, bits, **given)
+    recipe = dataclasses.replace(recipe, method=method)
+    check_model(method, decoder, has_budget=size is not None)
     reads = check_method(
-        recipe.method,
-        {packing.bits for packing in planned.packing.values()},
+        method,
+        bits,
         has_budget=size is not None,
-        has_text=request.calibration is not None,
-        has_importance=request.importance is not None,
+        **given,
     )
     merged = None if lora is None else MergedSource(tensors, lora, decoder)
     source = merged or tensors
@@ -164,10 +167,17 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         budget=size,
         facts=facts if merged is None else {**facts, "lora": merged.facts},
         texts=texts,
-        text=None if request.calibration is None else read_text(request.calibration, location.folder, decoder),
-        generates_text=reads and request.calibration is None,
+        text=_text(request, recipe, location, decoder) if reads else None,
+        generates_text=reads and recipe.way.compensates and request.calibration is None,
         importance=None if request.importance is None else read_importance(request.importance, decoder),
     )
+
+
+def _text(request: ExportRequest, recipe: Recipe, location: Location, decoder: Decoder) -> CalibrationText | None:
+    """What calibration reads; None: what the model will generate, for a method that fits weights to the text."""
+    if request.calibration is not None:
+        return read_text(request.calibration, location.folder, decoder)
+    return None if recipe.way.compensates else built_in_text(location.folder, decoder)
 
 
 def _fill(export: _Export, partial: Path) -> None:
@@ -190,7 +200,7 @@ def _fill(export: _Export, partial: Path) -> None:
     prepared = apply_method(
         export.source,
         planned,
-        METHODS[recipe.method],
+        recipe.way,
         None if text is None else text.sequences,
         importance=export.importance,
         on_progress=request.on_progress,
@@ -211,9 +221,7 @@ def _generated_text(export: _Export, partial: Path) -> CalibrationText:
         copy_texts({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
         plainer = plan(export.plan.decoder, dataclasses.replace(recipe, method="nearest"))
         _write(PreparedModel(source=export.source), plainer, Path(folder), export.facts, exact=recipe.exact)
-        method = METHODS[recipe.method]
-        count = None if method.compensates else ENOUGH if method.reads else FEWEST
-        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)), count=count)
+        return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)))
 
 
 def _write(
@@ -239,7 +247,13 @@ def _write(
         on_progress(Progress("weights", done, layout.size))
 
     digest = write_weights(
-        prepared.source, planned, partial / WEIGHTS, on_bytes, pieces=prepared.pieces, weights=prepared.weights
+        prepared.source,
+        planned,
+        partial / WEIGHTS,
+        on_bytes,
+        pieces=prepared.pieces,
+        weights=prepared.weights,
+        spreads=prepared.spreads,
     )
     on_progress(Progress("weights", layout.size, layout.size))
     graphs = variants(decoder)

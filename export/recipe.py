@@ -35,6 +35,19 @@ METHODS = {
 }
 
 
+def default_method(decoder: Decoder, bits: Collection[int], *, has_text: bool, has_importance: bool) -> str:
+    """The method of a recipe that names none: by docs/numerics.md#the-default.
+
+    bits: of all matrices. has_text, has_importance: whether calibration data is given.
+    """
+    if has_importance:
+        return "weighted"
+    if decoder.encoder is not None or decoder.is_mixture or _is_apart(decoder):
+        return _WITHOUT_TEXT
+    name = "gptq" if has_text else "weighted"
+    return name if set(bits) & set(METHODS[name].bits) else _WITHOUT_TEXT
+
+
 def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
     """Raises ExportError for a model without calibration support. name, has_budget: of check_method()."""
     reads = METHODS[name].reads
@@ -98,13 +111,14 @@ def incompatible_option(recipe: Recipe, options: Mapping[str, object]) -> str:
     options: of convert(), by their names; None and False: not given.
     """
     asked = [name for name, value in options.items() if value not in (None, False)]
-    if METHODS[recipe.method].reads:
+    if recipe.way.reads:
         asked.append(f"the method '{recipe.method}'")
     asked += [f"recipe.{name}" for name in ("size", "mean_bits", "rotate") if getattr(recipe, name)]
     return asked[0] if asked else ""
 
 
 _BITS = 4  # unless a recipe says otherwise
+_WITHOUT_TEXT = "search"  # the method of a model that cannot be run over a text layer by layer
 _REST = 16  # of what a source holds as floats beside pre-quantized matrices
 
 
@@ -115,10 +129,11 @@ class Recipe:
     # of the layers' matrices: 4, 8, 16 or 32. None: 4; but what the source holds quantized is stored as it is
     bits: int | None = None
     group_size: int = 32  # values that share a scale
-    symmetric: bool = True
+    # True: no zero points; False: one for each group. None: in 4 bits, where every runtime reads them
+    symmetric: bool | None = None
     # "nearest": round-to-nearest, min-max scales; "search": MSE-optimal scales; with calibration text "weighted"
-    # (imatrix), "awq", "gptq", "awq+gptq": METHODS
-    method: str = "search"
+    # (imatrix), "awq", "gptq", "awq+gptq": METHODS. None: default_method()
+    method: str | None = None
     head_bits: int | None = None  # None: as `bits`
     embedding_bits: int | None = None  # None: as the head, or as the source; a tied table always is the head
     context: int | None = None  # tokens; None: as the model
@@ -137,3 +152,22 @@ class Recipe:
     def of_floats(self) -> Recipe:
         """The same for a source that holds nothing quantized."""
         return replace(self, bits=self.body_bits)
+
+    @property
+    def way(self) -> Method:
+        """Its method, "search" while it is left open. Raises ExportError for one that there is not."""
+        name = self.method or _WITHOUT_TEXT
+        if name not in METHODS:
+            raise ExportError(f"method is {name!r}; expected one of: {', '.join(METHODS)}.")
+        return METHODS[name]
+
+    def is_symmetric(self, bits: int, columns: int, *, is_mixture: bool) -> bool:
+        """Whether the groups of a matrix have no zero points.
+
+        By default those of 4 bits have one, which makes them more exact (docs/numerics.md#the-default), where a row has
+        an even number of groups: CUDA and WebGPU misread or refuse others (docs/cuda.md); and not in a mixture of
+        experts.
+        """
+        if self.symmetric is not None:
+            return self.symmetric
+        return is_mixture or bits != _BITS or -(-columns // self.group_size) % 2 == 1

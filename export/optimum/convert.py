@@ -22,7 +22,7 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.describe import DISTRIBUTION, INSTALL
 from embedllm.export.layout import Entry, Layout, lay_out
 from embedllm.export.optimum.graph_rewrite import GraphSource, TracedGraph, kv_shapes, read_traced, rewritten
-from embedllm.export.recipe import METHODS, Recipe
+from embedllm.export.recipe import Recipe
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
 from embedllm.export.writing.metadata import copy_texts, facts_of, manifest_of, special_tokens, texts_of
 from embedllm.export.writing.plan import blocks
@@ -64,7 +64,7 @@ def convert_with_optimum(
 ) -> Path:
     """Exports a model by optimum's graph of it into a package folder for the CPU, and returns that folder.
 
-    As convert(), with the methods "search" and "nearest"; the recipe's `rotate`, `size` and `mean_bits` take a
+    As convert(), with the methods "search" (the default) and "nearest"; `rotate`, `size` and `mean_bits` take a
     description of the model, which there is none of. Raises ExportError.
     """
     out, recipe = named_place(out), (recipe or Recipe()).of_floats
@@ -152,7 +152,7 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     bits |= dict.fromkeys(tables, table_bits) | dict.fromkeys(heads, head_bits)
     try:
         packing = {
-            name: Packing(bits=count, group_size=recipe.group_size, symmetric=recipe.symmetric)
+            name: Packing(bits=count, group_size=recipe.group_size, symmetric=recipe.symmetric is not False)
             for name, count in bits.items()
         }
     except ValueError as error:
@@ -161,9 +161,7 @@ def _plan(traced: TracedGraph, recipe: Recipe) -> _Plan:
     small = [Entry(tensor.name, "F32", tuple(tensor.dims)) for tensor in traced.rest]
     entries = [small, *(block for run in runs for block in blocks(run, packing[run[0].name]))]
     layout = lay_out([run for run in entries if run], {"format": "embedllm"})
-    return _Plan(
-        packing=packing, runs=runs, search=METHODS[recipe.method].search, prequantized=frozenset(), layout=layout
-    )
+    return _Plan(packing=packing, runs=runs, search=recipe.way.search, prequantized=frozenset(), layout=layout)
 
 
 def _write_weights(traced: TracedGraph, plan: _Plan, path: Path, on_progress: Callable[[Progress], None]) -> str:
@@ -177,7 +175,7 @@ def _write_weights(traced: TracedGraph, plan: _Plan, path: Path, on_progress: Ca
     def fill(write: Write, pool: ThreadPoolExecutor) -> None:
         for tensor in traced.rest:
             write(tensor.name, traced.array(tensor))
-        write_matrices(plan, rounded(GraphSource(traced), plan, pool, {}), write)
+        write_matrices(plan, rounded(GraphSource(traced), plan, pool, {}, {}), write)
 
     digest = filled(path, plan.layout, fill, on_bytes)
     on_progress(Progress("weights", plan.layout.size, plan.layout.size))
@@ -198,7 +196,7 @@ def _trace(source: Path, folder: Path) -> Path:
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    if recipe.method not in _METHODS:
+    if recipe.method not in (None, *_METHODS):
         raise ExportError(f"method is {recipe.method!r}; a traced graph takes {' or '.join(map(repr, _METHODS))}.")
     for name in ("rotate", "size", "mean_bits"):
         if getattr(recipe, name):

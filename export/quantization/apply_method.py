@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.export.quantization.awq import scaled
 from embedllm.export.quantization.calibration import calibrated
-from embedllm.export.quantization.importance import excerpt, measured, weights
+from embedllm.export.quantization.importance import excerpt, measured, spreads, weights
 from embedllm.files.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PreparedModel:
     source: Source
     # [columns], by matrix: what an error in each column counts when scales are searched; those not named: all alike
     weights: Mapping[str, F32] = field(default_factory=dict)
+    spreads: Mapping[str, F32] = field(default_factory=dict)  # by matrix, as quantize() has them; used before weights
     pieces: Iterable[Piece] | None = None  # all matrices, when they are rounded on the way; None: round the source's
 
 
@@ -50,13 +51,16 @@ def apply_method(
     decoder, squares = decided.decoder, importance or {}
     if sequences is None or not method.reads or importance is not None:
         return PreparedModel(source=source, weights=weights(squares, decoder))
+    spread: Mapping[str, F32] = {}
     if method.scales:
         source, squares = scaled(source, decoder, decided.packing, excerpt(sequences),
                                  lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
     elif method.weighs:
-        squares = measured(source, decoder, excerpt(sequences), lambda *at: on_progress(Progress("inputs", *at)))
+        products = measured(source, decoder, decided.packing, excerpt(sequences),
+                            lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
+        spread = spreads(products, decoder)
     pieces = None
     if method.compensates:
         pieces = calibrated(source, decoder, decided.packing, sequences,
                             lambda *at: on_progress(Progress("calibration", *at)))  # fmt: skip
-    return PreparedModel(source=source, weights=weights(squares, decoder), pieces=pieces)
+    return PreparedModel(source=source, weights=weights(squares, decoder), spreads=spread, pieces=pieces)

@@ -24,6 +24,8 @@ LENGTH = 512  # tokens of a sequence
 FEWEST, _MOST = 16, 128  # sequences: docs/numerics.md#calibration
 _VALUES = 1 << 27  # of the widest activations of all sequences, which are in memory some five times at once
 _CHOSEN_FROM = 8  # times as many sequences are read, so that they come from all over a text
+_BUILT_IN = Path(__file__).with_name("calibration.txt")
+_BUILT_IN_LENGTH, _BUILT_IN_SEQUENCES = 256, 6  # more tokens change little: docs/numerics.md#the-default
 _SEED = 20261121
 _AT_ONCE = 16  # replies, of which the CPU makes a step in one run
 
@@ -43,17 +45,20 @@ def sequences_for(decoder: Decoder) -> int:
     return max(FEWEST, min(_MOST, wanted // _AT_ONCE * _AT_ONCE))
 
 
-def read_text(path: Path, folder: Path, decoder: Decoder) -> CalibrationText:
+def read_text(
+    path: Path, folder: Path, decoder: Decoder, *, length: int = LENGTH, count: int | None = None
+) -> CalibrationText:
     """Sequences from all over a file: .jsonl with documents, {"text": ...} a line, anything else one document.
 
-    folder: of the checkpoint, whose tokenizer reads it.
+    folder: of the checkpoint, whose tokenizer reads it. length: of a sequence, at most. count: of sequences, at most;
+    None: sequences_for(decoder).
     Raises ExportError for what is no text, or is too short for one sequence.
     """
     from embedllm.package.package import sha256
     from embedllm.text.tokenizer import Tokenizer
     from embedllm.text.windows import read_windows
 
-    length, count = min(LENGTH, decoder.context), sequences_for(decoder)
+    length, count = min(length, decoder.context), count or sequences_for(decoder)
     try:
         tokenizer = Tokenizer.open(folder)
         windows = read_windows(path, tokenizer, size=length, limit=_CHOSEN_FROM * count * length).pieces
@@ -70,6 +75,15 @@ def read_text(path: Path, folder: Path, decoder: Decoder) -> CalibrationText:
             "the rows of the model's embedding."
         )
     return CalibrationText(sequences=sequences, facts={"text": path.name, "sha256": digest, **_shape(sequences)})
+
+
+def built_in_text(folder: Path, decoder: Decoder) -> CalibrationText:
+    """Sequences of a short text of many kinds that comes with the library, for what needs no more than means.
+
+    folder: of the checkpoint, whose tokenizer reads it. Raises ExportError for a tokenizer that is not the model's.
+    """
+    found = read_text(_BUILT_IN, folder, decoder, length=_BUILT_IN_LENGTH, count=_BUILT_IN_SEQUENCES)
+    return CalibrationText(sequences=found.sequences, facts={**found.facts, "text": "built-in"})
 
 
 def draw_text(

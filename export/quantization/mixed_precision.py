@@ -13,6 +13,7 @@ from embedllm.export.recipe import Recipe
 from embedllm.export.writing.plan import Plan, plan, run_bytes
 from embedllm.files.progress import Progress
 from embedllm.package.architecture import Linear
+from embedllm.package.packing import Packing
 from embedllm.package.tensors import parameters
 
 if TYPE_CHECKING:
@@ -70,7 +71,12 @@ def open_runs(narrow: Plan, recipe: Recipe) -> list[tuple[Linear, ...]]:
 
 def widened(narrow: Plan, recipe: Recipe, runs: Iterable[Sequence[Linear]]) -> Plan:
     """The same plan with more bits for some runs."""
-    wide = {linear.name: replace(narrow.packing[linear.name], bits=WIDE) for run in runs for linear in run}
+
+    def wider(linear: Linear) -> Packing:
+        symmetric = recipe.is_symmetric(WIDE, linear.columns, is_mixture=narrow.decoder.is_mixture)
+        return replace(narrow.packing[linear.name], bits=WIDE, symmetric=symmetric)
+
+    wide = {linear.name: wider(linear) for run in runs for linear in run}
     return plan(narrow.decoder, recipe, narrow.packing | wide)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # of the plain scale, which comes first so that nothing replaces it that is not better; the negative ones give the one
 # integer more that there is below zero to the other end of the group
 _SYMMETRIC = (1.0, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, -0.75, -0.8, -0.85, -0.9, -0.95, -1.0, -1.05, -1.1, -1.14)
-_ASYMMETRIC = (1.0, 0.72, 0.8, 0.87, 0.93, 0.97)
+_ASYMMETRIC = (0.74, 0.8, 0.86, 0.92, 0.98, 1.04)  # each with the two zero points next to where the middle falls
 _BETTER = np.float32(1 + 1e-6)  # less than that is rounding: a group that a plain scale holds exactly keeps it
 
 
@@ -44,9 +44,15 @@ def search_asymmetric(transposed: F32, low: F32, high: F32, levels: int, weights
     width: F32 = high - low
     middle = _divided((low + high) / np.float32(2), width)
     most = np.float32(levels - 1)
-    steps = (most / np.float32(f) for f in _ASYMMETRIC)
-    pairs = ((one, np.clip(np.rint(most / 2 - middle * one), 0, most)) for one in steps)
-    ratio, zero = _best(_divided(transposed, width), pairs, levels, weights)
+
+    def candidates() -> Iterator[tuple[np.float32, F32]]:
+        yield most, np.clip(np.rint(most / 2 - middle * most), 0, most)  # the plain one
+        for factor in _ASYMMETRIC:
+            step = most / np.float32(factor)
+            below = np.floor(most / 2 - middle * step)
+            yield from ((step, np.clip(zero, 0, most)) for zero in (below, below + 1))
+
+    ratio, zero = _best(_divided(transposed, width), candidates(), levels, weights)
     return ratio * width, zero
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from embedllm.errors import ExportError
 from embedllm.export.layout import CONSTANTS, Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
-from embedllm.export.recipe import _REST, METHODS, Recipe
+from embedllm.export.recipe import _REST, Recipe
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packing
 from embedllm.package.tensors import (
@@ -49,8 +49,7 @@ def plan(
     prequantized: matrices that the source has quantized, which are stored as is unless the recipe has bits.
     Raises ExportError for a recipe that does not fit the model.
     """
-    if recipe.method not in METHODS:
-        raise ExportError(f"method is {recipe.method!r}; expected one of: {', '.join(METHODS)}.")
+    search = recipe.way.search
     passthrough = _passthrough(decoder, recipe, prequantized or {})
     packing = dict(packing or _packing(decoder, recipe, passthrough))
     runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
@@ -66,7 +65,7 @@ def plan(
         runs=runs,
         prequantized=frozenset(name for name, each in passthrough.items() if each.quantized),
         constants=constants,
-        search=METHODS[recipe.method].search,
+        search=search,
         layout=lay_out(entries, {"format": "embedllm"}),
     )
 
@@ -111,15 +110,18 @@ def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing
             f"embedding bits {embedding_bits} and head bits {head_bits} differ, but this model's head is tied to its "
             "embedding: both are one table. Give only the head's bits."
         )
+
+    def packing(linear: Linear, bits: int) -> Packing:
+        symmetric = recipe.is_symmetric(bits, linear.columns, is_mixture=decoder.is_mixture)
+        return Packing(bits=bits, group_size=recipe.group_size, symmetric=symmetric)
+
     try:
-        body, head, table = (
-            Packing(bits=bits, group_size=recipe.group_size, symmetric=recipe.symmetric)
-            for bits in (bits, head_bits, embedding_bits)
-        )
+        found = {linear.name: packing(linear, bits) for run in matrix_runs(decoder) for linear in run}
+        found[decoder.head.name] = packing(decoder.head, head_bits)
+        found[decoder.embedding.name] = packing(decoder.embedding, embedding_bits)
     except ValueError as error:
         raise ExportError(str(error)) from error
-    names = {linear.name: body for run in matrix_runs(decoder) for linear in run}
-    return {**names, decoder.head.name: head, decoder.embedding.name: table, **passthrough}
+    return {**found, **passthrough}
 
 
 def _small(decoder: Decoder, packing: Mapping[str, Packing]) -> list[Entry]:

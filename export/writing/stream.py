@@ -67,17 +67,20 @@ def write_weights(
     *,
     pieces: Iterable[Piece] | None = None,
     weights: Mapping[str, F32] | None = None,
+    spreads: Mapping[str, F32] | None = None,
 ) -> str:
     """Fills the file of a plan; returns its sha256.
 
     on_bytes: called with the number of bytes as they are written.
     pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
-    weights: by matrix, [columns], of the errors in a search for scales; those that are not named: all alike.
+    weights, spreads: by matrix, as quantize() has them; those that are not named: None.
     """
 
     def fill(write: Write, pool: ThreadPoolExecutor) -> None:
         _write_small(source, plan, write)
-        write_matrices(plan, rounded(source, plan, pool, weights or {}) if pieces is None else pieces, write)
+        write_matrices(
+            plan, rounded(source, plan, pool, weights or {}, spreads or {}) if pieces is None else pieces, write
+        )
 
     return filled(path, plan.layout, fill, on_bytes)
 
@@ -130,8 +133,14 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
 
 
-def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: Mapping[str, F32]) -> Iterator[Piece]:
-    """All matrices as they are stored, in rows. weights: as write_weights() has them."""
+def rounded(
+    source: Source,
+    plan: Matrices,
+    pool: ThreadPoolExecutor,
+    weights: Mapping[str, F32],
+    spreads: Mapping[str, F32],
+) -> Iterator[Piece]:
+    """All matrices as they are stored, in rows. weights, spreads: as write_weights() has them."""
 
     def work(piece: tuple[Linear, int, int]) -> Piece:
         linear, start, stop = piece
@@ -139,8 +148,9 @@ def rounded(source: Source, plan: Matrices, pool: ThreadPoolExecutor, weights: M
             if linear.name in plan.prequantized:
                 assert isinstance(source, PackedSource), "the plan has it from there"
                 return linear, read_packed(source, linear, start, stop)
-            rows, weighing = read_matrix(source, linear, start, stop), weights.get(linear.name)
-            return linear, pack(rows, plan.packing[linear.name], search=plan.search, weights=weighing)
+            rows, packing = read_matrix(source, linear, start, stop), plan.packing[linear.name]
+            weighing, spread = weights.get(linear.name), spreads.get(linear.name)
+            return linear, pack(rows, packing, search=plan.search, weights=weighing, spread=spread)
         except ExportError as error:
             raise ExportError(f"'{linear.source}.weight', rows {start} to {stop}: {error}") from error
 
@@ -180,10 +190,12 @@ def _pieces(plan: Matrices) -> Iterator[tuple[Linear, int, int]]:
                 yield linear, start, min(start + step, linear.rows)
 
 
-def pack(rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> Packed | F16 | F32:
-    """Rows of a matrix as they are stored. search, weights: as quantize() has them."""
+def pack(
+    rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None, spread: F32 | None = None
+) -> Packed | F16 | F32:
+    """Rows of a matrix as they are stored. search, weights, spread: as quantize() has them."""
     if packing.quantized:
-        return quantize(rows, packing, search=search, weights=weights)
+        return quantize(rows, packing, search=search, weights=weights, spread=spread)
     if not np.isfinite(rows).all():
         raise ExportError(NOT_FINITE)
     if packing.bits == 32:

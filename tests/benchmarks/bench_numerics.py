@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import embedllm
@@ -26,19 +27,21 @@ SETTINGS = {
     "float32, not rounded": OpenVINOOptions(precision="f32", rounding_group=0),
     "float32, not rounded, KV float16": OpenVINOOptions(precision="f32", rounding_group=0, kv="f16"),
 }
+SEARCHED = Recipe(method="search", symmetric=True)
 RECIPES = {
     "16 bits": Recipe(bits=16),
     "8 bits": Recipe(bits=8),
     "8 bits, exact": Recipe(bits=8, exact=True),
-    "4 bits, nearest scales": Recipe(method="nearest"),
-    "4 bits": Recipe(),
-    "4 bits, asymmetric": Recipe(symmetric=False),
-    "4 bits, exact": Recipe(exact=True),
-    "4 bits, head 8": Recipe(head_bits=8),
-    "4 bits, head 8, asymmetric": Recipe(head_bits=8, symmetric=False),
-    "4 bits, group 64": Recipe(group_size=64),
-    "4 bits, group 128": Recipe(group_size=128),
-    "4 bits, head 8, group 16": Recipe(head_bits=8, group_size=16),
+    "4 bits, nearest scales": replace(SEARCHED, method="nearest"),
+    "4 bits": SEARCHED,
+    "4 bits, asymmetric": replace(SEARCHED, symmetric=False),
+    "4 bits, the default": Recipe(),
+    "4 bits, exact": replace(SEARCHED, exact=True),
+    "4 bits, head 8": replace(SEARCHED, head_bits=8),
+    "4 bits, head 8, asymmetric": replace(SEARCHED, head_bits=8, symmetric=False),
+    "4 bits, group 64": replace(SEARCHED, group_size=64),
+    "4 bits, group 128": replace(SEARCHED, group_size=128),
+    "4 bits, head 8, group 16": replace(SEARCHED, head_bits=8, group_size=16),
 }
 
 
@@ -60,7 +63,7 @@ def compare_recipes(checkpoint: Path, folder: Path, text: Path, tokens: int) -> 
 
 def compare_settings(checkpoint: Path, folder: Path, text: Path, tokens: int) -> None:
     """A table of OpenVINO's settings, one model under all, against the exact ones."""
-    package = convert(checkpoint, folder / "package", Recipe(head_bits=8))
+    package = convert(checkpoint, folder / "package", replace(SEARCHED, head_bits=8))
     models = [
         embedllm.load(package, device="openvino", openvino=options, exact=options is None)
         for options in SETTINGS.values()

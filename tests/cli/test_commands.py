@@ -398,15 +398,21 @@ def test_the_npus_target_takes_no_small_groups(checkpoint: str, tmp_path: Path) 
     assert "the NPU needs a group size of at least 64" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("options", "group"),
-    [(["--target", "npu"], 128), (["--target", "npu", "--group", "64"], 64), ([], 32), (["--group", "256"], 256)],
-)
-def test_a_target_sets_what_was_not_said(options: list[str], group: int, checkpoint: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "group", "symmetric"), [
+    (["--target", "npu"], 128, {True}),
+    (["--target", "npu", "--group", "64"], 64, {True}),
+    ([], 32, {True, False}),  # rows of 3 groups, and of 2
+    (["--symmetric"], 32, {True}),
+    (["--group", "256"], 256, {True}),  # rows of one group
+])  # fmt: skip
+def test_a_target_sets_what_was_not_said(
+    options: list[str], group: int, symmetric: set[bool], checkpoint: str, tmp_path: Path
+) -> None:
     out = tmp_path / "model"
     assert embed("export", checkpoint, str(out), "--quiet", *options).exit_code == 0
-    (packing,) = json.loads(embed("inspect", str(out), "--json").stdout)["packing"]
-    assert (packing["bits"], packing["group_size"], packing["symmetric"]) == (4, group, True)
+    found = json.loads(embed("inspect", str(out), "--json").stdout)["packing"]
+    assert {(packing["bits"], packing["group_size"]) for packing in found} == {(4, group)}
+    assert {packing["symmetric"] for packing in found} == symmetric
 
 
 def test_the_npu_takes_no_zero_points(tmp_path: Path) -> None:

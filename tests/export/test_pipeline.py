@@ -89,7 +89,7 @@ def test_the_manifest_says_how_it_was_made(tmp_path: Path) -> None:
     assert manifest["context"] == 100
     assert manifest["tokens"] == {"bos": None, "pad": 0, "stop": [2]}
     assert manifest["recipe"] == {"bits": 4, "group_size": 16, "symmetric": False, "head_bits": 8, "embedding_bits": 16,
-                                  "method": "search", "context": 100, "exact": False,
+                                  "method": "weighted", "context": 100, "exact": False,
                                   "size": None, "mean_bits": None, "rotate": False}  # fmt: skip
     quantization = manifest["quantization"]
     assert isinstance(quantization, dict)
@@ -268,9 +268,9 @@ def test_float_weights_are_those_of_the_source(family: str, dtype: str, bits: in
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(),
-        Recipe(symmetric=False),
-        Recipe(method="nearest"),
+        Recipe(method="search", symmetric=True),
+        Recipe(method="search", symmetric=False),
+        Recipe(method="nearest", symmetric=True),
         Recipe(bits=8, group_size=16, symmetric=False),
     ],
     ids=["4", "4, zero points", "4, nearest", "8"],
@@ -283,7 +283,7 @@ def test_pieces_make_the_matrix_that_quantizing_it_whole_makes(
     package = open_package(convert(checkpoint, tmp_path / "package", recipe))
     stored = dict(read_tensors(package.weights))
     source = tiny_tensors(tiny_config(), seed=0)
-    packing = Packing(bits=recipe.body_bits, group_size=recipe.group_size, symmetric=recipe.symmetric)
+    packing = Packing(bits=recipe.body_bits, group_size=recipe.group_size, symmetric=recipe.symmetric is True)
     for matrix in matrices_of(package):
         packed = quantize(source[f"{matrix.source}.weight"], packing, search=recipe.method == "search")
         assert np.array_equal(stored[f"{matrix.name}.weight"], packed.weight), matrix.name
@@ -364,12 +364,12 @@ def test_progress_counts_every_byte_and_graph(checkpoint: Path, tmp_path: Path) 
     reports: list[Progress] = []
     package = convert(checkpoint, tmp_path / "package", verify=True, on_progress=reports.append)
     stages = list(dict.fromkeys(report.stage for report in reports))
-    assert stages == ["weights", "graphs", "verify"]
+    assert stages == ["inputs", "weights", "graphs", "verify"]
     for stage in stages:
         done = [report.done for report in reports if report.stage == stage]
         assert done == sorted(done)
         assert {report.total for report in reports if report.stage == stage} == {done[-1]}
-    assert reports[0].total == (package / WEIGHTS).stat().st_size
+    assert {report.total for report in reports if report.stage == "weights"} == {(package / WEIGHTS).stat().st_size}
 
 
 def test_a_verified_package_is_whole_and_says_what_was_measured(checkpoint: Path, tmp_path: Path) -> None:

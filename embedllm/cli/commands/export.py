@@ -40,13 +40,15 @@ _NPU_LEAST = 64
 @click.option("--exporter", type=click.Choice(["embedllm", "optimum"]), default="embedllm",
               help="optimum: for model types that 'embedllm families' does not list; they run on the CPU.")  # fmt: skip
 @click.option("--target", type=click.Choice(list(_TARGETS)), help="Use the best defaults for this device.")
-@click.option("--asymmetric", is_flag=True, help="Asymmetric quantization, with zero points.")
+@click.option("--asymmetric/--symmetric", "asymmetric", default=None,
+              help="With zero points or without. Default: with, in 4 bits where every device reads them.")  # fmt: skip
 @click.option("--method", type=click.Choice(_METHODS),
-              help="Quantization method: search (MSE-optimal scales, default), nearest (round-to-nearest, min-max "
-              "scales), weighted (imatrix), awq, gptq (slowest, most accurate).")  # fmt: skip
+              help="Quantization method: weighted (MSE-optimal scales, weighted by activations as with an imatrix; "
+              "default), search (the same, unweighted), nearest (round-to-nearest, min-max scales), awq, gptq "
+              "(slowest, most accurate).")  # fmt: skip
 @click.option("--calibrate", type=click.Path(path_type=Path), metavar="FILE",
               help="Calibration data (.txt or .jsonl) for weighted, awq, gptq (then the default) and mixed precision. "
-              "Default: self-generated.")  # fmt: skip
+              "Default: a short built-in text; for gptq self-generated.")  # fmt: skip
 @click.option("--importance", type=click.Path(path_type=Path), metavar="FILE",
               help="Importance matrix for weighted, in place of calibration data: a GGUF "
               "file of llama.cpp's llama-imatrix.")  # fmt: skip
@@ -82,7 +84,7 @@ def export(
     group: str | None,
     exporter: str,
     target: str | None,
-    asymmetric: bool,
+    asymmetric: bool | None,
     method: str | None,
     calibrate: Path | None,
     rotate: bool,
@@ -119,8 +121,8 @@ def export(
         size=size,
         mean_bits=None if bits in PLAIN_BITS else bits,
         group_size=int(group or _TARGETS.get(target or "", _GROUP)),
-        symmetric=not asymmetric,
-        method=method or _method_for(calibrate, importance),
+        symmetric=_symmetric(target, asymmetric=asymmetric),
+        method=method,
         head_bits=int(lm_head_bits) if lm_head_bits else None,
         embedding_bits=int(embedding_bits) if embedding_bits else None,
         context=context,
@@ -156,7 +158,12 @@ def export(
     _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
 
 
-def _check_target(target: str | None, group: str | None, *, asymmetric: bool) -> None:
+def _symmetric(target: str | None, *, asymmetric: bool | None) -> bool | None:
+    """Recipe.symmetric: the NPU reads no zero points."""
+    return target == "npu" or None if asymmetric is None else not asymmetric
+
+
+def _check_target(target: str | None, group: str | None, *, asymmetric: bool | None) -> None:
     if target == "npu" and asymmetric:
         raise click.UsageError("--target npu and --asymmetric: the NPU does not support zero points. Leave one out.")
     if target == "npu" and group and int(group) < _NPU_LEAST:
@@ -174,14 +181,10 @@ def _check_calibration(recipe: Recipe, *, has_text: bool, has_importance: bool) 
     if recipe.size is not None and (recipe.bits is not None or recipe.mean_bits is not None):
         raise click.UsageError("--size and --bits are mutually exclusive.")
     try:
-        check_calibration(recipe.method, has_budget=is_mixed, has_text=has_text, has_importance=has_importance)
+        if name := recipe.method or ("weighted" if has_importance else None):
+            check_calibration(name, has_budget=is_mixed, has_text=has_text, has_importance=has_importance)
     except ExportError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _method_for(calibrate: Path | None, importance: Path | None) -> str:
-    """The default method."""
-    return "weighted" if importance is not None else "gptq" if calibrate is not None else "search"
 
 
 def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_json: bool) -> None:

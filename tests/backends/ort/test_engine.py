@@ -27,9 +27,10 @@ EXACT_ATOL = 1e-4  # of logits up to 5: the order of float32 sums differs
 # are harder than trained ones (docs/numerics.md)
 INT8_ACTIVATIONS_ATOL = 0.4
 RECIPES = {
-    "int4": Recipe(),
-    "int4 group 16": Recipe(group_size=16),
-    "int4 group 128": Recipe(group_size=128),
+    "default": Recipe(),
+    "int4": Recipe(symmetric=True),
+    "int4 group 16": Recipe(group_size=16, symmetric=True),
+    "int4 group 128": Recipe(group_size=128, symmetric=True),
     "int4 asymmetric": Recipe(symmetric=False),
     "int4, head 8": Recipe(head_bits=8),
     "int8": Recipe(bits=8),

@@ -50,10 +50,11 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 # matrices have 80 or 96 columns here: 3 groups of 32, the last one of 16 values where there are 80; 5 or 6 groups of 16
 RECIPES = {
-    "int4": Recipe(),
-    "int4, group 16": Recipe(group_size=16),
-    "int4, group 64": Recipe(group_size=64),
-    "int4, group 128": Recipe(group_size=128),
+    "default": Recipe(),
+    "int4": Recipe(symmetric=True),
+    "int4, group 16": Recipe(group_size=16, symmetric=True),
+    "int4, group 64": Recipe(group_size=64, symmetric=True),
+    "int4, group 128": Recipe(group_size=128, symmetric=True),
     "int4 asymmetric": Recipe(symmetric=False),  # an odd number of zero points, half a byte of a row is empty
     "int4 asymmetric, group 16": Recipe(symmetric=False, group_size=16),  # odd in some matrices, even in others
     "int4 asymmetric, group 64": Recipe(symmetric=False, group_size=64),  # even

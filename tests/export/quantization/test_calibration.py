@@ -123,7 +123,7 @@ def test_the_manifest_says_what_was_read(tiny: Path, tmp_path: Path) -> None:
     assert found["text"] == "text.jsonl"
     assert found["sha256"] == sha256(file)
     assert found["tokens"] == 128  # its whole context
-    assert "calibration" not in manifest(convert(tiny, tmp_path / "q"))
+    assert "calibration" not in manifest(convert(tiny, tmp_path / "q", Recipe(method="search")))
 
 
 def test_without_a_text_the_model_draws_one(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_text_that_is_not_there_is_refused(tiny: Path, tmp_path: Path) -> None
 
 def test_a_text_for_another_method_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="'gptq', 'awq\\+gptq', not for 'search' without a size"):
-        convert(tiny, tmp_path / "p", calibration=text(tmp_path / "text.jsonl"))
+        convert(tiny, tmp_path / "p", Recipe(method="search"), calibration=text(tmp_path / "text.jsonl"))
 
 
 def test_where_nothing_is_rounded_there_is_nothing_to_calibrate(tiny: Path, tmp_path: Path) -> None:

@@ -152,19 +152,20 @@ def test_the_manifest_says_what_was_asked_measured_and_chosen(tiny: Path, tmp_pa
     assert set(bits.values()) == {4, 8}
 
 
-def test_without_a_text_the_model_draws_one(tiny: Path, tmp_path: Path) -> None:
+def test_without_a_text_the_built_in_one_is_read(tiny: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
     package = convert(tiny, tmp_path / "p", Recipe(group_size=16, size=between(0.5)), on_progress=seen.append)
-    assert list(dict.fromkeys(at.stage for at in seen)) == ["draft", "sensitivity", "weights", "graphs"]
-    assert manifest(package)["calibration"] == {"text": None, "sequences": 16, "tokens": 128}
+    assert list(dict.fromkeys(at.stage for at in seen)) == ["sensitivity", "inputs", "weights", "graphs"]
+    assert manifest(package)["calibration"]["text"] == "built-in"  # type: ignore[index]
     open_package(package).check()
 
 
 def test_either_end_is_no_mix(tiny: Path, tmp_path: Path) -> None:
     file = text(tmp_path / "text.jsonl")
     for bits, size in zip((4, 8), ends(), strict=True):
-        package = convert(tiny, tmp_path / f"{bits}", Recipe(group_size=16, size=size), calibration=file)
-        plain = convert(tiny, tmp_path / f"plain {bits}", Recipe(group_size=16, bits=bits))
+        recipe = Recipe(group_size=16, method="search")
+        package = convert(tiny, tmp_path / f"{bits}", replace(recipe, size=size), calibration=file)
+        plain = convert(tiny, tmp_path / f"plain {bits}", replace(recipe, bits=bits))
         assert (package / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
 
 

@@ -27,7 +27,7 @@ from tests.export.quantization.test_calibration import MODELS
 from tests.support.calibration_texts import kl, logits
 from tests.support.tiny import tiny_checkpoint, tiny_config, tiny_tensors, write_bf16
 
-NARROW = Recipe(group_size=16)
+NARROW = Recipe(group_size=16, method="search")
 
 
 @pytest.fixture(params=MODELS)
