@@ -140,6 +140,7 @@ def test_what_takes_long_is_said_at_a_terminal_and_cleared(monkeypatch: pytest.M
         stop()
         assert screen.getvalue().endswith("\x1b[2K")  # the line is empty again
     shown = screen.getvalue()
+    monkeypatch.setattr(progress, "_QUIET_S", DEADLINE)
     with progress.waiting("what is quick"):
         pass
     assert screen.getvalue() == shown

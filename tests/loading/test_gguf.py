@@ -179,7 +179,8 @@ def test_a_tensor_that_no_part_reads_is_refused(llama: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("mamba", "architecture 'mamba', which is not read from GGUF. Known: llama, qwen2"),
+    ("starship", "architecture 'starship', which is not read from GGUF. Known: llama, qwen2"),
+    ("mamba", "architecture 'mamba', which is not read: it has layers of a state space model"),
     ("qwen4", "The nearest is 'qwen"),
 ])  # fmt: skip
 def test_an_architecture_that_is_not_known_is_refused(name: str, message: str, tmp_path: Path) -> None:
