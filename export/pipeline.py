@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedllm.errors import EmbedError, ExportError
 from embedllm.export.checkpoints.lora_merge import MergedSource
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.describe import check_encoder, describe_checkpoint
@@ -21,7 +23,7 @@ from embedllm.export.quantization.calibration_text import CalibrationText, built
 from embedllm.export.quantization.imatrix import read_importance
 from embedllm.export.quantization.mixed_precision import budget, mixed
 from embedllm.export.quantization.rotated_source import RotatedSource
-from embedllm.export.recipe import Recipe, check_method, check_model, default_method
+from embedllm.export.recipe import UNCALIBRATED, Recipe, check_method, check_model, default_method
 from embedllm.export.request import ExportRequest
 from embedllm.export.sharding import cut_in_place
 from embedllm.export.writing.atomic_folder import atomic_folder, check_place, named_place
@@ -40,6 +42,8 @@ from embedllm.package.package import MANIFEST, WEIGHTS, sha256
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
     from embedllm.types import F32
+
+_log = logging.getLogger("embedllm")
 
 
 def convert(
@@ -157,6 +161,15 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
     merged = None if lora is None else MergedSource(tensors, lora, decoder)
     source = merged or tensors
     check_source(tensors, planned)
+    text = None
+    if reads:
+        try:
+            text = _text(request, recipe, location, decoder)
+        except EmbedError as error:
+            if not request.is_left_open:
+                raise
+            _warn_uncalibrated(error)
+            recipe, reads = dataclasses.replace(recipe, method=UNCALIBRATED), False
     facts = facts_of(location, recipe, tokens, request.out.name)
     return _Export(
         request=request,
@@ -167,10 +180,14 @@ def _decided(request: ExportRequest, location: Location, reader: Checkpoint) -> 
         budget=size,
         facts=facts if merged is None else {**facts, "lora": merged.facts},
         texts=texts,
-        text=_text(request, recipe, location, decoder) if reads else None,
+        text=text,
         generates_text=reads and recipe.way.compensates and request.calibration is None,
         importance=None if request.importance is None else read_importance(request.importance, decoder),
     )
+
+
+def _warn_uncalibrated(error: EmbedError) -> None:
+    _log.warning("exported without calibration, by the method %r: %s", UNCALIBRATED, error)
 
 
 def _text(request: ExportRequest, recipe: Recipe, location: Location, decoder: Decoder) -> CalibrationText | None:
@@ -193,18 +210,25 @@ def _fill(export: _Export, partial: Path) -> None:
         planned, facts["sensitivity"] = mixed(
             export.source, planned, recipe, text.sequences, export.budget, request.on_progress
         )
-    if text is not None:
-        facts["calibration"] = text.facts
     if request.importance is not None:
         facts["importance"] = {"file": request.importance.name, "sha256": sha256(request.importance)}
-    prepared = apply_method(
-        export.source,
-        planned,
-        recipe.way,
-        None if text is None else text.sequences,
-        importance=export.importance,
-        on_progress=request.on_progress,
-    )
+    try:
+        prepared = apply_method(
+            export.source,
+            planned,
+            recipe.way,
+            None if text is None else text.sequences,
+            importance=export.importance,
+            on_progress=request.on_progress,
+        )
+    except ExportError as error:
+        if not request.is_left_open:
+            raise
+        _warn_uncalibrated(error)  # of weights that are not finite, the writer names which ones
+        prepared, text = PreparedModel(source=export.source), None
+        facts["recipe"] = dataclasses.asdict(dataclasses.replace(recipe, method=UNCALIBRATED))
+    if text is not None:
+        facts["calibration"] = text.facts
     _write(prepared, planned, partial, facts, exact=recipe.exact, on_progress=request.on_progress)
     if request.verify:
         from embedllm.export.verify import verify_folder

@@ -43,9 +43,9 @@ def default_method(decoder: Decoder, bits: Collection[int], *, has_text: bool, h
     if has_importance:
         return "weighted"
     if decoder.encoder is not None or decoder.is_mixture or _is_apart(decoder):
-        return _WITHOUT_TEXT
+        return UNCALIBRATED
     name = "gptq" if has_text else "weighted"
-    return name if set(bits) & set(METHODS[name].bits) else _WITHOUT_TEXT
+    return name if set(bits) & set(METHODS[name].bits) else UNCALIBRATED
 
 
 def check_model(name: str, decoder: Decoder, *, has_budget: bool) -> None:
@@ -118,7 +118,7 @@ def incompatible_option(recipe: Recipe, options: Mapping[str, object]) -> str:
 
 
 _BITS = 4  # unless a recipe says otherwise
-_WITHOUT_TEXT = "search"  # the method of a model that cannot be run over a text layer by layer
+UNCALIBRATED = "search"  # the method of a model that cannot be run over a text layer by layer
 _REST = 16  # of what a source holds as floats beside pre-quantized matrices
 
 
@@ -156,7 +156,7 @@ class Recipe:
     @property
     def way(self) -> Method:
         """Its method, "search" while it is left open. Raises ExportError for one that there is not."""
-        name = self.method or _WITHOUT_TEXT
+        name = self.method or UNCALIBRATED
         if name not in METHODS:
             raise ExportError(f"method is {name!r}; expected one of: {', '.join(METHODS)}.")
         return METHODS[name]

@@ -53,6 +53,12 @@ class ExportRequest:
             check_installed()
 
     @property
+    def is_left_open(self) -> bool:
+        """Whether nobody asked for calibration, so that an export goes on without where it fails."""
+        recipe = self.recipe
+        return not any((recipe.method, recipe.size, recipe.mean_bits, self.calibration, self.importance))
+
+    @property
     def weight_options(self) -> dict[str, object]:
         """Those that change weights or choose their integers, by name; None where not given."""
         return {"lora": self.lora, "calibration": self.calibration, "importance": self.importance}

@@ -46,7 +46,7 @@ def main() -> None:
         text = Path(folder, "documents-and-chats.jsonl")
         lines = mixed(options.documents, options.chats, ChatTemplate.open(checkpoint))
         text.write_text("".join(json.dumps({"text": one}) + "\n" for one in lines), encoding="utf-8")
-        recipe = Recipe(head_bits=8, method="gptq")
+        recipe = Recipe(head_bits=8, method="gptq", symmetric=True)
         convert(checkpoint, DEMO, recipe, calibration=text, replace=DEMO.exists(), verify=True)
     for name in ("README.md", "SOURCES.md"):
         shutil.copyfile(checkpoint / name, DEMO / name)

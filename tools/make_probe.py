@@ -54,7 +54,8 @@ def main() -> None:
 def make(folder: Path) -> None:
     """Writes the package and its answers into a folder, in place of what is there."""
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = Recipe(method="nearest")  # the same bytes wherever it is made: a search sums, in an order of NumPy's
+        # the same bytes wherever it is made: a search sums, in an order of NumPy's
+        recipe = Recipe(method="nearest", symmetric=True)
         convert(_write_checkpoint(Path(scratch) / "checkpoint"), folder, recipe, replace=folder.exists())
     with closing(ReferenceEngine(open_package(folder))) as engine:
         rows = [[round(value, _DIGITS) for value in row] for row in answers(engine)]

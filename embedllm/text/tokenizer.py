@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
+_MOST_IDS = 1 << 32  # the type of a token id in the library that encodes
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -104,7 +105,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str | None:
         """The vocabulary's own spelling of a token; see TextCodec."""
-        return self._engine.id_to_token(token)
+        return self._engine.id_to_token(token) if 0 <= token < _MOST_IDS else None
 
     def appended_text(self, token: int) -> str | None:
         """What a token adds to any text; see TextCodec."""

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+from embedllm.errors import ExportError
 from embedllm.export import Progress, Recipe, convert
 from embedllm.export.layout import CONSTANTS
 from embedllm.export.rounding.quantize import quantize
@@ -399,3 +400,16 @@ def test_templates_licences_and_notices_go_along(tmp_path: Path) -> None:
     assert not (package / "LICENSES").exists()
     assert not (package / "notes.txt").exists()
     assert texts.keys() <= open_package(package).files.keys()
+
+
+def test_without_a_method_an_export_goes_on_where_calibration_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here the tokenizer has tokens that the embedding has no rows for. Asked for by name, a method fails."""
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=200)
+    package = open_package(convert(checkpoint, tmp_path / "package"))
+    assert package.manifest["recipe"]["method"] == "search"
+    assert "calibration" not in package.manifest
+    assert "exported without calibration, by the method 'search': the tokenizer of" in caplog.text
+    with pytest.raises(ExportError, match="expected less than 200, the rows of the model's embedding"):
+        convert(checkpoint, tmp_path / "other", Recipe(method="weighted"))

@@ -168,7 +168,7 @@ def test_progress_is_told_of_every_byte(with_checkpoint: Hub) -> None:
     told: list[Progress] = []
     find_package(NAME, on_progress=told.append)
     stages = list(dict.fromkeys(report.stage for report in told))
-    assert stages == ["download", "weights", "graphs"]
+    assert stages == ["download", "inputs", "weights", "graphs"]
     downloads = [report for report in told if report.stage == "download"]
     size = len(with_checkpoint.repos[NAME].commits.popitem()[1]["model.safetensors"])
     assert [report.done for report in downloads] == sorted(report.done for report in downloads)

@@ -248,7 +248,7 @@ def test_a_source_that_changes_meanwhile_is_named(change: str, checkpoint: Path,
             model.unlink(missing_ok=True)
 
     with pytest.raises(ExportError) as caught:
-        convert(checkpoint, tmp_path / "package", on_progress=interfere)
+        convert(checkpoint, tmp_path / "package", Recipe(method="search"), on_progress=interfere)  # one reading
     says = "ended while it was read" if change == "cut" else "cannot read"
     assert says in str(caught.value)
     assert f"'{model}'" in str(caught.value)

@@ -31,7 +31,7 @@ from tests.web.support.found import node, node_modules
 from tools import make_web_wheel
 
 WEB = Path(__file__).parent
-LIMIT = 440_000  # bytes of the wheel; measured 422,000
+LIMIT = 480_000  # bytes of the wheel; measured 422,000
 TEMPLATE = (
     "{%- for message in messages %}{% if message.role == 'odd' %}{{ raise_exception('odd roles') }}{% endif %}"
     "[{{ message.role }}]{{ message.content | tojson }}{% endfor %}{% if add_generation_prompt %}[>]{% endif %}"

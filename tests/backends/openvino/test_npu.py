@@ -42,7 +42,7 @@ def values(logits: Logits) -> Sequence[float]:
 
 @pytest.fixture(scope="module")
 def folder(tiny_package: MakePackage) -> Path:
-    return tiny_package("qwen3", Recipe(group_size=64), max_position_embeddings=600)
+    return tiny_package("qwen3", Recipe(group_size=64, symmetric=True), max_position_embeddings=600)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NpuEngine:
 def test_greedy_replies_are_those_of_openvino(
     family: str, group: int, tiny_package: MakePackage, tmp_path: Path
 ) -> None:
-    folder = tiny_package(family, Recipe(group_size=group))
+    folder = tiny_package(family, Recipe(group_size=group, symmetric=True))
     prompt = some_tokens(40)
     with (
         embedllm.load(folder, device="openvino", exact=True) as one,
@@ -195,7 +195,7 @@ def test_a_reply_that_fills_it_ends_as_context(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_small_package_is_the_limit_itself(tiny_package: MakePackage, tmp_path: Path) -> None:
-    opened = npu_engine(tiny_package("qwen3", Recipe(group_size=64)), tmp_path, prompt=1024, reply=512)
+    opened = npu_engine(tiny_package("qwen3", Recipe(group_size=64, symmetric=True)), tmp_path, prompt=1024, reply=512)
     assert (opened.chunk, opened.context, opened.remedy) == (128, 128, "export with a larger --context")
     session = opened.open()
     session.feed(some_tokens(127))
@@ -338,7 +338,7 @@ def test_small_groups_are_remarked_for_the_npu_only(folder: Path, tiny_package: 
                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(npu, "driver_version", lambda: "7")
     caplog.set_level("INFO", logger="embedllm")
-    small = open_package(tiny_package("qwen3", Recipe(group_size=32)))
+    small = open_package(tiny_package("qwen3", Recipe(group_size=32, symmetric=True)))
     for package, on_cpu, said in ((small, True, 0), (open_package(folder), False, 0), (small, False, 1)):
         caplog.clear()
         chosen = npu._properties(package, 64, options(tmp_path), on_cpu=on_cpu, exact=False)

@@ -147,7 +147,7 @@ def test_what_cannot_be_fed_changes_nothing(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lfm2")
-    return convert(tiny_lfm2(folder / "checkpoint"), folder / "package", Recipe(bits=4))
+    return convert(tiny_lfm2(folder / "checkpoint"), folder / "package", Recipe(bits=4, symmetric=True))
 
 
 @pytest.fixture(scope="module", params=[tiny_lfm2, tiny_qwen3_5])

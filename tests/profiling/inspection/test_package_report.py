@@ -33,7 +33,7 @@ MakePackage = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def tiny(tiny_package: MakePackage) -> Description:
-    return describe_package(open_package(tiny_package()))
+    return describe_package(open_package(tiny_package(recipe=Recipe(symmetric=True))))
 
 
 def share(found: Description, kind: str) -> Share:

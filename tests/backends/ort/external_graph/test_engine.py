@@ -59,7 +59,14 @@ def test_at_32_bits_its_logits_are_those_of_its_formula(export: Exports, beside:
 
 
 @pytest.mark.parametrize(
-    "recipe", [Recipe(), Recipe(bits=8), Recipe(symmetric=False), Recipe(group_size=16, exact=True), Recipe(bits=16)]
+    "recipe",
+    [
+        Recipe(symmetric=True),
+        Recipe(bits=8),
+        Recipe(symmetric=False),
+        Recipe(group_size=16, exact=True, symmetric=True),
+        Recipe(bits=16),
+    ],
 )
 def test_rounded_weights_are_what_the_graph_computes_with(export: Exports, recipe: Recipe) -> None:
     folder = export(recipe)
