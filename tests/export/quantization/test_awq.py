@@ -64,7 +64,7 @@ def test_a_model_with_large_inputs_stays_nearer_on_other_text(checkpoint: Path, 
     source.close()
     other = read_text(text(tmp_path / "other.jsonl", seed=1, words=500), checkpoint, decoder).sequences[:6]
     base = logits(convert(checkpoint, tmp_path / "base", Recipe(bits=32)), other)
-    searched = convert(checkpoint, tmp_path / "searched", Recipe(group_size=16))
+    searched = convert(checkpoint, tmp_path / "searched", Recipe(group_size=16, method="search"))
     found = convert(
         checkpoint, tmp_path / "found", AWQ, calibration=text(tmp_path / "text.jsonl", words=500), verify=True
     )

@@ -220,7 +220,7 @@ def test_the_command_mixes_bits(by: str, tiny: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert ends()[0] < found["weights_bytes"] <= size
     assert found["bits_per_weight"] <= 8 * size / count
-    same = convert(tiny, tmp_path / "q", Recipe(group_size=16, size=size), calibration=file)
+    same = convert(tiny, tmp_path / "q", Recipe(group_size=16, size=size, method="search"), calibration=file)
     assert (tmp_path / "p/weights.safetensors").read_bytes() == (same / "weights.safetensors").read_bytes()
 
 
