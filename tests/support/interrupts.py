@@ -17,6 +17,9 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        # the last signal may be on its way to another thread: it is forgotten when it is ignored, or else would end the
+        # process once its action is the usual one again
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, self._before)
 
     def during(self, call: Callable[[], object], after_s: float) -> bool:
