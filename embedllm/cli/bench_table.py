@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedllm.cli.tables import new_console, new_table
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Spread = Mapping[str, float]
+_SPREAD = re.compile(r"^([\d.,]+) \([\d.,]+-[\d.,]+\)$")  # as _spread() writes it
+_ANY_WIDTH = 10_000  # columns
 
 
 def show_report(found: dict[str, Any]) -> None:
     """What embedllm.profiling.bench.report.report() gave, on stdout."""
     console = new_console()
+    is_narrow = False
     for line in _conditions(found):
         console.print(line, markup=False, soft_wrap=True)
     engines = found["engines"]
@@ -33,9 +40,21 @@ def show_report(found: dict[str, Any]) -> None:
         lines = list(rows)
         if lines:
             console.print(f"\n[bold]{title}[/bold]")
-            console.print(new_table(columns, lines, numbers_from=1 if title != "engines" else None))
+            shown = fitting(console, columns, lines)
+            is_narrow |= shown != lines
+            console.print(new_table(columns, shown, numbers_from=1 if title != "engines" else None))
+    if is_narrow:
+        console.print("\nmedians only: a wider terminal, or --json, has the least and the most of each figure")
     for line in _left_out(engines):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def fitting(console: Console, columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """The rows; in a terminal that they are too wide for, with the medians alone, so that no cell is folded."""
+    width = new_table(columns, rows).__rich_measure__(console, console.options.update(max_width=_ANY_WIDTH)).maximum
+    if width <= console.width:
+        return rows
+    return [tuple(_SPREAD.sub(r"\1", cell) for cell in row) for row in rows]
 
 
 def _conditions(found: dict[str, Any]) -> Iterator[str]:

@@ -32,9 +32,22 @@ from embedllm.cli.commands.tune import tune
 from embedllm.cli.commands.worker import worker
 from embedllm.cli.options import common_options, wants_traceback
 from embedllm.errors import EmbedError
+from embedllm.files.nearest import nearest
 from embedllm.files.version import __version__
 
 _ALIASES = {"list": "models", "ls": "models"}  # as other programs call them
+_NEAREST = {  # commands of other programs
+    "complete": "run",
+    "convert": "export",
+    "create": "export",
+    "delete": "rm",
+    "download": "pull",
+    "generate": "run",
+    "quantize": "export",
+    "remove": "rm",
+    "serve": "worker",
+    "show": "inspect",
+}
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
 
 
@@ -58,6 +71,17 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError for an unknown command, with the nearest one."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            known = [*self.commands, *_ALIASES]
+            near = f" The nearest is '{_NEAREST[name]}'." if name in _NEAREST else nearest(name, known)
+            ctx.fail(f"No such command '{name}'.{near}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

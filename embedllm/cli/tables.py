@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,19 @@ WIDE = 200  # columns when nobody's terminal says how many: a table must not be 
 def new_console() -> Console:
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    is_typed = sys.stdout.isatty()
+    piped = cast("IO[str]", Unpadded())  # a console writes and flushes, no more
+    return Console(file=sys.stdout if is_typed else piped, highlight=False, width=None if is_typed else WIDE)
+
+
+class Unpadded(io.TextIOBase):
+    """Lines on their way to stdout, without the spaces that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 def new_table(

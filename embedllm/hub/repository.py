@@ -135,7 +135,7 @@ def open_repository(
         at = f" at '{revision}'" if revision else ""
         raise HubError(
             f"there is no folder '{name}' here, the hub's model of that name{at} is not in the cache, and nothing is "
-            "downloaded here. Load it once, without local_files_only."
+            f"downloaded here. Download it first: embedllm pull {name}"
         )
     here = (path for path in cached.rglob("*") if path.is_file())
     found = {path.relative_to(cached).as_posix(): HubFile(path.stat().st_size) for path in here}

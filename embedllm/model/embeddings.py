@@ -120,9 +120,12 @@ class Encoding:
 def present(encoding: Encoding | None, name: str, wanted: str) -> Encoding:
     """The encoding of a model that has one. Raises ValueError for a model that generates text."""
     if encoding is None:
+        is_reranker = "rerank" in wanted
+        example = "BAAI/bge-reranker-v2-m3" if is_reranker else "Qwen/Qwen3-Embedding-0.6B"
+        task = "rerank" if is_reranker else "embed"
         raise ValueError(
-            f"'{name}' generates text and was not exported as {wanted}. Export one that is, such as "
-            "Qwen/Qwen3-Embedding-0.6B or BAAI/bge-reranker-v2-m3, or a checkpoint with: embedllm export --task ..."
+            f"'{name}' generates text and was not exported as {wanted}. Export one that is, such as {example}, or a "
+            f"checkpoint of such a model with: embedllm export SOURCE OUT --task {task}"
         )
     return encoding
 

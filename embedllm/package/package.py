@@ -95,6 +95,15 @@ class Package:
 
         return self.architecture.encoder if isinstance(self.architecture, Decoder) else None
 
+    def check_generates(self) -> None:
+        """Raises ValueError for an embedding or reranker model, with the command that it is for."""
+        if self.encoder is None:
+            return
+        kind, command = "an embedding model", "embed MODEL TEXT"
+        if self.encoder.score_activation:
+            kind, command = "a reranker", "rerank MODEL QUERY DOCUMENT"
+        raise ValueError(f"'{self.name}' is {kind}: it generates no text. It is used with: embedllm {command}")
+
     @property
     def is_rotated(self) -> bool:
         """Whether the value heads are rotated (`embedllm export --rotate`): adapters have to be, too."""

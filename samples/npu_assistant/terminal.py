@@ -91,7 +91,8 @@ class Session:
         self._assistant.documents = documents
         self._desktop.root = folder
         files = len({passage.source for passage in documents.passages})
-        self._screen.note(f"documents: {len(documents.passages)} passages of {files} files in '{folder}'")
+        passages = _counted(len(documents.passages), "passage")
+        self._screen.note(f"documents: {passages} of {_counted(files, 'file')} in '{folder}'")
         for line in documents.skipped[:_SHOWN_SKIPPED]:
             self._screen.note(f"skipped {line}")
         if len(documents.skipped) > _SHOWN_SKIPPED:
@@ -201,3 +202,7 @@ def stopped_by_ctrl_c() -> Iterator[embedllm.Cancel]:
         yield cancel
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

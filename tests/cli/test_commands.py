@@ -120,7 +120,6 @@ def test_the_model_may_be_named_by_its_place(tiny: str) -> None:
         (["run", "demo", "hello", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
         (["chat", "demo", "--model", "other"], "found two models, 'demo' and --model 'other'; give one."),
         (["pull", "demo"], "'demo' is no name of the hub (org/name) and no GGUF file: nothing to pull."),
-        (["exprt"], "Did you mean 'export'?"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(arguments: list[str], message: str) -> None:
@@ -332,7 +331,7 @@ def test_an_export_can_be_run_and_inspected(checkpoint: str, tmp_path: Path) -> 
     exported = embed("export", checkpoint, out, "--bits", "8", "--group", "16", "--asymmetric", "--context", "64")
     assert (exported.exit_code, exported.stdout) == (0, "")
     assert exported.stderr.startswith(f"wrote '{out}': ")
-    assert len(exported.stderr.splitlines()) == 1  # no bar where there is no terminal
+    assert [line.split()[0] for line in exported.stderr.splitlines()] == ["wrote", "next:"]  # no bar where there is no terminal
     found = json.loads(embed("inspect", out, "--json").stdout)
     assert found["packing"] == [{"matrices": 15, "bits": 8, "group_size": 16, "symmetric": False, "has_minimum": False,
                                  "ordered": False}]  # fmt: skip
@@ -373,8 +372,25 @@ def test_ctrl_c_during_an_export_leaves_nothing(
     monkeypatch.setattr("embedllm.export.pipeline.write_weights", interrupted)
     result = embed("export", checkpoint, str(tmp_path / "model"))
     assert result.exit_code == 130
-    assert result.stderr == f"'{tmp_path / 'model'}' is unchanged.\nerror: interrupted.\n"
+    assert result.stderr == f"nothing was written to '{tmp_path / 'model'}'.\nerror: interrupted.\n"
     assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    embed("export", checkpoint, str(tmp_path / "model"))
+    monkeypatch.setattr("embedllm.export.pipeline.write_weights", interrupted)
+    result = embed("export", checkpoint, str(tmp_path / "model"), "--replace")
+    assert result.stderr == f"'{tmp_path / 'model'}' is unchanged.\nerror: interrupted.\n"
+
+
+def test_an_export_ends_with_the_next_line_to_type(checkpoint: str, tmp_path: Path) -> None:
+    named = tmp_path / "my model"
+    assert embed("export", checkpoint, str(named)).stderr.splitlines()[-1] == f"next: embedllm chat '{named}'"
+    assert embed("export", checkpoint, str(tmp_path / "web"), "--shard", "1MB").stderr.count("next:") == 0
+    raw = shutil.copytree(checkpoint, tmp_path / "raw")
+    (raw / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((raw / "tokenizer_config.json").read_text())
+    (raw / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    out = tmp_path / "out"
+    assert embed("export", str(raw), str(out)).stderr.splitlines()[-1] == f'next: embedllm run {out} "TEXT"'
 
 
 @pytest.mark.parametrize(
@@ -514,6 +530,14 @@ def test_tables_are_not_folded_for_a_pipe(tiny: str) -> None:
     assert max(len(line.rstrip()) for line in lines) > 80
 
 
+def test_tables_have_no_spaces_at_the_ends_of_lines_for_a_pipe(tiny: str) -> None:
+    assert [line for line in embed("inspect", tiny).stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_the_demo_names_its_licence() -> None:
+    assert json.loads(embed("inspect", "demo", "--json").stdout)["license"] == "apache-2.0"
+
+
 def test_devices_are_listed_for_people_and_scripts() -> None:
     devices = json.loads(embed("devices", "--json").stdout)
     assert {"cpu", "reference"} <= {device["name"] for device in devices}
@@ -536,6 +560,28 @@ def test_families_are_one_a_line_with_their_models() -> None:
 
 
 # --- the program
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("chta", "chat"), ("serve", "worker"), ("quantize", "export"), ("xyzzy", "")]
+)
+def test_an_unknown_command_is_answered_with_the_nearest(typed: str, nearest: str) -> None:
+    result = embed(typed, "demo")
+    assert result.exit_code == 2
+    said = f"No such command '{typed}'." + (f" The nearest is '{nearest}'." if nearest else "")
+    assert result.stderr.splitlines()[-1] == f"Error: {said}"
+
+
+def test_an_unknown_option_is_answered_with_the_nearest() -> None:
+    assert "'--temperature'" in embed("run", "--temprature", "1", "hello").stderr
+
+
+def test_a_regex_that_cannot_be_followed_is_refused_in_one_readable_line() -> None:
+    said = embed("run", "--regex", "(?=a)b", "hello").stderr
+    assert said == (
+        "error: the regex cannot be followed: look-around, including look-ahead and look-behind, is not supported: "
+        "'(?=a)b'. The syntax is that of Rust's regex crate.\n"
+    )
 
 
 def test_version() -> None:

@@ -80,3 +80,37 @@ def test_parts_are_refused(folders: Path, tmp_path: Path) -> None:
     done = typed("shard", package, str(tmp_path / "parts"), "--size", "20KB")
     assert (done.exit_code, "which browsers do not" in done.stderr) == (1, True)
     assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "what", "command"),
+    [
+        ("embedder", "an embedding model", "embed MODEL TEXT"),
+        ("reranker", "a reranker", "rerank MODEL QUERY DOCUMENT"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["chat"], ["run"], ["bench"], ["tune"]])
+def test_commands_that_need_text_refuse_it(
+    folders: Path, arguments: list[str], package: str, what: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        pytest.fail("it was measured before it was refused")
+
+    monkeypatch.setattr("embedllm.profiling.tuning.search.measure", measured)
+    monkeypatch.setattr("embedllm.profiling.bench.rounds.measure", measured)
+    text = ["hello"] * (arguments == ["run"])
+    done = typed(*arguments, str(folders / package), *text)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"is {what}: it generates no text. It is used with: embedllm {command}" in done.stderr
+
+
+def test_exports_end_with_the_next_line_to_type(tmp_path: Path) -> None:
+    for write, line in ((write_embedder, 'embed {} "TEXT"'), (write_reranker, 'rerank {} "QUERY" "DOCUMENT"')):
+        out = tmp_path / write.__name__
+        done = typed("export", str(write(tmp_path / f"source {write.__name__}")), str(out))
+        assert done.stderr.splitlines()[-1] == f"next: embedllm {line.format(out)}"
+
+
+def test_the_demo_is_refused_with_a_model_of_the_right_kind() -> None:
+    assert "bge-reranker" not in typed("embed", "demo", "x").stderr
+    assert "Embedding" not in typed("rerank", "demo", "x", "y").stderr

@@ -542,7 +542,7 @@ def test_what_measures_a_model_takes_one_of_the_hub(with_package: Hub, tmp_path:
 def test_commands_that_only_look_take_what_is_in_the_cache(command: str, with_package: Hub) -> None:
     failed = CliRunner().invoke(cli, [command, NAME])
     assert (failed.exit_code, with_package.asked) == (1, [])
-    assert "is not in the cache, and nothing is downloaded here. Load it once" in failed.stderr
+    assert "is not in the cache, and nothing is downloaded here. Download it first: embedllm pull" in failed.stderr
     find_package(NAME)
     with_package.asked.clear()
     assert CliRunner().invoke(cli, [command, NAME, "--json"]).exit_code == 0

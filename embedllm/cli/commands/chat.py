@@ -55,6 +55,7 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
     """
     settings = settings.of_model(model_argument)
     with settings.open_model() as llm:
+        llm.package.check_generates()
         if not llm.can_chat:
             raise TemplateError(f"'{llm.name}' has no chat template; use 'embedllm run' for plain text.")
         is_typed = sys.stdin.isatty()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,12 @@ from embedllm.cli.commands.shard import describe_shards
 from embedllm.cli.options import common_options, note
 from embedllm.cli.param_types import PLAIN_BITS, Bits, ByteSize
 from embedllm.cli.progress import progress_bar
-from embedllm.errors import ExportError
+from embedllm.errors import ExportError, TemplateError
 from embedllm.hub.name import hub_name
 
 if TYPE_CHECKING:
     from embedllm.export import Recipe
+    from embedllm.package.package import Package
 
 _BITS = click.Choice(["4", "8", "16", "32"])
 _GROUPS = click.Choice(["16", "32", "64", "128", "256"])
@@ -153,7 +155,7 @@ def export(
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        note(f"'{out}' is unchanged.")
+        note(f"'{out}' is unchanged." if out.exists() else f"nothing was written to '{out}'.")
         raise
     _summarize(out, time.perf_counter() - started, shard=shard, quiet=quiet, as_json=as_json)
 
@@ -201,6 +203,8 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
         )
         if shard:
             note(describe_shards(package, shard))
+        else:
+            note(f"next: {_next_command(package, out)}")
     if as_json:
         found = {
             "folder": str(out),
@@ -216,3 +220,18 @@ def _summarize(out: Path, seconds: float, *, shard: int | None, quiet: bool, as_
             "verification": package.manifest.get("verification"),
         }
         click.echo(json.dumps(found, ensure_ascii=False))
+
+
+def _next_command(package: Package, out: Path) -> str:
+    """What to type now: what the model is for."""
+    from embedllm.text.chat_template import ChatTemplate
+
+    folder = shlex.quote(str(out))
+    if package.encoder is not None:
+        return f'embedllm rerank {folder} "QUERY" "DOCUMENT"' if package.encoder.score_activation else (
+            f'embedllm embed {folder} "TEXT"')  # fmt: skip
+    try:
+        ChatTemplate.open(out)
+    except TemplateError:
+        return f'embedllm run {folder} "TEXT"'
+    return f"embedllm chat {folder}"

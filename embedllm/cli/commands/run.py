@@ -49,6 +49,7 @@ def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int 
         raise click.UsageError("--system and --var need the chat template; they cannot be used with --raw.")
     text = _read(text)
     with settings.open_model() as llm:
+        llm.package.check_generates()
         sampling = settings.merge_sampling(llm.sampling)
         as_text = raw or _lacks_template(llm, settings)
         cancel = Cancel()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from embedllm.cli.commands.inspect import check_generates
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch
 from embedllm.cli.tables import new_console, new_table
@@ -46,6 +47,7 @@ def tune(
         click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
         return
     fetch(model)
+    check_generates(model)
     _say_if_busy()
     said: set[str] = set()
 

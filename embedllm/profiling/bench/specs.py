@@ -47,8 +47,10 @@ class Spec:
 
 
 def own_spec(model: str, device: str = "") -> Spec:
-    """A package folder in this library. Raises PackageError when it is none."""
-    folder = open_package(find_package(model), whole=False).folder
+    """A package folder in this library. Raises PackageError when it is none, ValueError when it generates no text."""
+    package = open_package(find_package(model), whole=False)
+    package.check_generates()
+    folder = package.folder
     return Spec(
         engine=OURS, path=str(folder), device=device, label=f"embedllm {model}" + (f"@{device}" if device else "")
     )

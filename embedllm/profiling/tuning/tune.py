@@ -37,7 +37,8 @@ def tune(
     from, and `openvino`. exact, kv: as in load(); what is measured counts for loads with the same.
     seconds: about how long it may take; a trial that has begun is not ended.
     on_trial: called with a description of the next trial.
-    Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense.
+    Raises PackageError, DeviceUnavailable when nothing can run the model, ValueError for what makes no sense, and
+    for a model that generates no text.
     """
     from embedllm.loading.options import check_kv
     from embedllm.loading.resolve import find_package
@@ -54,6 +55,7 @@ def tune(
     names = select.plain(devices) if devices else []
 
     package, began = open_package(find_package(path), whole=False), time.monotonic()
+    package.check_generates()
     found = tuning_devices.Devices(package, exact=exact, kv=kv)
     ready = found.usable([names] if isinstance(names, str) else names)
     trial = Trial(package=package, devices={one.name: one for one in ready}, variants=found.variants, exact=exact,

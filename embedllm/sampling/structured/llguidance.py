@@ -188,8 +188,16 @@ def _compile(source: Source, vocabulary: LLTokenizer) -> LLMatcher:
     matcher = LLMatcher(vocabulary, grammar, log_level=0)
     problem = _first_line(matcher) or "; ".join(matcher.get_grammar_warnings())
     if problem:
-        raise ValueError(f"the {source.kind} cannot be followed: {problem}")
+        raise ValueError(f"the {source.kind} cannot be followed: {_reason(source, problem)}")
     return matcher
+
+
+def _reason(source: Source, problem: str) -> str:
+    """What is wrong, on one line: of a regex, what the parser of regexes says, without the grammar around it."""
+    found = re.search(r"^error: (.+)$", problem, re.MULTILINE) if source.kind == "regex" else None
+    if found is None:
+        return problem
+    return f"{found[1].rstrip('.')}: {source.text!r}. The syntax is that of Rust's regex crate."
 
 
 def _grammar(source: Source) -> str:
