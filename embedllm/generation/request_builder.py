@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,10 +26,12 @@ from embedllm.text.protocols import ModelCodec, special_texts
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
 from embedllm.tools.selection import reply_format
-from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced
+from embedllm.tools.tool_choice import call_grammar, choice_name, is_forced, optional_call_grammar
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
+
+_log = logging.getLogger("embedllm")
 
 
 class RequestBuilder:
@@ -53,6 +56,7 @@ class RequestBuilder:
         self._adapters = adapters
         self._marks = None if parse_special else ContentMarks(special_texts(tokenizer))
         self._reply_format: ReplyFormat | None = None
+        self._has_logged_gap = False
 
     @property
     def can_chat(self) -> bool:
@@ -65,10 +69,15 @@ class RequestBuilder:
     def prompt(self, messages: Sequence[Message], options: TemplateOptions) -> RenderedPrompt:
         """See Model.prompt()."""
         template, written = self._chat_template(), self._written()
-        joins_parts = not template.takes_parts(with_tools=options.tools is not None)
-        messages = plain_content(messages, joins_parts=joins_parts)
+        tools = options.tools
+        described: Sequence[Mapping[str, JSON]] = ()
+        if tools and written.gaps.hide_tools_of(messages):
+            described, tools = tool_schemas(tools), None
+            self._log_gap()
+        messages = plain_content(messages, joins_parts=not template.takes_parts(with_tools=tools is not None))
+        messages = written.gaps.filled(messages, described)
         shown = for_template(messages, arguments_as_text=written.arguments_as_text, one_call=written.one_call)
-        return template.render_marked(shown, self._marks, tools=options.tools, documents=options.documents,
+        return template.render_marked(shown, self._marks, tools=tools, documents=options.documents,
                                       variables=options.variables,
                                       continue_final_message=options.continue_final_message)  # fmt: skip
 
@@ -114,7 +123,14 @@ class RequestBuilder:
             min_tokens=min_tokens,
             stop=stops,
             stop_tokens=ends,
-            constraint=self._constraint(response_format, choice, used, ends, written or ""),
+            constraint=self._constraint(
+                response_format,
+                choice,
+                used,
+                ends,
+                written or "",
+                is_free=special or continue_final_message or written is None,
+            ),
             top_count=logprobs,
             special=special,
             is_continuation=written is None or continue_final_message,
@@ -138,6 +154,17 @@ class RequestBuilder:
             self._reply_format = reply_format(self._chat_template())
         return self._reply_format
 
+    def _log_gap(self) -> None:
+        """Says once that tools are in a message of their own."""
+        if not self._has_logged_gap:
+            self._has_logged_gap = True
+            _log.warning(
+                "the chat template of '%s' does not show tools: they are described in the %s message%s",
+                self._package.name,
+                "system" if self._written().gaps.has_system else "first user",
+                ", and calls are plain JSON" if self._written().gaps.hides_calls else "",
+            )
+
     def _reading(self, request: Request, written: str, tools: Sequence[Tool] | None) -> Request:
         """The request with what parts its reply. written: the prompt."""
         parameters = tool_parameters(tool_schemas(tools)) if tools else None
@@ -152,7 +179,10 @@ class RequestBuilder:
         tools: Sequence[Tool] | None,
         stop_tokens: frozenset[int],
         prompt: str,
+        *,
+        is_free: bool,
     ) -> Constraint | None:
+        """is_free: the reply may begin with anything, a part of a call too."""
         source = grammar_source(response_format)
         if is_forced(tool_choice):
             if source is not None:
@@ -163,6 +193,8 @@ class RequestBuilder:
             source = call_grammar(
                 tool_choice, self._written(), parameters, self._special_token, prompt=prompt, stop_tokens=stop_tokens
             )
+        elif source is None and tools and not is_free and self._grammars is not None:
+            source = optional_call_grammar(self._written(), tool_parameters(tool_schemas(tools)), self._special_token)
         if source is None:
             return None
         if self._grammars is None:

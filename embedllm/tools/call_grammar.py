@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _INNER_MARK = re.compile(r"\uff5c[^\s\uff5c<>]+\uff5c")
 _IDS, _INDICES = "/[a-zA-Z0-9]{9}/", "/[0-9]/"
+_TEXT = r"/(?s:(\s*[^\s{].*)?)/"
 
 
 class CallGrammar:
@@ -35,10 +36,18 @@ class CallGrammar:
         self._stops = stops
         self._values = ValueGrammar(self.literal, special)
 
-    def source(self, tools: Mapping[str, Mapping[str, JSON]], prompt: str, thought: tuple[str, str] | None) -> Source:
+    def source(
+        self,
+        tools: Mapping[str, Mapping[str, JSON]],
+        prompt: str,
+        thought: tuple[str, str] | None,
+        *,
+        or_text: bool = False,
+    ) -> Source:
         """The grammar. prompt: what stands before it, perhaps with the beginning of a call.
 
         thought: the marks of reasoning that the prompt has begun, so that it comes to its end first.
+        or_text: any text does as well, but one that begins with a brace.
         """
         opening, closing = self._format.section
         if closing.strip().startswith("]") and not mark_texts(closing):
@@ -50,7 +59,7 @@ class CallGrammar:
         if thought is not None:
             begun = f"{self._values.text_without(thought[1])} {self.literal(thought[1])} /\\n{{0,2}}/"
         start = " ".join(filter(None, (begun, before, "call", after)))
-        rules = {"start": start, "call": " | ".join(calls), **self._values.rules}
+        rules = {"start": f"{start} | {_TEXT}" if or_text else start, "call": " | ".join(calls), **self._values.rules}
         return Source(kind="lark", text="".join(f"{name}: {body}\n" for name, body in rules.items()))
 
     def _call(self, name: str, parameters: Mapping[str, JSON], prompt: str) -> str:

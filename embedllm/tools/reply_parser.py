@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from embedllm.tools.calls import Parameters, Parts, ReplyReader
 from embedllm.tools.channels import ChannelReader
 from embedllm.tools.formats import ToolFormat
+from embedllm.tools.generic_prompt import NO_GAPS, TemplateGaps
 from embedllm.tools.reasoning import ReasoningFormat, ThinkReader
 from embedllm.tools.stream_parser import CallReader
 
@@ -19,6 +20,7 @@ class ReplyFormat:
     reasoning: ReasoningFormat | None
     arguments_as_text: bool = False  # the template wants the arguments of a call as JSON text
     one_call: bool = False  # it has room for one call in a message
+    gaps: TemplateGaps = NO_GAPS  # what of tools it does not show
 
 
 class ThinkThenCall:

@@ -25,12 +25,14 @@ _ROWS = ((False, (_FIRST, _SECOND)), (True, (_FIRST, _SECOND)), (False, (_FIRST,
 def reply_format(template: ChatTemplate) -> ReplyFormat:
     """How a model writes its replies, as far as its chat template shows it.
 
-    A template that shows no calls is judged by the marks in it. Raises TemplateError when it is no template.
+    A template that shows no calls is judged by the marks in it; one that does not even show tools means plain JSON.
+    Raises TemplateError when it is no template.
     """
     probe = TemplateProbe(template)
     text = "\n".join(template.templates.values())
     candidates = formats_by_signs(text)
     reasoning = _reasoning(probe, template)
+    gaps = probe.gaps()
     first: tuple[bool, tuple[MadeCall, ...]] | None = None
     for as_text, calls in _ROWS:
         shown = probe.calls(calls, as_text=as_text)
@@ -44,7 +46,9 @@ def reply_format(template: ChatTemplate) -> ReplyFormat:
             learnt = None
         found = exact or _joined(learnt, reading[0] if reading else None)
         if found is not None:
-            return _format(found, reasoning, as_text=as_text, is_alone=len(calls) == 1)
+            return replace(_format(found, reasoning, as_text=as_text, is_alone=len(calls) == 1), gaps=gaps)
+    if gaps.hides_tools:
+        return ReplyFormat(calls=GENERIC, reasoning=reasoning, gaps=gaps.without_calls())
     row = candidates[0]
     as_text, calls = first or (row.name == "deepseek", (_FIRST, _SECOND))
     return _format(row, reasoning, as_text=as_text, is_alone=row.name in ("llama3", "harmony") or len(calls) == 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.errors import TemplateError
 from embedllm.tools.calls import for_template
+from embedllm.tools.generic_prompt import TemplateGaps
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import ChatTemplate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 QUESTION = "What is known of the seventh item?"
 ANSWER = "Nothing is known yet."
 THOUGHT = "It is the seventh item that counts."
+SYSTEM = "Items are numbered from one."
 _MARKS_AT_END = re.compile(r"(?:\s|<[^<>\s]*>|\[/?[A-Z_]+\])*$")
 
 
@@ -69,6 +71,22 @@ class TemplateProbe:
     def thought(self) -> Shown | None:
         """A reply with reasoning and text."""
         return self._reply({"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}, None)
+
+    def gaps(self) -> TemplateGaps:
+        """Whether it shows tools, with a system message and without, and takes such a message."""
+        asked: dict[str, JSON] = {"role": "user", "content": QUESTION}
+        told: dict[str, JSON] = {"role": "system", "content": SYSTEM}
+        call = MadeCall("find_item", {"place": "x"})
+        shown = {
+            begins: self._render([told, asked] if begins else [asked], [_tool(call)], prompts=True)
+            for begins in (False, True)
+        }
+        return TemplateGaps(
+            hides_tools=frozenset(
+                begins for begins, text in shown.items() if text is not None and call.name not in text
+            ),
+            has_system=SYSTEM in (self._render([told, asked], None, prompts=True) or ""),
+        )
 
     def _reply(self, message: Mapping[str, JSON], tools: Sequence[Mapping[str, JSON]] | None) -> Shown | None:
         question: dict[str, JSON] = {"role": "user", "content": QUESTION}

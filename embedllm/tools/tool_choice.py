@@ -54,3 +54,16 @@ def call_grammar(
     is_open = thinks is not None and prompt.rstrip().endswith(thinks.opening.strip())
     thought = (thinks.opening, thinks.closing) if thinks and is_open else None
     return CallGrammar(written.calls, special, stop_tokens).source(chosen, prompt, thought)
+
+
+def optional_call_grammar(
+    written: ReplyFormat, parameters: Parameters, special: Callable[[str], int | None]
+) -> Source | None:
+    """The grammar of a reply that is one call, or text that does not begin as one.
+
+    None for a model whose template shows calls, which it was trained to write, or that thinks before it answers.
+    Raises ValueError for a schema that cannot be followed.
+    """
+    if not written.gaps.hides_calls or written.reasoning is not None:
+        return None
+    return CallGrammar(written.calls, special, frozenset()).source(parameters, "", None, or_text=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,7 @@ from embedllm.text.function_schema import tool_schema
 from tests.support.fakes import END, Bytes, FakeEngine
 
 TEMPLATE = (Path(__file__).parents[1] / "templates" / "qwen3.jinja").read_text(encoding="utf-8")
+CHATML = (Path(__file__).parents[1] / "templates" / "chatml.jinja").read_text(encoding="utf-8")
 ASK: list[Message] = [{"role": "user", "content": "?"}]
 
 
@@ -115,6 +117,24 @@ def said(outcome: ToolReply) -> list[str]:
 
 
 # --- one reply
+
+
+def test_a_template_without_tools_gets_them_in_the_messages_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, prompts = scripted('{"name": "add", "arguments": {"a": 1}}', "It is 2.", "It was 2.", template=CHATML)
+    with caplog.at_level(logging.WARNING, logger="embedllm"):
+        reply = run_tools(model, ASK, [add])
+        model.chat([*ASK, *reply.messages, *ASK], tools=[add])
+    assert (reply.text, [outcome.result for outcome in reply.outcomes]) == ("It is 2.", ["2"])
+    assert '{"name": "add", "description": "Add two numbers."' in prompts[0]
+    assert "<|im_start|>assistant\n" + '{"name": "add", "arguments": {"a": 1}}<|im_end|>' in prompts[1]
+    assert "<|im_start|>user\nResult of add:\n2<|im_end|>" in prompts[1]
+    assert prompts[2].startswith(prompts[1])  # so its KV is used again
+    assert [record.getMessage() for record in caplog.records] == [
+        "the chat template of 'scripted' does not show tools: they are described in the system message, and calls are "
+        "plain JSON"
+    ]
 
 
 def test_a_reply_is_parted_into_reasoning_answer_and_calls() -> None:

@@ -14,10 +14,11 @@ from embedllm.sampling.structured.response_format import Source
 from embedllm.tools.arguments import check_arguments
 from embedllm.tools.families import FORMATS, format_named
 from embedllm.tools.formats import ToolFormat
+from embedllm.tools.generic_prompt import TemplateGaps
 from embedllm.tools.reasoning import REASONING
 from embedllm.tools.reply_parser import ReplyFormat
-from embedllm.tools.tool_choice import call_grammar, choice_name
-from tests.support.guided_calls import guided_call, random_parameters
+from embedllm.tools.tool_choice import call_grammar, choice_name, optional_call_grammar
+from tests.support.guided_calls import END, grammars, guided_call, random_parameters, tokenizer
 
 TOOL: dict[str, Any] = {"find": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
 
@@ -95,6 +96,45 @@ def test_the_grammar_of_a_schema_that_refers_to_itself_ends() -> None:
 def test_a_schema_that_cannot_be_followed_is_refused(name: str, schema: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         grammar(name, {"find": {"type": "object", **schema}})
+
+
+def allows(source: Source, text: str) -> bool:
+    """Whether a whole reply fulfils a grammar."""
+    constraint = grammars().constraint(source, frozenset({END}))
+    try:
+        for token in [*tokenizer().encode(text, special=False), END]:
+            constraint.note(token)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"name": "find", "arguments": {"a": "x"}}', True),
+        ("It is here {a}.", True),
+        ("\nOne\n\nTwo", True),
+        ("", True),
+        ('{"name": "find", "arguments": {}}', False),
+        ('{"name": "other", "arguments": {"a": "x"}}', False),
+        ('{"a": 1}', False),
+        ('{"name": "find", "arguments": {"a": "x"}} and so on', False),
+    ],
+)
+def test_where_a_template_shows_no_calls_a_reply_is_a_whole_call_or_text(text: str, is_allowed: bool) -> None:
+    gaps = TemplateGaps(hides_tools=frozenset({False, True}), hides_calls=True)
+    source = optional_call_grammar(ReplyFormat(calls=format_named("json"), reasoning=None, gaps=gaps), TOOL, no_token)
+    assert source is not None
+    assert allows(source, text) == is_allowed
+
+
+def test_a_model_that_was_trained_to_call_or_thinks_first_is_not_held_by_a_grammar() -> None:
+    gaps = TemplateGaps(hides_tools=frozenset({False, True}), hides_calls=True)
+    shows = ReplyFormat(calls=format_named("hermes"), reasoning=None)
+    thinks = ReplyFormat(calls=format_named("json"), reasoning=REASONING[0], gaps=gaps)
+    assert optional_call_grammar(shows, TOOL, no_token) is None
+    assert optional_call_grammar(thinks, TOOL, no_token) is None
 
 
 def test_a_tool_that_is_not_there_is_refused() -> None:

@@ -21,6 +21,7 @@ from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.jinja_sandbox import SandboxedTemplate
 from embedllm.text.stream import text_after
 from embedllm.text.tokenizer import Tokenizer
+from embedllm.tools.selection import reply_format
 from tests.text.test_chat_template import EXPECTED
 from tests.web.support import template_cases, tokenizer_kinds
 from tests.web.support.tokenizer_kinds import CONFIGS, KINDS, strings
@@ -184,6 +185,30 @@ PLACES: list[dict[str, str]] = [
 ]
 USER = [{"role": "user", "content": "Hi"}]
 
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {"name": "find", "description": 'finds "things"', "parameters": {"type": "object"}},
+    },
+    {"name": "now", "description": "é", "parameters": {"type": "object", "properties": {}}},
+]
+_CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"a": 1, "b": ["x", None]}}},
+    {"id": "c2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    {"id": "c3", "type": "function", "function": {"name": "now", "arguments": "no JSON"}},
+]
+TOOL_TALKS: list[list[Any]] = [
+    USER,
+    [{"role": "system", "content": "Be brief."}, *USER],
+    [
+        *USER,
+        {"role": "assistant", "content": "I look.", "tool_calls": _CALLS},
+        {"role": "tool", "tool_call_id": "c2", "content": "noon"},
+        {"role": "tool", "name": "find", "content": "a box"},
+        {"role": "user", "content": "Which?"},
+    ],
+]
+
 # generation_config.json, and what a PackageError says of it.
 DEFAULTS: list[tuple[str | None, str]] = [
     (None, ""),
@@ -211,6 +236,7 @@ def test_prompts_and_defaults_are_those_of_python(tmp_path: Path, node: str, nod
         "attacks": template_cases.ATTACKS,
         "gaps": template_cases.GAPS,
         "places": [place(tmp_path / f"place{at}", texts) for at, texts in enumerate(PLACES)],
+        "tools": [without_tools(name) for name in EXPECTED.names()],
         "defaults": [defaults(tmp_path / f"defaults{at}", *case) for at, case in enumerate(DEFAULTS)],
     }
     failures = [entry for entry in vectors["expressions"] if entry["expected"] is None]
@@ -231,6 +257,23 @@ def golden(name: str) -> dict[str, Any]:
             for title, made in expected["prompts"].items()
         ],
     }
+
+
+def without_tools(name: str) -> dict[str, Any]:
+    """What one template leaves out of tools, and the prompts with the messages that make up for it."""
+    source = (Path(EXPECTED.FOLDER) / f"{name}.jinja").read_text(encoding="utf-8")
+    tokens = EXPECTED.read(f"expected/{name}")["tokens"]
+    template = ChatTemplate(source, tokens=tokens, clock=lambda: EXPECTED.CLOCK)
+    gaps = reply_format(template).gaps
+    return {
+        "source": source,
+        "tokens": tokens,
+        "gaps": {"hidesTools": sorted(gaps.hides_tools), "hidesCalls": gaps.hides_calls, "hasSystem": gaps.has_system},
+        "prompts": [
+            [messages, template.render(gaps.filled(messages, TOOLS))] for messages in TOOL_TALKS
+        ] if gaps.hides_calls and gaps.has_system else [],
+        "toolSchemas": TOOLS,
+    }  # fmt: skip
 
 
 def expression(source: str) -> dict[str, Any]:

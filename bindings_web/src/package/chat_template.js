@@ -139,8 +139,13 @@ function legacyTemplate(texts) {
 /** @param {unknown} value @returns {value is Record<string, unknown>} */
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** A copy in plain types, without entries that are null, and with reasoning under each of its names. @param {unknown} messages */
-function plainMessages(messages) {
+/**
+ * A copy in plain types, without entries that are null, and with reasoning under each of its names.
+ *
+ * @param {unknown} messages
+ * @returns {Map<string, any>[]}
+ */
+export function plainMessages(messages) {
   if (!Array.isArray(messages) || !messages.length) throw new RangeError(`messages must be a list with at least one message, found ${shown(messages)}.`);
   return messages.map((message, place) => {
     if (!isObject(message)) throw new RangeError(`messages[${place}] is ${shown(message)}, expected an object with a 'role'.`);

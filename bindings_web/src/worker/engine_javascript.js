@@ -2,6 +2,7 @@
 
 import { ChatTemplate } from "../package/chat_template.js";
 import { ContentMarks } from "../package/content_marks.js";
+import { filled, hideToolsOf, templateGaps } from "../package/generic_tools.js";
 import { TemplateError } from "../errors.js";
 import { Grammars } from "../grammar/cache.js";
 import { loadLibrary } from "../libraries.js";
@@ -15,6 +16,7 @@ import { readDefaults } from "../package/generation_config.js";
  * @import { Loaded } from "./load_model.js"
  * @import { Load, Reply } from "./protocol.js"
  * @import { Opened, Opening, Replying } from "./request_server.js"
+ * @import { TemplateGaps } from "../package/generic_tools.js"
  * @import { Defaults } from "../package/generation_config.js"
  * @import { Request } from "./runner.js"
  */
@@ -51,6 +53,9 @@ class Model {
   #marks;
   /** @type {ChatTemplate | null} */
   #template = null;
+  /** @type {TemplateGaps | null} */
+  #gaps = null;
+  #hasWarned = false; // that it has such gaps
 
   /** @param {Loaded} loaded @param {any} library the module @huggingface/jinja @param {boolean} parseSpecial */
   constructor(loaded, library, parseSpecial) {
@@ -134,10 +139,26 @@ class Model {
     }
     if (typeof prompt[0] !== "object") return /** @type {number[]} */ (prompt);
     const messages = /** @type {import("./protocol.js").Message[]} */ (prompt);
-    const given = { tools, documents, variables, continueFinalMessage };
-    const written = this.#chatTemplate().renderMarked(messages, this.#marks, given);
+    const [shown, rest] = this.#withTools(messages, tools);
+    const given = { tools: rest, documents, variables, continueFinalMessage };
+    const written = this.#chatTemplate().renderMarked(shown, this.#marks, given);
     checkLength(written.text, tokenizer, engine.context);
     return tokenizer.encodePrompt(written);
+  }
+
+  /**
+   * The messages with what the template would leave out of tools and calls, and the tools that are for the template itself.
+   *
+   * @param {import("./protocol.js").Message[]} messages
+   * @param {Reply["tools"]} tools
+   * @returns {[any[], Reply["tools"]]}
+   */
+  #withTools(messages, tools) {
+    const gaps = (this.#gaps ??= templateGaps(this.#chatTemplate()));
+    if (!tools?.length || !hideToolsOf(gaps, messages)) return [filled(gaps, messages, []), tools];
+    if (!this.#hasWarned) console.warn(`embedllm: the chat template of '${this.about.name}' does not show tools: a message describes them`);
+    this.#hasWarned = true;
+    return [filled(gaps, messages, tools), null];
   }
 
   #chatTemplate() {

@@ -7,6 +7,7 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { ChatTemplate } from "../../../bindings_web/src/package/chat_template.js";
 import { readDefaults } from "../../../bindings_web/src/package/generation_config.js";
+import { filled, templateGaps } from "../../../bindings_web/src/package/generic_tools.js";
 import { SandboxedTemplate } from "../../../bindings_web/src/template/template.js";
 
 const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
@@ -86,6 +87,20 @@ test("the template is found where transformers finds it", () => {
   assert.throws(none, { name: "TemplateError", message: /no chat template.*Generate from a plain prompt/ });
   const other = new ChatTemplate(library, { rag: "" });
   assert.throws(() => other.render(USER), { name: "TemplateError", message: /no chat template named 'default', only 'rag'/ });
+});
+
+test("tools that a template does not show are in the messages, as in Python", () => {
+  let prompts = 0;
+  for (const { source, tokens, gaps, prompts: expected, toolSchemas } of vectors.tools) {
+    const template = new ChatTemplate(library, source, { tokens, clock });
+    const found = templateGaps(template);
+    assert.deepEqual({ ...found, hidesTools: [...found.hidesTools].sort() }, gaps, source);
+    for (const [messages, prompt] of expected) {
+      assert.equal(template.render(filled(found, messages, toolSchemas)), prompt);
+      prompts += 1;
+    }
+  }
+  assert.ok(prompts > 20, "most templates without tools take these conversations");
 });
 
 test("messages that cannot be meant are refused by their place", () => {
