@@ -29,7 +29,10 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")  # not the reader's own
     for seed, name in enumerate(("sql-adapter", "tidy-adapter")):  # that examples name
         write_demo_adapter(tmp_path / name, seed)
-    if page.name == "guide-embeddings.md":
+    for library in {"guide-integrations.md": ("llm", "langchain_core", "llama_index.core")}.get(page.name, ()):
+        pytest.importorskip(library)
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    if page.name in ("guide-embeddings.md", "guide-integrations.md"):
         sizes = {"max_position_embeddings": 128}
         convert(write_embedder(tmp_path / "embedder", values=sizes, tokens=128), tmp_path / "my-embedder")
         convert(write_reranker(tmp_path / "reranker", values=sizes), tmp_path / "my-reranker")

@@ -25,7 +25,7 @@ FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # impo
 
 # Third-party packages, and the only packages or modules that may import them.
 HOMES = {
-    "click": ("embedllm.cli.",),
+    "click": ("embedllm.cli.", "embedllm.integrations.llm_plugin"),
     "filelock": ("embedllm.loading.",),
     "gguf": ("embedllm.export.gguf.",),  # read by few files; its error says how to install it
     "google": ("embedllm.profiling.inspection.",),  # protobuf, whose errors onnx raises
@@ -33,6 +33,9 @@ HOMES = {
     "jinja2": ("embedllm.text.jinja_sandbox",),
     "js": ("embedllm.backends.browser.",),  # this and "pyodide" are there in Pyodide only
     "jsonschema": ("embedllm.tools.arguments",),
+    "langchain_core": ("embedllm.integrations.langchain",),
+    "llama_index": ("embedllm.integrations.llama_index",),
+    "llm": ("embedllm.integrations.llm_plugin",),
     "llguidance": ("embedllm.sampling.structured.llguidance",),
     "matplotlib": ("embedllm.profiling.bench.plot", "embedllm.evaluation.plot", "embedllm.files.image"),
     "numpy": (
@@ -57,6 +60,7 @@ HOMES = {
     "platformdirs": ("embedllm.backends.", "embedllm.cli.", "embedllm.hub.", "embedllm.loading."),
     "psutil": ("embedllm.files.", "embedllm.profiling.bench."),
     "PyInstaller": ("embedllm.__pyinstaller.",),  # runs the hook; no dependency
+    "pydantic": ("embedllm.integrations.",),  # a dependency of their libraries
     "pyodide": ("embedllm.backends.browser.",),
     "referencing": ("embedllm.tools.arguments",),
     "rich": ("embedllm.cli.",),

@@ -1,0 +1,4 @@
+"""Classes that other libraries expect of a model: for the `llm` command, LangChain and LlamaIndex.
+
+Each module imports its library, which an extra installs: embedllm[llm], embedllm[langchain], embedllm[llama-index].
+"""
