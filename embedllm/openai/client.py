@@ -1,0 +1,268 @@
+"""OpenAI and AsyncOpenAI: clients whose chat.completions.create() is answered by a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Literal, Unpack, overload
+
+from embedllm.errors import PackageError
+from embedllm.openai.replies import ChunkWriter, Head, chat_completion
+from embedllm.openai.request import ChatRequest, CreateOptions, chat_request
+from embedllm.openai.types import ChatCompletion, ChatCompletionChunk, Message
+from embedllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from embedllm.generation.async_stream import AsyncStream as ModelStream
+    from embedllm.generation.chunk import Chunk
+    from embedllm.model.model import Model
+    from embedllm.text.chat_template import Message as GivenMessage
+    from embedllm.text.protocols import ModelCodec
+
+
+class OpenAI:
+    """OpenAI's client over a loaded model: `client.chat.completions.create(...)`, in this process.
+
+    It holds nothing of its own: close the model, not the client. Calls from several threads are batched as the model's.
+    """
+
+    chat: Chat
+    """`chat.completions.create()` is the one call."""
+
+    def __init__(self, model: Model) -> None:
+        """model: loaded; it answers every request, whatever its `model` says."""
+        self.chat = Chat(model)
+
+
+class AsyncOpenAI:
+    """OpenAI's client for asyncio: `await client.chat.completions.create(...)`."""
+
+    chat: AsyncChat
+    """`chat.completions.create()` is the one call."""
+
+    def __init__(self, model: Model) -> None:
+        """model: loaded; it answers every request, whatever its `model` says."""
+        self.chat = AsyncChat(model)
+
+
+class Chat:
+    """What is under `client.chat`."""
+
+    completions: Completions
+    """Has create()."""
+
+    def __init__(self, model: Model) -> None:
+        self.completions = Completions(model)
+
+
+class AsyncChat:
+    """What is under `client.chat` of AsyncOpenAI."""
+
+    completions: AsyncCompletions
+    """Has create()."""
+
+    def __init__(self, model: Model) -> None:
+        self.completions = AsyncCompletions(model)
+
+
+class Stream:
+    """The chunks of a reply; a context manager. Leaving it, or close(), ends the reply and frees what it used."""
+
+    def __init__(self, chunks: Generator[ChatCompletionChunk, None, None]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[ChatCompletionChunk]:
+        return self
+
+    def __next__(self) -> ChatCompletionChunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Ends the reply."""
+        self._chunks.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStream:
+    """The chunks of a reply, for `async for`; a context manager by `async with`."""
+
+    def __init__(self, chunks: AsyncGenerator[ChatCompletionChunk, None]) -> None:
+        self._chunks = chunks
+
+    def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
+        return self
+
+    async def __anext__(self) -> ChatCompletionChunk:
+        return await anext(self._chunks)
+
+    async def close(self) -> None:
+        """Ends the reply."""
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Completions:
+    """What is under `client.chat.completions`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._spelling = Spelling(model.tokenizer)
+
+    @overload
+    def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: Literal[False] | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> ChatCompletion: ...
+
+    @overload
+    def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: Literal[True],
+        **options: Unpack[CreateOptions],
+    ) -> Stream: ...
+
+    def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: bool | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> ChatCompletion | Stream:
+        """The reply to a conversation, in OpenAI's shape.
+
+        messages: each a mapping with a "role", or the message of an earlier reply.
+        model: any text; it is the model that is loaded.
+        stream: give the reply in chunks while it is generated.
+        The options, by name. None counts as not given, and takes the model's own default:
+        max_completion_tokens, max_tokens: the most tokens of the reply; the first one counts.
+        n: how many replies; one with stream.
+        temperature, top_p, seed, presence_penalty, frequency_penalty, logit_bias: as OpenAI has them; see Sampling.
+        stop: texts that end the reply, and are not part of it.
+        logprobs: True reports the log probability of each token. top_logprobs: how many of the most probable tokens to
+        report beside it, up to 20.
+        tools: JSON schemas, or Python functions. tool_choice: "auto", "none", "required" or OpenAI's object.
+        parallel_tool_calls: True; False is refused, since nothing holds the model to it.
+        response_format: OpenAI's object, or another one of Model.generate().
+        reasoning_effort: for chat templates that have it, such as gpt-oss's.
+        stream_options: {"include_usage": True} ends a stream with the usage.
+        timeout: seconds, after which TimeoutError is raised.
+        extra_body: further options: those of Model.generate() (top_k, min_p, adapter ...), and "chat_template_kwargs"
+        for its `variables`. They may be given by name as well.
+        user, metadata, store, safety_identifier, prompt_cache_key, service_tier: have no effect.
+        Raises TypeError for other parameters, and what Model.generate() raises.
+        """
+        request = chat_request(messages, options, is_stream=stream is True)
+        head = _head(self._model, self._spelling, request)
+        if stream:
+            chunks = self._model.stream(request.messages, **request.options)
+            return Stream(_chunks(chunks, ChunkWriter(head, counts_tokens=request.counts_tokens)))
+        if request.n > 1:
+            return chat_completion(head, self._model.generate_n(request.messages, request.n, **request.options))
+        return chat_completion(head, [self._model.generate(request.messages, **request.options)])
+
+
+class AsyncCompletions:
+    """What is under `client.chat.completions` of AsyncOpenAI."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._spelling = Spelling(model.tokenizer)
+
+    @overload
+    async def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: Literal[False] | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> ChatCompletion: ...
+
+    @overload
+    async def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: Literal[True],
+        **options: Unpack[CreateOptions],
+    ) -> AsyncStream: ...
+
+    async def create(
+        self,
+        *,
+        messages: Sequence[GivenMessage | Message],
+        model: str | None = None,
+        stream: bool | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> ChatCompletion | AsyncStream:
+        """As Completions.create(), without blocking the event loop. Cancelling the task ends the reply."""
+        request = chat_request(messages, options, is_stream=stream is True)
+        head = _head(self._model, self._spelling, request)
+        if stream:
+            writer = ChunkWriter(head, counts_tokens=request.counts_tokens)
+            chunks = self._model.astream(request.messages, **request.options)
+            return AsyncStream(_achunks(chunks, writer))
+        if request.n > 1:
+            replies = await self._model.agenerate_n(request.messages, request.n, **request.options)
+            return chat_completion(head, replies)
+        return chat_completion(head, [await self._model.agenerate(request.messages, **request.options)])
+
+
+class Spelling:
+    """Texts and bytes of tokens; the vocabulary is read when the first one is asked for."""
+
+    def __init__(self, tokenizer: ModelCodec) -> None:
+        self._tokenizer = tokenizer
+        self._bytes: list[bytes] | None = None
+
+    def __call__(self, token: int) -> tuple[str, list[int] | None]:
+        """A token's text, and its bytes where the tokenizer says what they are."""
+        if self._bytes is None:
+            try:
+                self._bytes = self._tokenizer.token_bytes() if isinstance(self._tokenizer, Tokenizer) else []
+            except PackageError:  # a decoder whose bytes are not known
+                self._bytes = []
+        if token < len(self._bytes):
+            spelled = self._bytes[token]
+            return spelled.decode("utf-8", "replace"), list(spelled)
+        return self._tokenizer.decode([token], special=True), None
+
+
+def _head(model: Model, spelling: Spelling, request: ChatRequest) -> Head:
+    return Head(model=model.name, spelled=spelling, has_logprobs=request.has_logprobs)
+
+
+def _chunks(chunks: Generator[Chunk, None, None], writer: ChunkWriter) -> Generator[ChatCompletionChunk, None, None]:
+    with closing(chunks):
+        yield writer.first()
+        for chunk in chunks:
+            yield from writer.push(chunk)
+
+
+async def _achunks(chunks: ModelStream, writer: ChunkWriter) -> AsyncGenerator[ChatCompletionChunk, None]:
+    try:
+        yield writer.first()
+        async for chunk in chunks:
+            for written in writer.push(chunk):
+                yield written
+    finally:
+        await chunks.aclose()
