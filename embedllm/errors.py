@@ -10,6 +10,7 @@ EmbedError
   HubError                a model of the hub cannot be found, chosen or downloaded
   ExportError
     UnsupportedModel      a .model_type that has no description here
+  MissingPart             a package, or a part of this one, that is not installed
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class UnsupportedModel(ExportError):
     def __init__(self, message: str, *, model_type: str = "") -> None:
         super().__init__(message)
         self.model_type = model_type
+
+
+class MissingPart(EmbedError, ImportError):
+    """Something that is not installed: a package, or a part that embedllm-runtime leaves out. It says what to type."""
 
 
 def _remade(kind: type[EmbedError], arguments: tuple[object, ...], values: Mapping[str, object]) -> EmbedError:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from onnx import TensorProto, helper
 
 from embedllm.backends.ort.runtime import ort
+from embedllm.files.optional_packages import needs
 
 SAFE = 31  # tokens that the other kernel takes
 _TOKENS, _SIZE = 40, 16  # more tokens than one turn of the loop has, on any GPU; and the head size
@@ -48,6 +48,9 @@ def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 def _graph() -> bytes:
     """One GroupQueryAttention of one head, as ONNX."""
+    with needs("onnx", "WebGPU"):
+        from onnx import TensorProto, helper
+
     names = {"q": _TOKENS, "k": _TOKENS, "v": _TOKENS}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size, _SIZE]) for name, size in names.items()]
     inputs += [

@@ -24,6 +24,7 @@ from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.backends.system.hardware import processor
 from embedllm.backends.system.host_memory import HugePages, return_freed_memory
 from embedllm.errors import DeviceError
+from embedllm.files.optional_packages import needs
 from embedllm.package.entries import Graph
 from embedllm.package.package import Package
 from embedllm.package.tensors import kv_windows
@@ -152,7 +153,8 @@ class OrtEngine:
         if attachment is None:
             model: str | bytes = os.fspath(path)
             if self.adapts:
-                from embedllm.backends.ort.lora import with_adapters  # onnx
+                with needs("onnx", "LoRA adapters on the CPU"):
+                    from embedllm.backends.ort.lora import with_adapters
 
                 model = with_adapters(path, self.package.decoder)
                 options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))

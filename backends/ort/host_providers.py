@@ -15,6 +15,7 @@ from embedllm.backends.ort.plugins import Library, ProviderDevice
 from embedllm.backends.ort.providers import PLUGIN, Provider
 from embedllm.backends.ort.runtime import ort
 from embedllm.errors import DeviceError
+from embedllm.files.optional_packages import needs
 
 PREFIX = f"{PLUGIN.device}:"  # the name of an entry point, or the path of a library, follows
 
@@ -108,6 +109,7 @@ def _names_at(path: str) -> list[str]:
 
 
 def _fixed(path: Path) -> bytes:
-    from embedllm.backends.ort.default_inputs import without_defaults
+    with needs("onnx", "execution providers of other makers"):
+        from embedllm.backends.ort.default_inputs import without_defaults
 
     return without_defaults(path)
