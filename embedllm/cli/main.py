@@ -30,7 +30,7 @@ from embedllm.cli.commands.run import run
 from embedllm.cli.commands.shard import shard
 from embedllm.cli.commands.tune import tune
 from embedllm.cli.commands.worker import worker
-from embedllm.cli.options import common_options, wants_traceback
+from embedllm.cli.options import common_options, say_error, wants_traceback
 from embedllm.errors import EmbedError
 from embedllm.files.nearest import nearest
 from embedllm.files.version import __version__
@@ -57,7 +57,7 @@ class Failure(click.ClickException):
     exit_code = 1
 
     def show(self, file: object = None) -> None:
-        click.echo(f"error: {' '.join(self.message.split())}", err=True)
+        say_error(self.message)
 
 
 class Stopped(Failure):

@@ -21,6 +21,7 @@ import embedllm
 from embedllm.backends.options import OpenVINOOptions
 from embedllm.cli.progress import fetching, waiting
 from embedllm.cli.structured_options import format_options, response_format
+from embedllm.cli.text_writer import can_style, has_colours
 from embedllm.generation.options import ReplyOptions, Speculate
 from embedllm.loading.load import open_model
 from embedllm.loading.options import LoadOptions
@@ -55,6 +56,7 @@ class Settings:
     speculate: Speculate
     variables: dict[str, JSON] | None  # of the chat template
     reasoning: str  # "show" or "hide"
+    plain: bool  # a terminal gets replies as they are
     stats: bool
 
     @property
@@ -71,6 +73,11 @@ class Settings:
             "response_format": self.response_format,
             "speculate": self.speculate,
         }
+
+    @property
+    def is_markdown(self) -> bool:
+        """Whether a terminal renders the replies; not those that follow a grammar."""
+        return not self.plain and self.response_format is None
 
     def open_model(self) -> embedllm.Model:
         """Loads the model, after the other options were checked."""
@@ -129,6 +136,13 @@ def _note_after(seconds: float, text: str) -> Iterator[None]:
 def note(text: str) -> None:
     """Prints a line to stderr; stdout may be redirected."""
     click.echo(text, err=True)
+
+
+def say_error(message: str) -> None:
+    """Prints an error as one line to stderr."""
+    style = "1;31" if has_colours() else "1"
+    label = f"\x1b[{style}merror:\x1b[0m" if can_style(sys.stderr) else "error:"
+    note(f"{label} {' '.join(message.split())}")
 
 
 def common_options(command: C) -> C:
@@ -194,6 +208,7 @@ def reply_options(command: Callable[..., object]) -> Callable[..., object]:
                      help="Chat template variable, such as enable_thinking=false. Repeatable."),
         click.option("--reasoning", type=click.Choice(["show", "hide"]), default="show", show_default=True,
                      help="Show the reasoning on stderr, or hide it."),
+        click.option("--plain", is_flag=True, help="Show replies as they are: no Markdown, no word wrap."),
         click.option("--stats", is_flag=True, help="Print token counts and timings to stderr."),
     ]  # fmt: skip
     gathered = common_options(gathered)  # first, so that they are listed last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -13,36 +14,31 @@ from types import FrameType
 from embedllm.cancel import Cancel
 from embedllm.cli.options import note
 from embedllm.cli.progress import waiting
+from embedllm.cli.text_writer import writer_of
 from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.completion import Completion, collect
 
-# what would move the cursor, change the clipboard and so on, as its picture: "␛"; lines and tabs stay as they are
-_PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\n\t"} | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
 
-
-def show(chunks: Iterable[Chunk], *, reasoning: bool = True) -> Completion:
+def show(chunks: Iterable[Chunk], *, reasoning: bool = True, is_markdown: bool = True) -> Completion:
     """Writes each piece of text as soon as it is there, then the end of the line; the whole reply.
 
-    reasoning: it goes to stderr, else nowhere. A terminal gets no control characters; a file or a pipe gets the text as
-    it is.
+    reasoning: it goes to stderr, else nowhere. is_markdown: a terminal renders it. A terminal gets no control
+    characters; a file or a pipe gets the text as it is.
     """
-    pictures = _PICTURES if sys.stdout.isatty() else {}
     kept: list[Chunk] = []
-    last = "\n"
+    text = writer_of(sys.stdout, is_markdown=is_markdown)
+    thoughts = writer_of(sys.stderr, is_dim=True)
     try:
         for chunk in _announced(chunks):
             kept.append(chunk)
             if chunk.reasoning and reasoning:
-                sys.stderr.write(chunk.reasoning.translate(_PICTURES))
-                sys.stderr.flush()
+                thoughts.push(chunk.reasoning)
             if chunk.text:
-                last = chunk.text
-                sys.stdout.write(chunk.text.translate(pictures))  # click.echo would take escapes out of a file's text
-                sys.stdout.flush()
+                thoughts.end()
+                text.push(chunk.text)
     finally:
-        if not last.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        thoughts.end()
+        text.end()
     return collect(kept)
 
 
@@ -65,6 +61,43 @@ def stopped_by_ctrl_c(cancel: Cancel) -> Iterator[None]:
     if not in_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # ignored: started in the background
         yield
         return
+    with _no_echo(), _watched(cancel):
+        yield
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    """Within the block a terminal does not write "^C" and what else is typed into the reply; it is read afterwards."""
+    stdin = _own_terminal()
+    if stdin is None:
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(stdin)
+    changed = [*before]
+    changed[3] = before[3] & ~termios.ECHO
+    termios.tcsetattr(stdin, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(stdin, termios.TCSANOW, before)
+
+
+def _own_terminal() -> int | None:
+    """stdin, if it is a terminal whose settings this process may change; None on Windows."""
+    try:
+        import termios  # noqa: F401 - of Unix
+
+        stdin = sys.stdin.fileno()
+        # a job in the background would be stopped
+        return stdin if os.isatty(stdin) and os.tcgetpgrp(stdin) == os.getpgrp() else None
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _watched(cancel: Cancel) -> Iterator[None]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     presses = 0

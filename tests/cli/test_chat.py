@@ -261,8 +261,8 @@ def test_a_model_without_a_template_cannot_chat(tiny: str, monkeypatch: pytest.M
 class Terminal:
     """`embedllm chat` at a terminal of its own."""
 
-    def __init__(self, state: Path, *arguments: str) -> None:
-        """state: a folder in place of the user's, where the history is."""
+    def __init__(self, state: Path, *arguments: str, term: str = "dumb") -> None:
+        """state: a folder in place of the user's, where the history is. term: its kind."""
         import pty
 
         # the child makes the terminal its own, so that its Ctrl-C key sends SIGINT to it
@@ -274,7 +274,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb", "XDG_STATE_HOME": str(state)},
+            env={**os.environ, "TERM": term, "XDG_STATE_HOME": str(state)},
         )
         os.close(theirs)
         self._unread = b""
@@ -355,6 +355,54 @@ class TestTyped:
         terminal.read_until("> ")
         terminal.type("\x04")
         assert terminal.process.wait(DEADLINE) == 0
+
+    def test_ctrl_c_is_not_written_into_the_reply(self, terminal: Terminal) -> None:
+        terminal.read_until("> ")
+        terminal.type("hello\r")
+        terminal.read_until("hello\r\n")
+        terminal.wait_for_more()
+        terminal.type("typed\x03")
+        shown = terminal.read_until("(stopped after ")
+        assert "^C" not in shown
+        assert "typed" not in shown
+
+    def test_the_second_ctrl_c_at_the_prompt_names_the_way_out(self, terminal: Terminal) -> None:
+        terminal.read_until("> ")
+        terminal.type("\x03")
+        assert "Ctrl-D" not in terminal.read_until("> ")
+        terminal.type("\x03")
+        terminal.read_until("(Ctrl-D or /exit leaves)")
+        terminal.read_until("> ")
+        terminal.type("/stats\r")
+        terminal.read_until("(no reply yet)")
+        terminal.type("\x04")
+        assert terminal.process.wait(DEADLINE) == 0
+
+    def test_pasted_lines_are_one_message_and_one_entry_of_the_history(self, tiny: str, tmp_path: Path) -> None:
+        import readline
+
+        if "libedit" in (readline.__doc__ or ""):
+            pytest.skip("libedit knows no bracketed paste")
+        saved = tmp_path / "saved.json"
+        arguments = ("--model", tiny, "--max-tokens", "4")
+        for pasted in ("explain this:\rls -la\ndu -sh *", "/usr\rC:\\new"):
+            opened = Terminal(tmp_path, *arguments, term="xterm-256color")
+            opened.read_until("> ")
+            opened.type(f"\x1b[200~{pasted}\x1b[201~\r")
+            opened.read_until("increase --max-tokens)")
+            opened.type(f"/save {saved}\r/exit\r")
+            assert opened.process.wait(DEADLINE) == 0
+            opened.close()
+            said, _ = json.loads(saved.read_text(encoding="utf-8"))
+            assert said == {"role": "user", "content": pasted.replace("\r", "\n")}
+        again = Terminal(tmp_path, *arguments, term="xterm-256color")
+        again.read_until("> ")
+        again.type("\x10" * 3 + "\r")  # before "/exit" and "/save ..."
+        again.read_until("increase --max-tokens)")
+        again.type(f"/save {saved}\r/exit\r")
+        assert again.process.wait(DEADLINE) == 0
+        again.close()
+        assert json.loads(saved.read_text(encoding="utf-8"))[0]["content"] == "/usr\nC:\\new"
 
     def test_tab_completes_commands_and_the_next_chat_has_what_was_typed(self, tiny: str, tmp_path: Path) -> None:
         first = Terminal(tmp_path, "--model", tiny)

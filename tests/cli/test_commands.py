@@ -331,7 +331,10 @@ def test_an_export_can_be_run_and_inspected(checkpoint: str, tmp_path: Path) -> 
     exported = embed("export", checkpoint, out, "--bits", "8", "--group", "16", "--asymmetric", "--context", "64")
     assert (exported.exit_code, exported.stdout) == (0, "")
     assert exported.stderr.startswith(f"wrote '{out}': ")
-    assert [line.split()[0] for line in exported.stderr.splitlines()] == ["wrote", "next:"]  # no bar where there is no terminal
+    assert [line.split()[0] for line in exported.stderr.splitlines()] == [
+        "wrote",
+        "next:",
+    ]  # no bar where there is no terminal
     found = json.loads(embed("inspect", out, "--json").stdout)
     assert found["packing"] == [{"matrices": 15, "bits": 8, "group_size": 16, "symmetric": False, "has_minimum": False,
                                  "ordered": False}]  # fmt: skip

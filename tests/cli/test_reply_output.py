@@ -108,9 +108,52 @@ def test_a_file_gets_the_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     assert show(chunks(ESCAPES)).text == ESCAPES
     assert terminal.getvalue() == "a␛[2Jb␇\ufffdc\td␍\ne\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    assert show(chunks(ESCAPES)).text == ESCAPES
+    assert terminal.getvalue() == "a␛[2Jb␇\ufffdc    d␍\ne\n"
+
+
+@pytest.mark.parametrize(
+    ("is_markdown", "no_color", "expected"),
+    [
+        (True, "", "\x1b[1ma\x1b[0m \x1b[36m`b`\x1b[0m\n"),
+        (True, "1", "\x1b[1ma\x1b[0m `b`\n"),
+        (False, "", "**a** `b`\n"),
+    ],
+)
+def test_a_terminal_renders_markdown(
+    monkeypatch: pytest.MonkeyPatch, is_markdown: bool, no_color: str, expected: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    assert show(chunks("**a*", "* `b`"), is_markdown=is_markdown).text == "**a** `b`"
+    assert terminal.getvalue() == expected
+
+
+def test_a_pipe_gets_markdown_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    show(chunks("# **a**\n", "```\nb\n```"))
+    assert capsys.readouterr().out == "# **a**\n```\nb\n```\n"
+
+
+def test_reasoning_is_dim_and_folded_and_ends_before_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "12")
+    both = Terminal()
+    monkeypatch.setattr(sys, "stdout", both)
+    monkeypatch.setattr(sys, "stderr", both)
+    monkeypatch.setattr("embedllm.cli.reply_output._announced", lambda chunks: chunks)
+    statistics = Statistics(prompt_tokens=1, cached_tokens=0)
+    thought = Chunk(text="", reasoning="first think of it", token=1, logprob=0.0, statistics=statistics)
+    show(iter([thought, *chunks("done")]))
+    dim = [f"\x1b[2m{word}\x1b[0m" for word in ("first", "think", "of", "it")]
+    assert both.getvalue() == f"{dim[0]} {dim[1]}\n{dim[2]} {dim[3]}\ndone\n"
 
 
 def test_the_line_is_ended_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import get_args
 
 import click
 
 from embedllm.cancel import Cancel
+from embedllm.cli.line_input import line_reader
 from embedllm.cli.messages_file import expanded, read_messages, write_messages
-from embedllm.cli.options import Settings, note, reply_options
+from embedllm.cli.options import Settings, note, reply_options, say_error
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
 from embedllm.conversation.conversation import Conversation
 from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
+from embedllm.files.nearest import nearest
 from embedllm.generation.chunk import Statistics
 from embedllm.generation.options import WhenFull
 from embedllm.sampling.options import Sampling
@@ -28,7 +27,7 @@ from embedllm.sampling.options import Sampling
 _PROMPT, _MORE = "> ", ". "
 _BLOCK = '"""'
 _EXITS = ("/exit", "/quit", "/bye")
-_HISTORY_LINES = 1000
+_PRESSES = 2  # of Ctrl-C at the prompt, then the way out is named
 
 
 @click.command(short_help="Chat with a model.")
@@ -41,8 +40,9 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
     """Chat with a model: MODEL, as --model has it, or the demo.
 
     Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
-    one turn. Ctrl-C stops a reply or clears the line, Ctrl-D exits. With piped input each line is a turn too, and the
-    exit code is 1 if a turn failed. What is typed is kept for the arrow keys of the next chat.
+    one turn, and so is a pasted text where Python has readline. Ctrl-C stops a reply or clears the line, Ctrl-D exits.
+    A terminal renders Markdown; --plain, or a pipe, gets replies as they are. With piped input each line is a turn too,
+    and the exit code is 1 if a turn failed. What is typed is kept for the arrow keys of the next chat.
 
     \b
     /reset         clear the history; the system prompt is kept
@@ -64,7 +64,7 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
         conversation = llm.conversation(settings.system, variables=settings.variables, when_full=when_full or "error")
         talk = Talk(conversation, settings, settings.merge_sampling(llm.sampling), when_full=when_full)
         with closing(talk):
-            talk.run(_line_reader(is_typed), is_typed=is_typed)
+            talk.run(line_reader([*_commands(), *_EXITS[1:]], is_typed=is_typed), is_typed=is_typed)
     if talk.failures and not is_typed:
         click.get_current_context().exit(1)
 
@@ -94,7 +94,7 @@ def read_turn(read_line: Callable[[str], str]) -> Turn:
         while text.endswith("\\"):
             text = text[:-1] + "\n"
             text += read_line(_MORE)
-    return Turn(text, is_command=line.startswith("/"))
+    return Turn(text, is_command=line.startswith("/") and "\n" not in line)
 
 
 class Talk:
@@ -120,9 +120,11 @@ class Talk:
 
     def run(self, read_line: Callable[[str], str], *, is_typed: bool) -> None:
         """Takes turns until the input ends or /exit."""
+        presses = 0
         while True:
             try:
                 turn = read_turn(read_line)
+                presses = 0
                 if turn.is_command and turn.text.split()[0] in _EXITS:
                     return
                 if turn.text.strip():
@@ -134,7 +136,8 @@ class Talk:
             except KeyboardInterrupt:
                 if not is_typed:
                     raise
-                note("")  # the line is dropped
+                presses += 1
+                note("\n(Ctrl-D or /exit leaves)" if presses == _PRESSES else "")  # the line is dropped
 
     def _take(self, turn: Turn) -> None:
         try:
@@ -153,13 +156,16 @@ class Talk:
 
     def _fail(self, message: str) -> None:
         self.failures += 1
-        note(f"error: {message}")
+        say_error(message)
 
     def _command(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
         action = self._actions.get(name)
         if action is None:
-            self._fail(f"unknown command '{name}'; /help lists the commands. Start with a space to send it as text.")
+            near = nearest(name, [*self._actions, *_EXITS])
+            self._fail(
+                f"unknown command '{name}'; /help lists the commands.{near} Start with a space to send it as text."
+            )
         else:
             action(rest[0].strip() if rest else "")
 
@@ -167,7 +173,7 @@ class Talk:
         cancel = Cancel()
         with stopped_by_ctrl_c(cancel):
             chunks = self.conversation.stream(text, self._sampling, cancel=cancel, **self._settings.reply)
-            reply = show(chunks, reasoning=self._settings.reasoning == "show")
+            reply = show(chunks, reasoning=self._settings.reasoning == "show", is_markdown=self._settings.is_markdown)
         before = self._last.dropped_tokens if self._last else 0
         self._last = reply.statistics
         if (dropped := reply.statistics.dropped_tokens) != before:
@@ -252,34 +258,6 @@ def _help(_: str) -> None:
     note(_listed())
 
 
-def _line_reader(is_typed: bool) -> Callable[[str], str]:
-    """A function that reads a line of stdin; at a terminal with a prompt, editing and history where there are any."""
-    if not is_typed:
-        return lambda _: _read_line()
-    if not sys.stdout.isatty():
-        return _prompt_on_stderr  # input() would write its prompt among the replies
-    with suppress(ImportError):  # not on Windows, whose console edits lines itself
-        _prepare(importlib.import_module("readline"))
-    return input
-
-
-def _prepare(readline: ModuleType) -> None:
-    """Tab completes commands; what was typed is kept for the next chat, where only its owner reads it."""
-    from platformdirs import user_state_path
-
-    names = [*_commands(), *_EXITS[1:]]
-    readline.set_completer_delims("")
-    readline.set_completer(lambda typed, at: [*(name for name in names if name.startswith(typed)), None][at])
-    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
-    path = user_state_path("embedllm", appauthor=False) / "chat_history"
-    with suppress(OSError):  # a home that cannot be written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(0o600)
-        readline.read_history_file(path)
-        readline.set_history_length(_HISTORY_LINES)
-        atexit.register(readline.write_history_file, path)
-
-
 def _commands() -> list[str]:
     """The names of the commands, as /help lists them."""
     return [line.split()[0] for line in _listed().splitlines() if line.startswith("/")]
@@ -288,15 +266,3 @@ def _commands() -> list[str]:
 def _listed() -> str:
     assert chat.help is not None
     return inspect.cleandoc(chat.help).partition("\b\n")[2]
-
-
-def _prompt_on_stderr(prompt: str) -> str:
-    click.echo(prompt, err=True, nl=False)
-    return _read_line()
-
-
-def _read_line() -> str:
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\r\n")

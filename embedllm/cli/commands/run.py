@@ -57,7 +57,13 @@ def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int 
         options: PromptOptions = {**settings.reply, "variables": settings.variables, "logprobs": logprobs or 0}
         chunks = llm.stream(prompt, sampling, cancel=cancel, **options)
         with stopped_by_ctrl_c(cancel):
-            reply = collect(chunks) if as_json else show(chunks, reasoning=settings.reasoning == "show")
+            reply = (
+                collect(chunks)
+                if as_json
+                else show(
+                    chunks, reasoning=settings.reasoning == "show", is_markdown=settings.is_markdown and not as_text
+                )
+            )
         if as_json:
             click.echo(json.dumps(reply_object(reply, llm), ensure_ascii=False, allow_nan=False))
         elif logprobs is not None:

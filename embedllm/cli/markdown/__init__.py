@@ -1,0 +1,1 @@
+"""Markdown at a terminal while it is generated: inline marks, word wrap, blocks."""
