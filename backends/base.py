@@ -30,13 +30,20 @@ if TYPE_CHECKING:
 class Device:
     """Something that can run a model, or a reason why it can't."""
 
-    name: str  # what a caller asks for: "cpu", "cuda", "reference"
-    backend: str  # "onnxruntime 1.31.1"
-    description: str  # the hardware, in words
+    name: str
+    """What a caller asks for: "cpu", "cuda", "reference"."""
+    backend: str
+    """The runtime and its version: "onnxruntime 1.31.1"."""
+    description: str
+    """The hardware, in words."""
     available: bool
-    reason: str = ""  # why not
-    remedy: str = ""  # what to install or do
-    memory: int = 0  # bytes of its own; 0: the machine's, or not told
+    """Whether a model can be loaded on it here."""
+    reason: str = ""
+    """Why it is not available."""
+    remedy: str = ""
+    """What to install or do."""
+    memory: int = 0
+    """Bytes of its own; 0: the machine's, or not known."""
 
 
 class Unsupported(NamedTuple):

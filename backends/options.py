@@ -46,14 +46,18 @@ class OpenVINOOptions:
     What each costs in exactness is measured in docs/numerics.md; load(exact=True) goes before the first three.
     """
 
-    precision: str | None = None  # of activations: "f32", "f16", "bf16". A CPU with AMX takes bf16 by itself
-    # values that share a scale when f32 activations are rounded to int8; 0: not rounded
+    precision: str | None = None
+    """Of activations: "f32", "f16", "bf16". A CPU with AMX takes bf16 by itself."""
     rounding_group: int | None = None
-    kv: str | None = None  # what the KV cache is stored as: "f32", "f16", "bf16", "u8"
-    cache: str | Path | None = None  # folder for compiled models; None: in the user's cache folder
-    # NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps
+    """Values that share a scale when f32 activations are rounded to int8; 0: not rounded."""
+    kv: str | None = None
+    """What the KV cache is stored as: "f32", "f16", "bf16", "u8"."""
+    cache: str | Path | None = None
+    """Folder for compiled models; None: in the user's cache folder."""
     prompt: int = 1024
-    reply: int = 512  # NPU: tokens that it holds beyond those
+    """NPU: tokens that its prefill model takes at once; the rest of a longer prompt goes in small steps."""
+    reply: int = 512
+    """NPU: tokens that it holds beyond those."""
 
     def __post_init__(self) -> None:
         for name, known in (("precision", _PRECISIONS), ("kv", _KV_TYPES)):

@@ -15,7 +15,7 @@ from embedllm.conversation.context_policy import WHOLE_HISTORY, PendingTurn, Vis
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull
+from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull, lists_options
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
@@ -93,9 +93,13 @@ class Conversation:
         if when_full not in (modes := get_args(WhenFull)):
             raise ValueError(f"when_full is {when_full!r}; expected {', '.join(map(repr, modes))}.")
         self.model = model
+        """The model that answers."""
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        """The history; may be changed between turns."""
         self.tools = tools
+        """What the model may call; run_tools runs them."""
         self.adapter = adapter
+        """Of the turns that name no other."""
         self._variables = variables
         self._when_full: WhenFull = when_full
         self._seen = WHOLE_HISTORY
@@ -114,6 +118,7 @@ class Conversation:
         """The context policy: what happens to a turn that does not fit into the context."""
         return self._when_full
 
+    @lists_options(ReplyOptions)
     def say(
         self,
         text: str | Message,
@@ -129,6 +134,7 @@ class Conversation:
         """
         return collect(self.stream(text, sampling, cancel=cancel, **options))
 
+    @lists_options(ReplyOptions)
     def stream(
         self,
         text: str | Message,
@@ -144,6 +150,7 @@ class Conversation:
         turn, request = self._request(text, sampling, options)
         return self._stream(turn, request, cancel or Cancel())
 
+    @lists_options(ReplyOptions)
     async def asay(
         self,
         text: str | Message,
@@ -156,6 +163,7 @@ class Conversation:
         chunks = self.astream(text, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
+    @lists_options(ReplyOptions)
     def astream(
         self,
         text: str | Message,

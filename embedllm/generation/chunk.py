@@ -39,14 +39,23 @@ class Statistics:
     """
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt's: held already from an earlier call, not computed again
-    tokens: int = 0  # generated, the stop token among them
+    """Tokens of the prompt."""
+    cached_tokens: int
+    """Of the prompt's: held already from an earlier call, not computed again."""
+    tokens: int = 0
+    """Generated, the stop token among them."""
     prefill_s: float = 0.0
+    """Feeding the prompt and choosing the first token."""
     decode_s: float = 0.0
-    drafted_tokens: int = 0  # proposed by a lookup or a draft model, and fed
-    accepted_tokens: int = 0  # of these: what the rule chose, too
-    dropped_tokens: int = 0  # of a conversation: what the model sees no more, to make room (when_full)
-    queued_s: float = 0.0  # before the prompt: waited until other replies had ended
+    """Feeding and choosing each later token."""
+    drafted_tokens: int = 0
+    """Proposed by a lookup or a draft model, and fed."""
+    accepted_tokens: int = 0
+    """Of the drafted ones: what the rule chose, too."""
+    dropped_tokens: int = 0
+    """Of a conversation: what the model sees no more, to make room (when_full)."""
+    queued_s: float = 0.0
+    """Waited before the prompt, until other replies had ended."""
 
     @property
     def acceptance(self) -> float:
@@ -69,16 +78,26 @@ class Statistics:
 class Chunk:
     """One step of a stream."""
 
-    text: str  # what is certain now; may be empty while a character or a possible stop string is incomplete
-    token: int | None  # None when the stream ends without one: cancelled
-    logprob: float | None  # natural log of the token's probability in the model's own distribution
-    top_logprobs: tuple[Picked, ...] = ()  # the most probable tokens of this step, when asked for
-    finish_reason: str | None = None  # in the last chunk: "stop", "length", "context", "cancelled", "timeout"
-    stopped_by: str | int | None = None  # what "stop" came from: a stop string, a stop token, None = the constraint
+    text: str
+    """What is certain now; may be empty while a character or a possible stop string is incomplete."""
+    token: int | None
+    """The token of this step; None when the stream ends without one: cancelled."""
+    logprob: float | None
+    """Natural log of the token's probability in the model's own distribution."""
+    top_logprobs: tuple[Picked, ...] = ()
+    """The most probable tokens of this step, when asked for."""
+    finish_reason: str | None = None
+    """In the last chunk: "stop", "length", "context", "cancelled", "timeout"."""
+    stopped_by: str | int | None = None
+    """What "stop" came from: a stop string, a stop token, None = the constraint."""
     statistics: Statistics
-    reasoning: str = ""  # what the model thinks, apart from the answer
-    tool_calls: tuple[ToolCall, ...] = ()  # that are whole with this step
-    call_deltas: tuple[CallDelta, ...] = ()  # what has become certain of calls, as they are written
+    """What the generation has cost so far."""
+    reasoning: str = ""
+    """What the model thinks, apart from the answer."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that are whole with this step."""
+    call_deltas: tuple[CallDelta, ...] = ()
+    """What has become certain of calls, as they are written."""
 
 
 def _parted(chunk: Chunk, reader: ReplyReader) -> Chunk:

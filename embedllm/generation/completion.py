@@ -18,15 +18,24 @@ if TYPE_CHECKING:
 class Completion:
     """A whole reply."""
 
-    text: str  # the answer
-    tokens: tuple[int, ...]  # generated, the stop token among them
-    logprobs: tuple[float, ...]  # of each token, natural log, in the model's own distribution
-    top_logprobs: tuple[tuple[Picked, ...], ...]  # per token, when asked for
-    finish_reason: str  # "stop", "length", "context", "cancelled" or "timeout"
-    stopped_by: str | int | None  # the stop string or stop token
+    text: str
+    """The answer, without reasoning and tool calls."""
+    tokens: tuple[int, ...]
+    """What was generated, the stop token among it."""
+    logprobs: tuple[float, ...]
+    """Of each token, natural log, in the model's own distribution."""
+    top_logprobs: tuple[tuple[Picked, ...], ...]
+    """For each token its most probable ones, when logprobs asked for them."""
+    finish_reason: str
+    """Why it ended: "stop", "length", "context", "cancelled" or "timeout"."""
+    stopped_by: str | int | None
+    """Of the finish_reason "stop": the stop string or stop token; None = the constraint."""
     statistics: Statistics
-    reasoning: str = ""  # what the model thought before it
+    """What it cost."""
+    reasoning: str = ""
+    """What the model thought before the answer."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """The calls of tools, those that cannot be read among them."""
 
     @property
     def message(self) -> dict[str, JSON]:

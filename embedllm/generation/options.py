@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Tool
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
 
 
+F = TypeVar("F", bound=Callable[..., object])
 Speculate: TypeAlias = Literal["auto", "lookup", "draft", "off"]
 WhenFull: TypeAlias = Literal["error", "drop-oldest", "shift"]
 
@@ -75,6 +78,26 @@ class PromptOptions(ReplyOptions, total=False):
     documents: Sequence[Mapping[str, JSON]] | None
     continue_final_message: bool
     special: bool
+
+
+def lists_options(kind: type[SamplingOptions], *, without: Collection[str] = ()) -> Callable[[F], F]:
+    """Ends the docstring of a function with the names of the options that it takes, for help().
+
+    kind: the TypedDict of its `options`. without: those that it refuses.
+    """
+    names = [name for name in kind.__annotations__ if name not in without]
+    replies = ", ".join(name for name in names if name not in SAMPLING)
+    draws = ", ".join(name for name in names if name in SAMPLING)
+    text = f"Options, which help(embedllm.Model.generate) explains: {replies}."
+    if draws:
+        text += f" Fields of Sampling, which help(embedllm.Sampling) lists: {draws}."
+
+    def add(function: F) -> F:
+        if function.__doc__:  # python -OO leaves it out
+            function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{fill(text, 116)}"
+        return function
+
+    return add
 
 
 SAMPLING = frozenset(SamplingOptions.__annotations__)

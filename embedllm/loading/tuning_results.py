@@ -32,14 +32,23 @@ class Tuning:
     """What tune() measured and chose; for loads with the same `exact` and `kv`."""
 
     model: str
+    """The model's name."""
     exact: bool
+    """Whether load(exact=True) was measured."""
     kv: str | None
-    device: str  # that "auto" takes; empty: the one that it takes anyway was not measured
+    """What the KV cache was stored as; None = the default."""
+    device: str
+    """What "auto" takes; empty: the one that it takes anyway was not measured."""
     measured: tuple[Measured, ...]
-    left_out: tuple[tuple[str, str], ...]  # devices, and settings of them, that were not measured, and why
+    """Each device with the settings that were best on it."""
+    left_out: tuple[tuple[str, str], ...]
+    """Devices, and settings of them, that were not measured, and why."""
     took_s: float
-    at: float  # when, in seconds since 1970
-    unkept: str = ""  # why it is not remembered
+    """Seconds that measuring took."""
+    at: float
+    """When, in seconds since 1970."""
+    unkept: str = ""
+    """Why it is not remembered."""
 
     def chosen(self, device: str) -> Measured | None:
         """The setting that a device is run with; None when it was not measured."""
@@ -47,6 +56,7 @@ class Tuning:
 
     @property
     def date(self) -> str:
+        """The day of measuring, as "2026-11-23"."""
         return time.strftime("%Y-%m-%d", time.localtime(self.at))
 
     def runtime(self, device: str) -> RuntimeOptions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
 from embedllm.conversation.conversation import Conversation
 from embedllm.generation.completion import Completion, collect
-from embedllm.generation.options import ReplyOptions
+from embedllm.generation.options import ReplyOptions, lists_options
 from embedllm.model.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool, tool_schemas
@@ -36,23 +36,31 @@ class ToolOutcome:
     """A tool call and its result."""
 
     call: ToolCall
-    ran: bool  # to its end; otherwise `result` says what was wrong
+    """What the model called."""
+    ran: bool
+    """Whether it ran to its end; otherwise `result` says what was wrong."""
     result: str
+    """What the tool gave, as text, or an error's text; the model reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
     """The end of such a loop."""
 
-    completion: Completion  # the last one; it has tool calls when the rounds were used up, and these were not run
-    messages: tuple[Message, ...]  # what to append to the messages; a Conversation has it
+    completion: Completion
+    """The last one; it has tool calls when the rounds were used up, and these were not run."""
+    messages: tuple[Message, ...]
+    """What to append to the messages; a Conversation has it."""
     outcomes: tuple[ToolOutcome, ...]
+    """Every call, in turn."""
 
     @property
     def text(self) -> str:
+        """The text of the last reply."""
         return self.completion.text
 
 
+@lists_options(ReplyOptions)
 def run_tools(
     model: Model | Conversation,
     messages: str | Message | Sequence[Message],
@@ -114,6 +122,7 @@ def _run_steps(steps: Generator[_Step, object, ToolReply]) -> ToolReply:
         return end.value
 
 
+@lists_options(ReplyOptions)
 async def arun_tools(
     model: Model | Conversation,
     messages: str | Message | Sequence[Message],

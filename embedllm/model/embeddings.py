@@ -23,7 +23,9 @@ class Ranked:
     """A document's place in the list that rerank() was given, and how well it fits the query."""
 
     index: int
+    """The document's place in what was given."""
     score: float
+    """How well it fits the query; higher is better. Its range is the model's."""
 
 
 class Encoding:

@@ -16,7 +16,7 @@ from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.defaults import Defaults
-from embedllm.generation.options import SAMPLING, PromptOptions, WhenFull, take_sampling
+from embedllm.generation.options import SAMPLING, PromptOptions, WhenFull, lists_options, take_sampling
 from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Request, Runner, reject_first_only
@@ -74,11 +74,17 @@ class Model:
         parse_special: see load().
         """
         self.package = package
+        """The folder: manifest, architecture and files."""
         self.tokenizer = tokenizer
+        """Its encode() and decode() are between text and token ids."""
         self.sampling = defaults.sampling
-        self.context = engine.context  # the most tokens that prompt and reply can have together
-        self.memory = memory  # what it was expected to need and what was free, before it was loaded; None: in a browser
-        self.tuned = tuned  # what tune() measured of how it runs, or why that was not used; empty: in a browser
+        """The model's own defaults, which a call without `sampling` takes."""
+        self.context = engine.context
+        """The most tokens that prompt and reply can have together."""
+        self.memory = memory
+        """What it was expected to need and what was free, before it was loaded; None: in a browser."""
+        self.tuned = tuned
+        """What tune() measured of how it runs, or why that was not used; empty: in a browser."""
         draft_runner = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
                              max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
@@ -91,10 +97,12 @@ class Model:
 
     @property
     def name(self) -> str:
+        """As the folder's manifest has it."""
         return self.package.name
 
     @property
     def device(self) -> Device:
+        """The device that it was loaded on."""
         return self.runner.engine.device
 
     @property
@@ -167,6 +175,7 @@ class Model:
         options = TemplateOptions(tools, variables, documents, continue_final_message)
         return self._builder.prompt_tokens(messages, options)
 
+    @lists_options(PromptOptions)
     def generate(
         self,
         prompt: Prompt,
@@ -211,6 +220,7 @@ class Model:
         (chunks,) = self.runner.run_all([self.request(prompt, sampling, **options)], cancel or Cancel())
         return collect(chunks)
 
+    @lists_options(PromptOptions)
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
@@ -231,6 +241,7 @@ class Model:
         replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
         return [collect(chunks) for chunks in replies]
 
+    @lists_options(PromptOptions)
     def generate_n(
         self,
         prompt: Prompt,
@@ -252,6 +263,7 @@ class Model:
         replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
         return [collect(chunks) for chunks in replies]
 
+    @lists_options(PromptOptions, without=SAMPLING | BEAMLESS)
     def beam_search(
         self,
         prompt: Prompt,
@@ -287,6 +299,7 @@ class Model:
                                                 early_stopping=early_stopping)
         ]  # fmt: skip
 
+    @lists_options(PromptOptions)
     def chat(
         self,
         messages: Sequence[Message],
@@ -302,6 +315,7 @@ class Model:
         check_messages(messages)
         return self.generate(messages, sampling, cancel=cancel, **options)
 
+    @lists_options(PromptOptions)
     def stream(
         self,
         prompt: Prompt,
@@ -314,6 +328,7 @@ class Model:
         request = self.request(prompt, sampling, **options)
         return self.runner.stream(request, cancel or Cancel())
 
+    @lists_options(PromptOptions)
     async def agenerate(
         self,
         prompt: Prompt,
@@ -326,6 +341,7 @@ class Model:
         chunks = self.astream(prompt, sampling, cancel=cancel, **options)
         return collect([chunk async for chunk in chunks])
 
+    @lists_options(PromptOptions)
     def astream(
         self,
         prompt: Prompt,
@@ -338,6 +354,7 @@ class Model:
         request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, cancel or Cancel())
 
+    @lists_options(PromptOptions)
     async def agenerate_batch(
         self,
         prompts: Iterable[Prompt],
@@ -349,6 +366,7 @@ class Model:
         """As generate_batch(), without blocking the event loop. Cancelling the task ends all of them."""
         return await run_in_thread(lambda own: self.generate_batch(prompts, sampling, cancel=own, **options), cancel)
 
+    @lists_options(PromptOptions)
     async def agenerate_n(
         self,
         prompt: Prompt,
@@ -361,6 +379,7 @@ class Model:
         """As generate_n(), without blocking the event loop. Cancelling the task ends it."""
         return await run_in_thread(lambda own: self.generate_n(prompt, n, sampling, cancel=own, **options), cancel)
 
+    @lists_options(PromptOptions, without=SAMPLING | BEAMLESS)
     async def abeam_search(
         self,
         prompt: Prompt,
@@ -469,12 +488,14 @@ class Model:
         """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
         return await run_in_thread(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
 
+    @lists_options(PromptOptions)
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:
         """What generate() would run: the prompt as token ids, every default filled in, checked."""
         request = self.build_request(prompt, sampling, self.context, **options)
         self.runner.check(request)
         return request
 
+    @lists_options(PromptOptions)
     def build_request(
         self,
         prompt: Prompt,

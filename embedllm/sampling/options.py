@@ -54,35 +54,62 @@ class Sampling:
     Raises ValueError for a value out of its range.
     """
 
-    temperature: float = 1.0  # divides the logits; 0 (or below 1e-5) = greedy: always the best token
-    dynamic_temperature: float = 0.0  # dynamic temperature range (dynatemp): +- around temperature by entropy; 0 = off
-    dynamic_exponent: float = 1.0  # dynamic temperature exponent (dynatemp), of the normalized entropy
-    top_k: int = 0  # top-k: only the k best tokens; 0 = off, 1 = greedy
-    top_p: float = 1.0  # top-p (nucleus): only the fewest tokens with this probability mass; 1 = off
-    min_p: float = 0.0  # min-p: minimum probability relative to the best token; 0 = off
-    typical_p: float = 1.0  # locally typical sampling: probability mass; 1 = off
-    top_n_sigma: float = 0.0  # only logits within N standard deviations of the best; 0 = off
-    xtc_probability: float = 0.0  # XTC: probability of removing all but the last top choice; 0 = off
-    xtc_threshold: float = 0.1  # XTC: minimum probability of a top choice
-    mirostat: int = 0  # 1 or 2: target perplexity control, in place of every truncation; 0 = off
-    mirostat_tau: float = 5.0  # target surprise tau, bits per token
-    mirostat_eta: float = 0.1  # learning rate eta
-    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of prompt and reply; 1 = off
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens that are in the reply; 0 = off
-    frequency_penalty: float = 0.0  # subtracted per occurrence of the token in the reply; 0 = off
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # added; kept as pairs in the order of ids
-    dry_multiplier: float = 0.0  # DRY penalty on repeated sequences: multiplier; 0 = off
-    dry_base: float = 1.75  # DRY: base of the exponential growth beyond the allowed length
-    dry_allowed_length: int = 2  # DRY: longest sequence that may repeat without a penalty
-    dry_range: int = 0  # DRY: number of last tokens to search; 0 = all of prompt and reply
-    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")  # DRY sequence breakers: texts that end a repetition
-    no_repeat_ngram: int = 0  # no n-gram of N tokens occurs twice in prompt and reply; 0 = off
-    bad_words: Sequence[str | Sequence[int]] = ()  # banned strings, or sequences of token ids
-    processors: Sequence[Processor] = ()  # functions that change the logits, in turn
-    order: Sequence[str] = ORDER  # of the steps; those that are off may be left out
-    seed: int | None = None  # same seed, same logits: same tokens; None = different ones each time
-    # the active steps among "temperature" and the truncations, in order; cached for every step
+    temperature: float = 1.0
+    """Divides the logits; 0 (or below 1e-5) = greedy: always the best token."""
+    dynamic_temperature: float = 0.0
+    """Dynamic temperature range (dynatemp): added to and subtracted from temperature by entropy; 0 = off."""
+    dynamic_exponent: float = 1.0
+    """Dynamic temperature exponent (dynatemp), of the normalized entropy."""
+    top_k: int = 0
+    """Top-k: only the k best tokens; 0 = off, 1 = greedy."""
+    top_p: float = 1.0
+    """Top-p (nucleus): only the fewest tokens with this probability mass; 1 = off."""
+    min_p: float = 0.0
+    """Min-p: minimum probability relative to the best token; 0 = off."""
+    typical_p: float = 1.0
+    """Locally typical sampling: probability mass; 1 = off."""
+    top_n_sigma: float = 0.0
+    """Only logits within N standard deviations of the best; 0 = off."""
+    xtc_probability: float = 0.0
+    """XTC: probability of removing all but the last top choice; 0 = off."""
+    xtc_threshold: float = 0.1
+    """XTC: minimum probability of a top choice."""
+    mirostat: int = 0
+    """1 or 2: target perplexity control, in place of every truncation; 0 = off."""
+    mirostat_tau: float = 5.0
+    """Target surprise tau, bits per token."""
+    mirostat_eta: float = 0.1
+    """Learning rate eta."""
+    repetition_penalty: float = 1.0
+    """Divides positive, multiplies negative logits of prompt and reply; 1 = off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that are in the reply; 0 = off."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence of the token in the reply; 0 = off."""
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    """Added to the logits, by token id; kept as pairs in the order of ids."""
+    dry_multiplier: float = 0.0
+    """DRY penalty on repeated sequences: multiplier; 0 = off."""
+    dry_base: float = 1.75
+    """DRY: base of the exponential growth beyond the allowed length."""
+    dry_allowed_length: int = 2
+    """DRY: longest sequence that may repeat without a penalty."""
+    dry_range: int = 0
+    """DRY: number of last tokens to search; 0 = all of prompt and reply."""
+    dry_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    """DRY sequence breakers: texts that end a repetition."""
+    no_repeat_ngram: int = 0
+    """No n-gram of N tokens occurs twice in prompt and reply; 0 = off."""
+    bad_words: Sequence[str | Sequence[int]] = ()
+    """Banned strings, or sequences of token ids."""
+    processors: Sequence[Processor] = ()
+    """Functions that change the logits, in turn."""
+    order: Sequence[str] = ORDER
+    """Of the steps; those that are off may be left out."""
+    seed: int | None = None
+    """Same seed, same logits: same tokens; None = different ones each time."""
     draw_steps: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
+    """Not an option: the active steps among "temperature" and the truncations, in order; cached for every step."""
 
     def __post_init__(self) -> None:
         _check_ranges({name: getattr(self, name) for name in NUMBERS})

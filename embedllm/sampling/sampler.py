@@ -44,7 +44,9 @@ class Picked:
     """A chosen token and its natural log probability in the model's own distribution."""
 
     token: int
+    """Its id."""
     logprob: float
+    """Natural log of its probability in the model's own distribution."""
 
 
 class Change(Protocol):

@@ -21,10 +21,15 @@ class ToolCall:
     """A call of a tool that the model wrote. One that has a problem is not to be run."""
 
     id: str
-    name: str  # "" where it cannot be read
+    """What the message with the result names as its tool_call_id; made here where the model wrote none."""
+    name: str
+    """The tool's name; "" where it cannot be read."""
     arguments: Mapping[str, JSON] = field(default_factory=dict)
-    problem: str = ""  # what is wrong with what the model wrote
-    text: str = ""  # what it wrote, where there is a problem
+    """By the tool's names of them; empty where there is a problem."""
+    problem: str = ""
+    """What is wrong with what the model wrote; "" when the call may be run."""
+    text: str = ""
+    """What the model wrote, where there is a problem."""
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -37,11 +42,16 @@ class CallDelta:
     The pieces of "arguments" make up a JSON object, unless the last one has a problem.
     """
 
-    index: int  # of the call in the reply
-    id: str  # the call's own
+    index: int
+    """Of the call in the reply, from 0 on."""
+    id: str
+    """The call's own, in each of its pieces."""
     name: str
-    arguments: str = ""  # the next piece of their JSON text
-    problem: str = ""  # what is wrong with the whole of it
+    """The tool's name, in each piece."""
+    arguments: str = ""
+    """The next piece of the arguments' JSON text."""
+    problem: str = ""
+    """What is wrong with the whole call; in its last piece."""
 
 
 @dataclass(frozen=True, slots=True)
