@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {  # every name of embedllm.__all__ is in o
     "Tuning": ("tune", "forget_tuning", "Tuning"),
     "Errors": (
         "EmbedError", "PackageError", "TemplateError", "DeviceError", "DeviceUnavailable", "ContextFull", "Busy",
-        "HubError", "ExportError", "UnsupportedModel",
+        "HubError", "ExportError", "UnsupportedModel", "MissingPart",
     ),
 }  # fmt: skip
 ALIASES = {
