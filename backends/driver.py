@@ -50,6 +50,7 @@ class Capabilities:
     probed: bool = False  # a tiny model has to run and be right on it before it is used
     uses_host_memory: bool = False  # the machine's memory is its own
     dequantizes: bool = False  # it keeps all weights as float32
+    speculates: bool = False  # speculation by prompt lookup was seen to pay on it (docs/performance.md)
     frees_windows: bool = False  # layers with sliding windows free KV on it (docs/concepts.md#windows)
     footprints: Mapping[bool, MemoryFootprint] = field(default_factory=dict)  # by whether it computes exactly
     tested: str = ""  # what it was run on

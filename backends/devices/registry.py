@@ -108,6 +108,11 @@ def is_probed(device: Device) -> bool:
     return len(_halves(device)) == 1 and capabilities(device).probed
 
 
+def speculates(device: Device) -> bool:
+    """Whether speculation is on by default on a device; on a pair it was not measured."""
+    return len(_halves(device)) == 1 and capabilities(device).speculates
+
+
 def suited(package: Package, device: Device, variants: Sequence[str] = ()) -> Package:
     """A package with the graph that suits a device: of a folder made by others a GPU may take another one.
 

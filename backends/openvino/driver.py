@@ -176,6 +176,7 @@ _ON_CPU = Capabilities(
     recurrent=True,
     external_graphs=(STATEFUL,),
     uses_host_memory=True,
+    speculates=True,
     # KV of 8 bits with a scale and a zero point for each head
     footprints={False: MemoryFootprint(bits_per_group=85, kv_bits=9, chunk=1024, keeps_scores=True)},
     tested=TESTED_LINUX,
@@ -190,7 +191,9 @@ DRIVER = Driver(
             open_encoder=_open_encoder,
             capabilities=_ON_CPU,
             free_form=_free_form,
-            free_form_capabilities=replace(_ON_CPU, adapters=False, uses_host_memory=False, footprints={}),
+            free_form_capabilities=replace(
+                _ON_CPU, adapters=False, uses_host_memory=False, speculates=False, footprints={}
+            ),
             unsupported_package=_unsupported,
             facts=_facts,
         ),

@@ -107,6 +107,7 @@ DRIVER = Driver(
                 adapters=True,
                 recurrent=True,
                 uses_host_memory=True,
+                speculates=True,
                 frees_windows=sys.platform == "linux",  # as sparse_memory.GIVES_BACK
                 footprints={
                     False: MemoryFootprint(bits_per_group=96, kv_bits=32, chunk=512),

@@ -40,8 +40,6 @@ from embedllm.tools.calls import ReplyReader
 T = TypeVar("T")
 Running: TypeAlias = tuple[CachedSequence, list[Sequence[int]], Generation, Proposer | None]
 
-_MEASURED = frozenset({"cpu", "openvino"})  # devices where speculation was seen to pay (docs/performance.md)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -88,11 +86,13 @@ class Runner:
         max_waiting: int = MAX_WAITING,
         kv_tokens: int | None = None,
         is_direct: bool = False,
+        speculates: bool = False,
     ) -> None:
         """draft: of a smaller model with the same vocabulary. adapters: None: the engine takes none.
 
         max_running, max_waiting: see Scheduler. kv_tokens: see SequencePool. is_direct: without the thread: whoever
-        calls computes, in one thread at a time, and several calls take turns (in a browser).
+        calls computes, in one thread at a time, and several calls take turns (in a browser). speculates: by default,
+        where a reply cannot be repeated anyway.
         """
         self._loop = None if is_direct else EngineLoop.of(engine.device.name)
         self._in_loop = self._loop or CallerThread()
@@ -103,6 +103,7 @@ class Runner:
         self._remedy = engine.remedy
         self.draft = draft
         self.adapters = adapters
+        self._speculates_by_default = speculates
         self._experience = SpeculationStatistics()
         if self._loop is not None:
             # a model that is dropped is closed, too, where its runtime is used: also one whose load is interrupted here
@@ -332,7 +333,7 @@ class Runner:
         if request.speculate != "auto" or self.draft is not None:
             return request.speculate != "off"
         is_repeatable = request.sampling.is_greedy or request.sampling.seed is not None
-        return not is_repeatable and self.engine.device.name in _MEASURED
+        return not is_repeatable and self._speculates_by_default
 
     def _begin(
         self, sequence: CachedSequence, request: Request, queued_s: float

@@ -223,6 +223,7 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         max_waiting=MAX_WAITING if options.max_waiting is None else options.max_waiting,
         kv_tokens=None if memory is None else memory.kv_tokens,
         is_direct=not options.threaded,
+        speculates=registry.speculates(engine.device),
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
         parse_special=options.parse_special,

@@ -63,6 +63,7 @@ class Model:
         max_waiting: int = MAX_WAITING,  # requests
         kv_tokens: int | None = None,  # for whose KV there is memory; None: that is not known
         is_direct: bool = False,  # without a thread: whoever calls computes
+        speculates: bool = False,  # by default
         settings: str = "",  # what else the numbers depend on, of what load() was given
         adapters: Adapters | None = None,  # None: the engine takes none
         tuned: str = "",
@@ -88,7 +89,7 @@ class Model:
         draft_runner = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
                              max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
-                             is_direct=is_direct)  # fmt: skip
+                             is_direct=is_direct, speculates=speculates)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters, parse_special=parse_special)  # fmt: skip
         self._kind_of = package, engine.device, settings

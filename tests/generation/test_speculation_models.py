@@ -106,6 +106,8 @@ def test_what_can_be_repeated_is_not_guessed_at_unasked(tiny_package: Callable[.
         assert not speculates(GREEDY)
         assert speculates(GREEDY, speculate="lookup")
         assert not speculates(Sampling(), speculate="off")
+    with opened("reference", tiny_package("llama")) as unmeasured:
+        assert not unmeasured.runner._speculates(unmeasured.request(PROMPT, Sampling()))
 
 
 def test_a_draft_of_another_vocabulary_and_unknown_modes_are_refused(tiny_package: Callable[..., Path]) -> None:
