@@ -554,7 +554,7 @@ PROMPTS = [
 def test_the_demo_gives_the_same_replies_on_both_runtimes(demo: AnyEngine, tmp_path: Path) -> None:
     """The demo's own ONNX graph rounds the activations of its 8-bit head; a graph that does not is made here."""
     package = open_package(package_folder("demo"))
-    decided = plan(package.decoder, Recipe(head_bits=8))
+    decided = plan(package.decoder, Recipe(head_bits=8, symmetric=True))
     shutil.copytree(package.folder, tmp_path / "demo")
     graph = onnx_graph.build(decided.decoder, decided.layout, decided.packing, replace(FLOAT32, accuracy_level=0))
     (tmp_path / "demo" / FLOAT32.file).write_bytes(graph.SerializeToString(deterministic=True))
