@@ -2,6 +2,7 @@
 
 /** @import { Device } from "./engine.js" */
 
+const ADAPTER_MS = 500; // after which a fresh browser that gave no adapter is asked again: its GPU process starts
 const BACKEND = "onnxruntime-web 1.30";
 const FLOAT16 = "webgpu-float16", FLOAT32 = "gpu-float32", PACKED = "generic-float32", WASM = "wasm-float32";
 
@@ -26,7 +27,7 @@ async function gpus() {
         : missing("this browser has no WebGPU", "use a current Chrome, Edge, Firefox or Safari"),
     ];
   }
-  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" }).catch(() => null);
+  const adapter = (await requested(gpu)) ?? (await later(ADAPTER_MS).then(() => requested(gpu)));
   if (!adapter) {
     const reason = "this browser gives WebGPU no graphics card";
     return [missing(reason, "switch hardware acceleration on in its settings, or update the graphics driver")];
@@ -39,6 +40,16 @@ async function gpus() {
   if (!isSoftware) return [{ ...found, name: "webgpu" }];
   const reason = `the only adapter is software (${description}), slower than 'wasm'`;
   return [missing(reason, "ask for 'webgpu-software' to use it all the same"), { ...found, name: "webgpu-software" }];
+}
+
+/** @param {GPU} gpu @returns {Promise<GPUAdapter | null>} */
+function requested(gpu) {
+  return gpu.requestAdapter({ powerPreference: "high-performance" }).catch(() => null);
+}
+
+/** @param {number} ms */
+function later(ms) {
+  return new Promise((resolve) => setTimeout(resolve, ms));
 }
 
 /** @param {string} reason @param {string} remedy @returns {Device} */

@@ -67,7 +67,7 @@ function byteFallback(tokens) {
     try {
       if (run.length) made.push(STRICT.decode(Uint8Array.from(run)));
     } catch {
-      made.push(...run.map(() => "\ufffd"));
+      for (let left = run.length; left > 0; left--) made.push("\ufffd");
     }
     run = [];
   };
