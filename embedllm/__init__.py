@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from embedllm.backends.base import Device
     from embedllm.backends.options import OpenVINOOptions
     from embedllm.cancel import Cancel
-    from embedllm.conversation.conversation import Conversation
     from embedllm.generation.chunk import Chunk, Statistics
     from embedllm.generation.completion import Completion
     from embedllm.loading.load import adevices, aload, devices, load
     from embedllm.loading.tuning_results import Tuning
     from embedllm.model.agent import ToolOutcome, ToolReply, arun_tools, run_tools
+    from embedllm.model.conversation import Conversation
     from embedllm.model.embeddings import Ranked
     from embedllm.model.model import Model
     from embedllm.profiling.tuning.tune import forget_tuning, tune
@@ -54,7 +54,7 @@ _MODULES = {  # of public names, which are imported when they are first used
     "Cancel": "embedllm.cancel",
     "Chunk": "embedllm.generation.chunk",
     "Completion": "embedllm.generation.completion",
-    "Conversation": "embedllm.conversation.conversation",
+    "Conversation": "embedllm.model.conversation",
     "Device": "embedllm.backends.base",
     "Message": "embedllm.text.chat_template",
     "Model": "embedllm.model.model",

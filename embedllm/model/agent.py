@@ -9,9 +9,9 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, Unpack, cast
 
-from embedllm.conversation.conversation import Conversation
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import ReplyOptions, lists_options
+from embedllm.model.conversation import Conversation
 from embedllm.model.model import Model
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool, tool_schemas

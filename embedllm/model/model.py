@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from embedllm.backends.base import Device, Engine
 from embedllm.cancel import Cancel
-from embedllm.conversation.conversation import Conversation
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.beam_runner import BEAMLESS
 from embedllm.generation.chunk import Chunk
@@ -23,6 +22,7 @@ from embedllm.generation.runner import Request, Runner, reject_first_only
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import PrefixCache
+from embedllm.model.conversation import Conversation
 from embedllm.model.embeddings import Encoding, Ranked
 from embedllm.model.embeddings import present as encoding_of
 from embedllm.package.lora.adapter import Adapters, present

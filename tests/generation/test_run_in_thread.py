@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from embedllm import Cancel, Completion, Model, Sampling, load
-from embedllm.conversation import saved
 from embedllm.generation.run_in_thread import run_in_thread
+from embedllm.model import saved_conversation
 
 GREEDY = Sampling(temperature=0)
 WAIT_S = 120  # only a test that fails waits so long
@@ -160,7 +160,7 @@ def test_a_save_whose_task_is_cancelled_leaves_the_file_and_the_conversation(
     llm: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk"
-    pieces = saved._pieces
+    pieces = saved_conversation._pieces
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> Iterator[object]:
@@ -175,7 +175,7 @@ def test_a_save_whose_task_is_cancelled_leaves_the_file_and_the_conversation(
             before = path.read_bytes()
             talk.say("and now?", GREEDY, max_tokens=6)
             with monkeypatch.context() as patch:
-                patch.setattr(saved, "_pieces", slow)
+                patch.setattr(saved_conversation, "_pieces", slow)
                 task = asyncio.create_task(talk.asave(path))
                 while not begun.is_set():
                     await asyncio.sleep(0)

@@ -41,7 +41,7 @@ def test_pyinstaller_is_told_where_the_hook_is() -> None:
 @pytest.mark.parametrize(("config", "has_demo"), [({}, True), ({"embedllm": {"demo": False}}, False)])
 def test_the_demo_can_be_left_out(config: dict[str, dict[str, bool]], has_demo: bool) -> None:
     pytest.importorskip("PyInstaller")
-    file = ROOT / "embedllm" / "__pyinstaller" / "hook-embedllm.py"
+    file = ROOT / "embedllm" / "integrations" / "pyinstaller" / "hook-embedllm.py"
     taken: list[tuple[str, str]] = []
     imported: list[str] = []
     asked = SimpleNamespace(
@@ -64,7 +64,7 @@ def test_a_packed_program_answers(tmp_path: Path) -> None:
     excluded = [f"--exclude-module={name}" for name in ("PySide6", "torch", "openvino", "transformers")]
     packed = run(
         sys.executable, "-m", "PyInstaller", "--log-level=WARN", f"--paths={ROOT}", "program.py", *excluded,
-        f"--additional-hooks-dir={ROOT / 'embedllm' / '__pyinstaller'}", cwd=tmp_path,
+        f"--additional-hooks-dir={ROOT / 'embedllm' / 'integrations' / 'pyinstaller'}", cwd=tmp_path,
     )  # fmt: skip
     assert packed.returncode == 0, packed.stderr[-3000:]
     program = next((tmp_path / "dist" / "program").glob("program*"))

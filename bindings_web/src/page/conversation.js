@@ -1,4 +1,4 @@
-// A chat that remembers its history on the page, and the KV cache of it in the worker: as embedllm/conversation/conversation.py.
+// A chat that remembers its history on the page, and the KV cache of it in the worker: as embedllm/model/conversation.py.
 
 import { replyOf, messagesOf } from "./options.js";
 

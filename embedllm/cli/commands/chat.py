@@ -17,11 +17,11 @@ from embedllm.cli.line_input import line_reader
 from embedllm.cli.messages_file import expanded, read_messages, write_messages
 from embedllm.cli.options import Settings, note, reply_options, say_error
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
-from embedllm.conversation.conversation import Conversation
 from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
 from embedllm.files.nearest import nearest
 from embedllm.generation.chunk import Statistics
 from embedllm.generation.options import WhenFull
+from embedllm.model.conversation import Conversation
 from embedllm.sampling.options import Sampling
 
 _PROMPT, _MORE = "> ", ". "
@@ -237,7 +237,7 @@ class Talk:
 
 def _save_whole(conversation: Conversation, path: Path) -> None:
     """Raises EmbedError where that fails, and for a file that is there and no saved conversation."""
-    from embedllm.conversation.saved import read_conversation  # numpy
+    from embedllm.model.saved_conversation import read_conversation  # numpy
 
     try:
         if path.exists():

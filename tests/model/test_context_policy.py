@@ -10,10 +10,10 @@ from typing import Any, Unpack
 import pytest
 
 from embedllm import Completion, ContextFull, Conversation, Model, Sampling, load
-from embedllm.conversation.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest
-from embedllm.conversation.conversation import ChatModel
 from embedllm.generation.options import ReplyOptions
 from embedllm.generation.runner import Request
+from embedllm.model.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest
+from embedllm.model.conversation import ChatModel
 
 GREEDY = Sampling(temperature=0)
 SYSTEM = "You are brief. " * 5

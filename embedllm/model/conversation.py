@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack, get_args
 
 from embedllm.cancel import Cancel
-from embedllm.conversation.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
@@ -21,6 +20,7 @@ from embedllm.generation.runner import Request, Runner
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequenceHandle
+from embedllm.model.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.prompt import check_messages
@@ -274,7 +274,7 @@ class Conversation:
 
     def _save(self, path: str | os.PathLike[str], cancel: Cancel) -> None:
         """As save(); raises Interrupted when it is cancelled."""
-        from embedllm.conversation.saved import SavedConversation, write_conversation
+        from embedllm.model.saved_conversation import SavedConversation, write_conversation
 
         saved = SavedConversation(
             messages=self.messages,
@@ -307,7 +307,7 @@ class Conversation:
         cancel: Cancel | None = None,
     ) -> Conversation:
         """As Model.open_conversation(); raises Interrupted when it is cancelled."""
-        from embedllm.conversation.saved import read_conversation, restore_sequence
+        from embedllm.model.saved_conversation import read_conversation, restore_sequence
 
         saved, file = read_conversation(Path(path))
         conversation = cls(model, tools=saved.tools, variables=saved.variables, adapter=saved.adapter,

@@ -1,1 +1,0 @@
-"""Conversations: turns over one KV cache, the policy when the context is full, saved files."""
