@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.hub.name import hub_name
 from embedllm.loading.gguf import is_gguf
+from embedllm.loading.local_checkpoint import is_checkpoint
 from embedllm.loading.resolve import find_package
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def waiting(text: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
-    """Bars for the download and the export of a model of the hub, or in GGUF; None for a folder."""
-    if hub_name(model) is None and not is_gguf(model):
+    """Bars for the download and the export of a model of the hub, in GGUF or a checkpoint; None for a package."""
+    if hub_name(model) is None and not is_gguf(model) and not is_checkpoint(model):
         yield None
         return
     with progress_bar(is_shown=True) as on_progress:
@@ -104,7 +105,7 @@ def fetching(model: str) -> Iterator[Callable[[Progress], None] | None]:
 
 
 def fetch(*models: str) -> None:
-    """Downloads and exports those that are of the hub, or in GGUF, with bars; looks at no folder."""
+    """Downloads and exports those that are of the hub, in GGUF, or checkpoints, with bars."""
     for model in models:
         with fetching(model) as on_progress:
             if on_progress is not None:

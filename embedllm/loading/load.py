@@ -62,9 +62,10 @@ def load(
     """Opens a package folder on a device.
 
     path: a folder written by `embedllm export`, or by another exporter, or a graph in one
-    (docs/guide-external-folders.md); "demo", the model that ships with embedllm; a GGUF file, which is exported into
-    the user's cache the first time (docs/guide-gguf.md); or a model of the Hugging Face hub, as text: "org/name", or
-    "org/name:int4" for one of several there (docs/guide-hub.md).
+    (docs/guide-external-folders.md); "demo", the model that ships with embedllm; a GGUF file or a Hugging Face
+    checkpoint, a folder with config.json and safetensors, which are exported into the user's cache the first time
+    (docs/guide-gguf.md, docs/guide-export.md#without-a-command); or a model of the Hugging Face hub, as text:
+    "org/name", or "org/name:int4" for one of several there (docs/guide-hub.md).
     device: a name from `devices()`, "auto", or a list of names that are tried in order; None takes the environment
     variable EMBEDLLM_DEVICE (names with commas between them), or else "auto", the best one. A device that was asked for
     alone never falls back to another; of "auto" and of a list the first that is there, suits the package, computes
@@ -101,7 +102,8 @@ def load(
     In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences, max_waiting,
     revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which aload() does not
     (docs/web.md).
-    Raises PackageError, DeviceUnavailable, for a GGUF file ExportError, and for a model of the hub HubError, too.
+    Raises PackageError, DeviceUnavailable, for a GGUF file or a checkpoint ExportError, and for a model of the hub
+    HubError, too.
     """
     return open_model(
         path,

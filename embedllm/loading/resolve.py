@@ -1,4 +1,4 @@
-"""Which folder is opened: one that is there, the demo model, or what a model of the hub or in GGUF has become."""
+"""Which folder is opened: one that is there, the demo model, or the export of a hub model, checkpoint or GGUF file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from embedllm.errors import PackageError
 from embedllm.hub.name import hub_name
 from embedllm.loading.gguf import gguf_package, is_gguf
+from embedllm.loading.local_checkpoint import checkpoint_package, is_checkpoint
 
 if TYPE_CHECKING:
     from embedllm.files.progress import Progress
@@ -42,11 +43,15 @@ def find_package(
 def package_folder(path: str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None) -> Path:
     """The folder that is meant: "demo" is the model that ships with this library, unless ./demo is a package itself.
 
-    Of a GGUF file it is the export that is kept of it, made now if there is none: on_progress is called meanwhile.
-    Raises PackageError when the demo is meant and not installed, and for an address; ExportError for a GGUF file.
+    Of a GGUF file or a checkpoint it is the export that is kept of it, made now if there is none: on_progress is
+    called meanwhile.
+    Raises PackageError when the demo is meant and not installed, and for an address; ExportError for
+    what cannot be exported.
     """
     if is_gguf(path):
         return gguf_package(path, on_progress)
+    if is_checkpoint(path):
+        return checkpoint_package(path, on_progress)
     if "://" in os.fspath(path):
         raise PackageError(
             f"'{os.fspath(path)}' is an address. Give a folder, a GGUF file, or a model of the hub as 'org/name'; "

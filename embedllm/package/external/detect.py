@@ -38,6 +38,12 @@ def read_external(path: Path) -> Reading | None:
     return None
 
 
+def has_graphs(folder: Path) -> bool:
+    """Whether there is what read_external() looks for, by the names alone."""
+    patterns = ("genai_config.json", "onnx/model*.onnx", "model*.onnx", "openvino_model.xml")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
 def manifest_of(reading: Reading) -> dict[str, object]:
     """What a manifest would say of it. Raises PackageError for files outside of the folder, or missing."""
     files = {_name(path, reading): _entry(path) for path in (reading.graph, *reading.weights)}

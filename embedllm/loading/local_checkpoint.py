@@ -1,0 +1,57 @@
+"""A Hugging Face checkpoint in a folder as a package folder: exported once into the user's cache, by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedllm.package.external.detect import has_graphs
+from embedllm.package.package import MANIFEST
+
+if TYPE_CHECKING:
+    from embedllm.files.progress import Progress
+
+    OnProgress = Callable[[Progress], None]
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_READ = (".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken")  # ends of names of what an export reads
+_TRAINING = "checkpoint-"  # begins the folders that a training leaves beside its result
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder with config.json and safetensors that nobody has exported yet, in any format."""
+    folder = Path(path)
+    try:
+        has_weights = any((folder / name).is_file() for name in _WEIGHTS)
+        is_exported = (folder / MANIFEST).is_file() or has_graphs(folder)
+        return has_weights and (folder / "config.json").is_file() and not is_exported
+    except (OSError, ValueError):  # a name that is too long, or has a null
+        return False
+
+
+def checkpoint_package(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> Path:
+    """The package folder of a checkpoint.
+
+    The first time all of it is read to be hashed, and exported by the default options unless it is kept under that
+    hash; later its files' sizes and times tell that they are the same. Raises ExportError, UnsupportedModel,
+    EmbedError.
+    """
+    from embedllm.loading.content_hash import content_hash
+    from embedllm.loading.export_cache import cached_export
+
+    folder = Path(path)
+    inside = [found for found in (*folder.glob("*"), *folder.glob("*/*")) if found.suffix.lower() in _READ]
+    named = {found.relative_to(folder).as_posix(): found for found in inside if found.is_file()}
+    names = sorted(name for name in named if not name.startswith((".", _TRAINING)))
+    digest = content_hash([named[name] for name in names], "checkpoints", on_progress)
+
+    def make(out: Path) -> None:
+        from embedllm.export import convert
+
+        convert(folder, out, on_progress=on_progress or (lambda _: None))
+
+    key = {"checkpoint": digest, "files": hashlib.sha256("\n".join(names).encode()).hexdigest(), "recipe": "default"}
+    return cached_export(folder.resolve().name or "model", key, make)
