@@ -244,7 +244,13 @@ def _generated_text(export: _Export, partial: Path) -> CalibrationText:
     with tempfile.TemporaryDirectory(prefix="draft-", dir=partial) as folder:
         copy_texts({path.name: path for path in partial.iterdir() if path.is_file()}, Path(folder))
         plainer = plan(export.plan.decoder, dataclasses.replace(recipe, method="nearest"))
-        _write(PreparedModel(source=export.source), plainer, Path(folder), export.facts, exact=recipe.exact)
+
+        def on_draft(progress: Progress) -> None:
+            if progress.stage == "weights":
+                on_progress(dataclasses.replace(progress, stage="draft-weights"))
+
+        _write(PreparedModel(source=export.source), plainer, Path(folder), export.facts, exact=recipe.exact,
+               on_progress=on_draft)  # fmt: skip
         return draw_text(Path(folder), lambda done, of: on_progress(Progress("draft", done, of)))
 
 
@@ -281,6 +287,7 @@ def _write(
     )
     on_progress(Progress("weights", layout.size, layout.size))
     graphs = variants(decoder)
+    on_progress(Progress("graphs", 0, len(graphs)))
     model = Model(decoder=decoder, layout=layout, packing=planned.packing, exact=exact)
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.variant, model))

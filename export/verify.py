@@ -66,6 +66,7 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
     from embedllm.backends.reference.engine import ReferenceEngine
 
     package = open_package(folder)
+    on_progress(Progress("verify", 0, 1 + len(package.graphs)))
     tokens = np.random.default_rng(_SEED).integers(0, package.decoder.vocabulary, _TOKENS).tolist()
     tokens = tokens[: package.context]
     reference = ReferenceEngine(package).open().feed_all(tokens)

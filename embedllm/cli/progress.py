@@ -23,7 +23,8 @@ _STAGES = {  # the others: as they are
     "copy": "copying",
     "download": "downloading",
     "hash": "looking whether it is exported",
-    "draft": "drawing a text",
+    "draft": "generating a text, tokens",
+    "draft-weights": "weights to generate a text with",
     "inputs": "measuring inputs, layers",
     "shards": "cutting",
     "sensitivity": "measuring what bits are worth",
@@ -33,7 +34,7 @@ _STAGES = {  # the others: as they are
     "verify": "comparing with the reference",
 }
 _QUIET_S = 0.5  # nothing is said about what takes less
-_OF_BYTES = ("weights", "copy", "download", "hash", "shards")
+_OF_BYTES = ("weights", "draft-weights", "copy", "download", "hash", "shards")
 
 
 @contextmanager

@@ -10,10 +10,11 @@ class Progress:
     """One report."""
 
     # "weights", "graphs", "verify", "inputs", "calibration", "sensitivity"; "trace", optimum's; "draft", a text that
-    # the model draws; "parts" of files that are cut; "copy" of a folder; "download"; "hash" of a GGUF file; of an
-    # evaluation "text", "tasks"
+    # the model generates, with "draft-weights" of its own; "shards" of files that are cut; "copy" of a folder;
+    # "download"; "hash" of a GGUF file; of an evaluation "text", "tasks"
     stage: str
-    done: int  # bytes for "weights", "parts", "copy", "download" and "hash", steps otherwise
+    # bytes for "weights", "draft-weights", "shards", "copy", "download" and "hash", tokens for "draft", steps otherwise
+    done: int
     total: int
 
 

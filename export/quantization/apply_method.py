@@ -52,6 +52,8 @@ def apply_method(
     if sequences is None or not method.reads or importance is not None:
         return PreparedModel(source=source, weights=weights(squares, decoder))
     spread: Mapping[str, F32] = {}
+    if method.scales or method.weighs:
+        on_progress(Progress("inputs", 0, len(decoder.layers)))
     if method.scales:
         source, squares = scaled(source, decoder, decided.packing, excerpt(sequences),
                                  lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip

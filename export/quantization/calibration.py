@@ -45,6 +45,7 @@ def calibrated(
     layers, head = len(decoder.layers), packing[decoder.head.name]
     is_read_twice = decoder.tied and head.quantized  # the table comes first in the file, its inputs last in the model
     before = layers if is_read_twice else 0
+    on_layer(0, before + layers)
     spread = None
     if is_read_twice:
         spread = _head_spread(source, decoder, head, sequences, lambda done: on_layer(done, 2 * layers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ _CHOSEN_FROM = 8  # times as many sequences are read, so that they come from all
 _BUILT_IN = Path(__file__).with_name("calibration.txt")
 _BUILT_IN_LENGTH, _BUILT_IN_SEQUENCES = 256, 6  # more tokens change little: docs/numerics.md#the-default
 _SEED = 20261121
+_REPORT_S = 0.25  # between two reports of progress
 _AT_ONCE = 16  # replies, of which the CPU makes a step in one run
 
 
@@ -92,7 +93,7 @@ def draw_text(
     """Sequences that the model of a package folder draws, each from another first token on.
 
     Several at a time, whose steps are run together as they meet, which rounds a little otherwise each time: what comes
-    is not the same to the last token. on_progress: called with how many of how many of them there are.
+    is not the same to the last token. on_progress: called with how many of how many tokens there are, from 0 on.
     count: of sequences; None: as many as a model is calibrated on.
     Raises ExportError when the model does not run on this machine.
     """
@@ -106,6 +107,7 @@ def draw_text(
     first = np.resize(random.permutation(package.decoder.vocabulary), count)
     chances = random.random((count, length))
     sequences = np.zeros((count, length), np.int64)
+    drawn = [0] * count  # tokens, by sequence
 
     ended = Event()
 
@@ -117,6 +119,7 @@ def draw_text(
                     if ended.is_set():
                         return
                     sequences[at, place] = token
+                    drawn[at] = place + 1
                     token = session.feed([token]).draw(1.0, float(chances[at, place]))
         except BaseException:
             ended.set()
@@ -128,8 +131,13 @@ def draw_text(
         engine = OrtEngine(package, graph, devices()[0])
         with closing(engine), ThreadPoolExecutor(_AT_ONCE, "draw") as threads:
             try:
-                for done, _ in enumerate(threads.map(draw, range(count)), 1):
-                    on_progress(done, count)
+                waiting = {threads.submit(draw, at) for at in range(count)}
+                on_progress(0, count * length)
+                while waiting:
+                    done, waiting = wait(waiting, timeout=_REPORT_S, return_when=FIRST_EXCEPTION)
+                    for one in done:
+                        one.result()
+                    on_progress(sum(drawn), count * length)
             finally:
                 ended.set()  # after Ctrl-C nothing goes on to its end
     except DeviceError as error:

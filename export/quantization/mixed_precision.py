@@ -94,6 +94,7 @@ def mixed(
     Raises ExportError as sensitivity.losses() does.
     """
     runs = open_runs(narrow, recipe)
+    on_progress(Progress("sensitivity", 0, len(runs)))
     found = losses(source, narrow.decoder, runs, narrow.packing, excerpt(sequences, narrow.decoder.vocabulary),
                    search=narrow.search, on_run=lambda *at: on_progress(Progress("sensitivity", *at)))  # fmt: skip
     measured: list[dict[str, object]] = [

@@ -173,7 +173,7 @@ def test_it_goes_with_a_mix_of_bits_and_a_merged_adapter(tiny: Path, tmp_path: P
     package = convert(tiny, tmp_path / "p", recipe, lora=adapter, calibration=text(tmp_path / "text.jsonl", words=500),
                       verify=True, on_progress=seen.append)  # fmt: skip
     assert {"lora", "calibration", "sensitivity"} <= manifest(package).keys()
-    assert [(at.done, at.total) for at in seen if at.stage == "inputs"] == [(1, 2), (2, 2)]
+    assert [(at.done, at.total) for at in seen if at.stage == "inputs"] == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_without_a_text_the_built_in_one_is_read(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_without_a_text_the_model_draws_one(tmp_path: Path) -> None:
     tiny = tiny_checkpoint(tmp_path / "checkpoint", max_position_embeddings=24)
     package = convert(tiny, tmp_path / "p", GPTQ, on_progress=lambda at: stages.append(at.stage))
     assert manifest(package)["calibration"] == {"text": None, "sequences": 128, "tokens": 24}
-    assert list(dict.fromkeys(stages)) == ["draft", "weights", "calibration", "graphs"]
+    assert list(dict.fromkeys(stages)) == ["draft-weights", "draft", "weights", "calibration", "graphs"]
     opened = open_package(package)
     opened.check()
     assert {path.name for path in package.iterdir()} == {MANIFEST, *opened.files}  # no draft is left
@@ -146,7 +146,29 @@ def test_what_a_model_draws_fills_its_context_from_another_token_on_each_time(
     ).sequences
     assert sequences.shape == (128, 24)
     assert len(set(sequences[:, 0].tolist())) == len({tuple(row) for row in sequences[:, 1:].tolist()}) == 128
-    assert done == [(count, 128) for count in range(1, 129)]
+    assert (done[0], done[-1]) == ((0, 128 * 24), (128 * 24, 128 * 24))
+    assert done == sorted(done)
+
+
+def test_drawing_is_reported_before_a_sequence_is_whole(
+    tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all end together: the first sixteen of a model of 0.6B after a minute."""
+    monkeypatch.setattr("embedllm.export.quantization.calibration_text._REPORT_S", 0.001)
+    done: list[int] = []
+    draw_text(tiny_package("qwen3"), lambda drawn, _: done.append(drawn), count=1)
+    assert any(0 < drawn < 128 for drawn in done)
+
+
+def test_every_stage_is_reported_when_it_begins_and_when_it_ends(tmp_path: Path) -> None:
+    tiny = tiny_checkpoint(tmp_path / "checkpoint", max_position_embeddings=24)
+    seen: list[Progress] = []
+    convert(tiny, tmp_path / "p", GPTQ, verify=True, on_progress=seen.append)
+    for stage in dict.fromkeys(at.stage for at in seen):
+        own = [at for at in seen if at.stage == stage]
+        least = 0 if stage not in ("weights", "draft-weights") else own[0].total // 2  # its first bytes come at once
+        assert own[0].done <= least, stage
+        assert own[-1].done == own[-1].total, stage
 
 
 def test_drawing_ends_at_once_when_a_step_fails(
@@ -171,7 +193,7 @@ def test_progress_counts_passes_through_layers(checkpoint: Path, tmp_path: Path)
     seen: list[Progress] = []
     convert(checkpoint, tmp_path / "p", GPTQ, calibration=text(tmp_path / "text.jsonl"), on_progress=seen.append)
     found = [(at.done, at.total) for at in seen if at.stage == "calibration"]
-    assert found == [(index, found[-1][1]) for index in range(1, found[-1][1] + 1)]
+    assert found == [(index, found[-1][1]) for index in range(found[-1][1] + 1)]
 
 
 def test_wide_models_read_fewer_sequences() -> None:
