@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QSettings, QStandardPaths, QTimer
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
+from . import theme
 from .picker import DEMO
 from .store import Store
 from .window import Window
@@ -25,9 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running = QApplication.instance()
     application = running if isinstance(running, QApplication) else QApplication(sys.argv[:1])
     application.setApplicationName(NAME)
-    model = options.model if options.model in ("", DEMO) else str(Path(options.model).resolve())
+    is_path = options.model not in ("", DEMO) and Path(options.model).exists()  # else it may be a name of the hub
+    model = str(Path(options.model).resolve()) if is_path else options.model
     folder = options.data or Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.AppDataLocation))
     settings = QSettings(str(folder / "settings.ini"), QSettings.Format.IniFormat)
+    theme.apply(application, str(settings.value("theme", theme.SYSTEM)))
+    QGuiApplication.styleHints().colorSchemeChanged.connect(
+        lambda _: theme.apply(application, str(settings.value("theme", theme.SYSTEM)))
+    )
     window = Window(Store(folder / "conversations"), settings, model=model, device=options.device, first=options.say)
     application.setQuitOnLastWindowClosed(False)  # the model's thread ends behind the closed window
     window.ended.connect(application.quit)
@@ -42,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="desktop", description="Chats with a model on this machine.")
     parser.add_argument(
-        "--model", default="", metavar="FOLDER", help="written by 'embedllm export'; 'demo'; or the last"
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="a folder of 'embedllm export', a GGUF file, a name of the hub (org/name) or 'demo'; or the last",
     )
     parser.add_argument("--device", default="", help="a name of 'embedllm devices', or 'auto'")
     parser.add_argument("--say", default="", metavar="TEXT", help="the first message of a new conversation")

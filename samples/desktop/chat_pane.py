@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
+from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 import embedllm
@@ -25,6 +26,8 @@ class ChatPane(QWidget):
         self.transcript, self.composer = Transcript(), Composer()
         self.composer.setPlaceholderText("Write a message. Enter sends, Shift+Enter begins a new line, Esc stops.")
         self.send, self.stop, self.regenerate = QPushButton("Send"), QPushButton("Stop"), QPushButton("Regenerate")
+        self.copy = QPushButton("Copy reply")
+        self.send.setObjectName("primary")  # theme.py paints it
         self._said = ""  # while its reply comes
         self._shown: Entry = Entry()
         self._coming = Coalescer(self, self.transcript.append_text)
@@ -34,6 +37,7 @@ class ChatPane(QWidget):
         self.send.clicked.connect(self._ask)
         self.stop.clicked.connect(self.stopped)
         self.regenerate.clicked.connect(self._ask_again)
+        self.copy.clicked.connect(self.transcript.copy_last)
         self.set_state(is_ready=False, is_replying=False)
 
     @property
@@ -68,6 +72,7 @@ class ChatPane(QWidget):
         self.send.setEnabled(is_ready)
         self.regenerate.setEnabled(is_ready and bool(self._shown.messages))
         self.stop.setEnabled(is_replying)
+        self.copy.setEnabled(bool(self._shown.messages))
 
     def _ask(self) -> None:
         text = self.composer.toPlainText().strip()
@@ -92,6 +97,7 @@ class ChatPane(QWidget):
     def _lay_out(self) -> None:
         column, row = QVBoxLayout(self), QHBoxLayout()
         row.addWidget(self.regenerate)
+        row.addWidget(self.copy)
         row.addStretch(1)
         row.addWidget(self.stop)
         row.addWidget(self.send)
@@ -100,4 +106,6 @@ class ChatPane(QWidget):
         column.addLayout(row)
         self.send.setToolTip("Enter")
         self.stop.setToolTip("Esc")
+        self.copy.setShortcut(QKeySequence("Ctrl+Shift+C"))
+        self.copy.setToolTip("The last reply, as the model wrote it (Ctrl+Shift+C)")
         self.regenerate.setToolTip("The last reply once more, with another seed")

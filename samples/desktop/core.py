@@ -14,10 +14,11 @@ FAILURES = (embedllm.EmbedError, OSError, ValueError)  # what a job may meet; an
 class ModelThread:
     """A thread that has the model and the conversation, and does one job after the other.
 
-    tell: called in that thread with a Model when it is loaded, with Chunks, with errors, and with None at the end.
+    tell: called in that thread with a Model when it is loaded, with Progress while it is downloaded or exported first,
+    with Chunks, with errors, and with None at the end.
     """
 
-    def __init__(self, tell: Callable[[object], object]) -> None:
+    def __init__(self, tell: Callable[[object], None]) -> None:
         self.llm: embedllm.Model | None = None  # this and the conversation: for jobs only
         self.talk: embedllm.Conversation | None = None
         self.tell = tell
@@ -49,7 +50,7 @@ class ModelThread:
         if self.llm is not None:
             self.llm.close()  # first: both together may not fit into the memory
             self.llm = self.talk = None
-        self.llm = embedllm.load(path, device=device)
+        self.llm = embedllm.load(path, device=device, on_progress=self.tell)
         self.talk = self.llm.conversation()
         self.tell(self.llm)
 

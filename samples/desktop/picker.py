@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QInputDialog, QLabel, QMenu, QToolButton, QWidget
 
 import embedllm
+
+from .theme import NAMES
 
 DEMO = "demo"
 _KEPT = 8  # folders
@@ -16,9 +18,10 @@ AUTO = "auto"
 
 
 class Picker(QWidget):
-    """The demo and the folders that were chosen before; the devices."""
+    """The demo and the models that were chosen before; the devices."""
 
-    chosen = Signal(str, str)  # a folder or "demo"; a device or "auto"
+    chosen = Signal(str, str)  # a folder, a GGUF file, a name of the hub or "demo"; a device or "auto"
+    shaded = Signal(str)  # a name of theme.NAMES
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,13 +33,21 @@ class Picker(QWidget):
         self.open.setText("Open…")
         menu = QMenu(self.open)
         menu.addAction("Folder of a model…", lambda: self._ask(QFileDialog.FileMode.Directory))
-        menu.addAction("File embedllm.json of a model…", lambda: self._ask(QFileDialog.FileMode.ExistingFile))
+        menu.addAction("GGUF file, or embedllm.json of a model…", lambda: self._ask(QFileDialog.FileMode.ExistingFile))
+        menu.addAction("Model of the Hugging Face hub…", self._ask_name)
         self.open.setMenu(menu)
+        self.themes = QToolButton(popupMode=QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.themes.setText("Theme")
+        shades = QMenu(self.themes)
+        for name, label in NAMES.items():
+            shades.addAction(label, lambda name=name: self.shaded.emit(name))
+        self.themes.setMenu(shades)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         for part in (QLabel("Model"), self.models, self.open, QLabel("on"), self.devices):
             row.addWidget(part)
         row.addStretch(1)
+        row.addWidget(self.themes)
         self.models.activated.connect(self._emit)
         self.devices.activated.connect(self._emit)
 
@@ -75,16 +86,15 @@ class Picker(QWidget):
         self.devices.setCurrentIndex(self.devices.findData(wished))
 
     def choose(self, path: str) -> None:
-        """A folder, or the manifest in it; it is listed, and asked to be loaded."""
-        folder = Path(path)
-        name = str(folder.parent if folder.name == "embedllm.json" else folder)
+        """A folder, or the manifest in it, a GGUF file, or org/name; it is listed, and asked to be loaded."""
+        name = str(Path(path).parent) if Path(path).name == "embedllm.json" else path
         if self.models.findData(name) < 0:
             self._add(name)
         self.models.setCurrentIndex(self.models.findData(name))
         self._emit()
 
     def _add(self, path: str) -> None:
-        self.models.addItem(Path(path).name, path)
+        self.models.addItem(Path(path).name if Path(path).exists() else path, path)
         self.models.setItemData(self.models.count() - 1, path, Qt.ItemDataRole.ToolTipRole)
 
     def _emit(self) -> None:
@@ -97,6 +107,15 @@ class Picker(QWidget):
         if mode == QFileDialog.FileMode.Directory:
             dialog.setOption(QFileDialog.Option.ShowDirsOnly)
         else:
-            dialog.setNameFilter("A model's manifest (embedllm.json)")
+            dialog.setNameFilter("Models (*.gguf embedllm.json)")
         dialog.fileSelected.connect(self.choose)
+        dialog.open()
+
+    def _ask_name(self) -> None:
+        dialog = QInputDialog(self.window())
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.setWindowTitle("Open a model of the hub")
+        dialog.setLabelText("Name on huggingface.co. It is downloaded when it is first opened.")
+        dialog.setTextValue("Qwen/Qwen3-0.6B")
+        dialog.textValueSelected.connect(lambda name: self.choose(name.strip()) if name.strip() else None)
         dialog.open()

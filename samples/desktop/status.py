@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QLabel, QProgressBar, QStatusBar, QWidget
 
 import embedllm
+from embedllm.export import Progress
 
 from .events import Loaded
 
@@ -22,11 +23,21 @@ class Status(QStatusBar):
 
     def show_loaded(self, loaded: Loaded) -> None:
         device = loaded.device
+        self.progress.setMaximum(0)
         self.device.setText(f"{loaded.name} on {device.name}, context {loaded.context:,} tokens")
         self.device.setToolTip(f"{device.description}, {device.backend}; memory {loaded.memory}")
 
     def show_loading(self, model: str) -> None:
+        self.progress.setMaximum(0)  # it only says that something is under way
         self.device.setText(f"loading {model}…")
+
+    def show_progress(self, progress: Progress) -> None:
+        """What has to be done before a model can be loaded: a download, an export."""
+        what = {"download": "downloading", "hash": "reading", "weights": "exporting"}.get(progress.stage, "exporting")
+        self.progress.setMaximum(100)
+        self.progress.setValue(round(100 * progress.done / max(1, progress.total)))
+        megabytes = f" {progress.total / 1e6:,.0f} MB" if progress.stage != "graphs" else ""
+        self.device.setText(f"{what}{megabytes}…")
 
     def show_nothing(self) -> None:
         self.device.setText("no model; choose one above")

@@ -1,35 +1,34 @@
-"""The messages of a conversation, as plain text in one document: what a model writes is never taken as HTML."""
+"""The messages of a conversation in one document: replies as Markdown, never as HTML, with buttons that copy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import (
-    QColor,
     QFont,
-    QFontDatabase,
+    QGuiApplication,
+    QMouseEvent,
     QPalette,
-    QSyntaxHighlighter,
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
-    QTextDocument,
-    QTextFormat,
     QTextFrameFormat,
 )
 from PySide6.QtWidgets import QTextEdit, QWidget
 
 from embedllm import Message
 
-_IS_HEADER = QTextFormat.Property.UserProperty + 1  # of the block with the speaker's name
-_IN_FENCE = 1
-_FENCE = "```"
+from .markdown import MarkdownCursor, mixed
+
 _PADDING, _GAP = 10, 4  # pixels
+_COPY = "copy:"  # then the number of a message, and of a block of code in it
 
 
 class Transcript(QTextEdit):
     """What was said. The last message can grow while it comes."""
+
+    copied = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, readOnly=True, undoRedoEnabled=False)
@@ -37,8 +36,8 @@ class Transcript(QTextEdit):
         self.speaker = "Model"
         self.setFrameShape(QTextEdit.Shape.NoFrame)
         self._messages: list[tuple[str, str]] = []  # role and text
+        self._writers: list[MarkdownCursor | None] = []  # None: of the user, whose text is shown as it was typed
         self._end = QTextCursor(self.document())
-        self._fences = _Fences(self.document())
 
     def show_messages(self, messages: Sequence[Message]) -> None:
         """These in place of what is shown; those of system and tools are left out."""
@@ -56,7 +55,7 @@ class Transcript(QTextEdit):
         self._messages[-1] = role, before + text
         bar = self.verticalScrollBar()
         follows = bar.value() >= bar.maximum() - bar.singleStep()
-        self._end.insertText(text)
+        self._write(text)
         if follows:
             self._to_end()
 
@@ -64,14 +63,40 @@ class Transcript(QTextEdit):
         """Role and text of what is shown."""
         return list(self._messages)
 
+    def copy_link(self, link: str) -> None:
+        """What a "Copy" stands for goes to the clipboard: a message as the model wrote it, or the code in one."""
+        if not link.startswith(_COPY):
+            return
+        number, _, code = link.removeprefix(_COPY).partition("/")
+        text = self._messages[int(number)][1]
+        if code and (writer := self._writers[int(number)]) is not None:
+            text = "\n".join(writer.codes[int(code)])
+        QGuiApplication.clipboard().setText(text)
+        self.copied.emit(text)
+
+    def copy_last(self) -> None:
+        """The last message."""
+        if self._messages:
+            self.copy_link(f"{_COPY}{len(self._messages) - 1}")
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802 # Qt's name
+        super().mouseMoveEvent(event)
+        is_link = bool(self.anchorAt(event.position().toPoint()))
+        self.viewport().setCursor(Qt.CursorShape.PointingHandCursor if is_link else Qt.CursorShape.IBeamCursor)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:  # noqa: N802 # Qt's name
+        super().mouseReleaseEvent(event)
+        if event.button() == Qt.MouseButton.LeftButton and not self.textCursor().hasSelection():
+            self.copy_link(self.anchorAt(event.position().toPoint()))
+
     def changeEvent(self, event: QEvent) -> None:  # noqa: N802 # Qt's name
         super().changeEvent(event)
-        if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.FontChange) and hasattr(self, "_fences"):
+        if event.type() in (QEvent.Type.PaletteChange, QEvent.Type.FontChange) and hasattr(self, "_end"):
             self._draw(self._messages)  # from light to dark, say
 
     def _draw(self, messages: Sequence[tuple[str, str]]) -> None:
         kept = list(messages)
-        self._messages = []
+        self._messages, self._writers = [], []
         self.document().clear()
         whole = QTextCursor(self.document())
         whole.beginEditBlock()  # laid out once, at its end
@@ -83,11 +108,19 @@ class Transcript(QTextEdit):
     def _insert(self, role: str, text: str) -> None:
         self._messages.append((role, text))
         self._begin(role)
-        self._end.insertText(text)  # insertText takes "<b>" for what it is
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        writer = self._writers[-1]
+        if writer is None:
+            self._end.insertText(text)  # insertText takes "<b>" for what it is
+        else:
+            writer.push(text)
 
     def _begin(self, role: str) -> None:
         """A frame with the speaker's name; the cursor stands where the text goes."""
         palette, is_user = self.palette(), role == "user"
+        text, base = QPalette.ColorRole.Text, QPalette.ColorRole.Base
         frame = QTextFrameFormat()
         frame.setPadding(_PADDING)
         frame.setMargin(_GAP)
@@ -98,39 +131,21 @@ class Transcript(QTextEdit):
         between.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
         self._end.setBlockFormat(between)
         self._end.insertFrame(frame)
-        header, name = QTextBlockFormat(), QTextCharFormat()
-        header.setProperty(_IS_HEADER, True)
+        name, copy = QTextCharFormat(), QTextCharFormat()
         name.setFontWeight(QFont.Weight.Bold)
-        name.setForeground(_mixed(palette, QPalette.ColorRole.Highlight if is_user else QPalette.ColorRole.Text))
-        self._end.setBlockFormat(header)
+        name.setForeground(mixed(palette, QPalette.ColorRole.Highlight if is_user else text, text, 0.6))
+        copy.setForeground(mixed(palette, text, base, 0.6))
+        copy.setAnchor(True)
+        copy.setAnchorHref(f"{_COPY}{len(self._messages) - 1}")
+        copy.setFontUnderline(True)
+        self._end.setBlockFormat(QTextBlockFormat())
         self._end.insertText("You" if is_user else self.speaker, name)
+        self._end.insertText("   ", QTextCharFormat())
+        self._end.insertText("Copy", copy)
         self._end.insertBlock(QTextBlockFormat(), QTextCharFormat())
+        link = f"{_COPY}{len(self._messages) - 1}"
+        self._writers.append(None if is_user else MarkdownCursor(self._end, palette, link))
 
     def _to_end(self) -> None:
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
-
-
-class _Fences(QSyntaxHighlighter):
-    """Draws what stands between ``` fences in a fixed pitch."""
-
-    def __init__(self, document: QTextDocument) -> None:
-        super().__init__(document)
-        self._code, self._mark = QTextCharFormat(), QTextCharFormat()
-        self._code.setFontFamilies(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont).families())
-        self._mark.setFontFamilies(self._code.fontFamilies())
-        self._mark.setForeground(QColor(128, 128, 128))
-
-    def highlightBlock(self, text: str) -> None:  # noqa: N802 # Qt's name
-        is_header = self.currentBlock().blockFormat().hasProperty(_IS_HEADER)
-        was_inside = not is_header and self.previousBlockState() == _IN_FENCE
-        is_mark = text.startswith(_FENCE) and not is_header
-        self.setCurrentBlockState(_IN_FENCE if was_inside != is_mark else 0)
-        if is_mark or was_inside:
-            self.setFormat(0, len(text), self._mark if is_mark else self._code)
-
-
-def _mixed(palette: QPalette, role: QPalette.ColorRole) -> QColor:
-    """A colour of the system's palette, drawn towards that of its text: readable in light and dark."""
-    one, other = palette.color(role), palette.color(QPalette.ColorRole.Text)
-    return QColor(*(round(0.6 * a + 0.4 * b) for a, b in zip(one.getRgb()[:3], other.getRgb()[:3], strict=True)))  # type: ignore[index] # a tuple of four

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QObject, QSettings, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut
-from PySide6.QtWidgets import QMainWindow, QSplitter, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QMainWindow, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
 import embedllm
+from embedllm.export import Progress
 
+from . import theme
 from .banner import Banner
 from .chat_pane import ChatPane
 from .events import Answered, Ended, Filled, Found, Listed, Loaded, Notice, Opened, Question, Ran, Spoken, Turn
@@ -22,6 +24,7 @@ from .store import Entry, Store
 from .structured_pane import StructuredPane
 from .tools_pane import ToolsPane
 
+_MESSAGE_MS = 2000
 _REPLIES = ("reply", "fill", "tools")  # jobs that stop() ends
 
 
@@ -124,6 +127,8 @@ class Window(QMainWindow):
                 self.picker.show_devices(devices, self.picker.device())
             case Notice(text):
                 self.banner.tell(text)
+            case Progress():
+                self.status.show_progress(event)
 
     def _take_chunk(self, chunk: embedllm.Chunk) -> None:
         if self._at == self.chat.shown.id:  # otherwise of a conversation that was left
@@ -209,6 +214,8 @@ class Window(QMainWindow):
         self.sidebar.renamed.connect(lambda entry: self._ask("rename", lambda: session.rename(entry)))
         self.sidebar.deleting.connect(self._delete)
         self.picker.chosen.connect(self._load)
+        self.picker.shaded.connect(self._shade)
+        self.chat.transcript.copied.connect(lambda text: self.status.showMessage("Copied", _MESSAGE_MS))
         self.chat.asked.connect(self._say)
         self.chat.again.connect(lambda: self._ask("reply", session.regenerate))
         self.structured.asked.connect(lambda text, schema: self._ask("fill", lambda: session.fill(text, schema)))
@@ -218,8 +225,13 @@ class Window(QMainWindow):
         QShortcut(QKeySequence(Qt.Key.Key_Escape), self).activated.connect(session.stop)
         self.tabs.currentChanged.connect(lambda place: self.banner.hide())
 
+    def _shade(self, name: str) -> None:
+        self._settings.setValue("theme", name)
+        if isinstance(application := QApplication.instance(), QApplication):
+            theme.apply(application, name)
+
     def _lay_out(self) -> None:
-        for pane, name in ((self.chat, "Chat"), (self.structured, "Structured output"), (self.tools, "Tools")):
+        for pane, name in ((self.chat, "Chat"), (self.structured, "JSON reply"), (self.tools, "Tools")):
             self.tabs.addTab(pane, name)
         self.tabs.setDocumentMode(True)
         right, column = QWidget(), QVBoxLayout()
