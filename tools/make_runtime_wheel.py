@@ -56,14 +56,24 @@ def runtime(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name, data in contents.items():
         folder, _, rest = name.partition("/")
-        if rest.split("/")[0] in (*LEFT_OUT, "demo", "__main__.py") or rest in ("RECORD", "entry_points.txt"):
+        if rest.split("/")[0] in (*LEFT_OUT, "demo", "__main__.py") or rest == "RECORD":
             continue
         if folder.endswith(".dist-info"):
             name = f"{_folder_name()}-{folder.partition('-')[2]}/{rest}"
-        found[name] = _metadata(data.decode()).encode() if rest == "METADATA" else data
+        if rest == "METADATA":
+            data = _metadata(data.decode()).encode()
+        elif rest == "entry_points.txt":
+            data = _entry_points(data.decode()).encode()
+        found[name] = data
     for part in LEFT_OUT:
         found[f"embedllm/{part}/__init__.py"] = _PLACEHOLDER.format(name=part).encode()
     return dict(sorted(found.items()))
+
+
+def _entry_points(text: str) -> str:
+    """Without the command line."""
+    sections = ("[" + section for section in text.split("[")[1:])
+    return "".join(section for section in sections if not section.startswith("[console_scripts]"))
 
 
 def _folder_name() -> str:

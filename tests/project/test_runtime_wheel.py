@@ -66,6 +66,8 @@ def test_it_is_a_distribution_of_its_own_with_fewer_dependencies(wheel: Path, in
                                 "tokenizers"]  # fmt: skip
     assert sorted(metadata.get_all("Provides-Extra", [])) == sorted(make_runtime_wheel.EXTRAS)
     assert (about / "licenses" / "LICENSE").is_file()
+    points = (about / "entry_points.txt").read_text(encoding="utf-8")
+    assert ("[pyinstaller40]" in points, "console_scripts" in points) == (True, False)
     assert not (installed / "embedllm" / "demo").exists()
 
 
