@@ -70,16 +70,20 @@ class Tokenizer:
         return cls(engine, named=named, split_special=config.split_special)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The tokens of a text; see TextCodec. Raises ValueError for what check_text() refuses."""
+        """The tokens of a text; see TextCodec.
+
+        Raises ValueError for what check_text() refuses, PackageError for a character that the vocabulary has no token
+        for where it has none for unknown ones, either.
+        """
         check_text(text)
-        return self._engine.encode(text, add_special_tokens=special).ids
+        return _encode(self._engine, text, special=special).ids
 
     def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
         """The tokens of what a chat template wrote; see TextCodec."""
         check_text(prompt.text)
         if self._splits_special or not prompt.literal:
             return self.encode(prompt.text, special=False)
-        written = self._engine.encode(prompt.marked, add_special_tokens=False)
+        written = _encode(self._engine, prompt.marked)
         if self._literal is None:
             self._literal = _LiteralEngine(self._engine)
         return self._literal.encode(prompt.text, zip(written.ids, written.offsets, strict=True))
@@ -91,7 +95,7 @@ class Tokenizer:
         """
         for text in texts:
             check_text(text)
-        parts = [self._engine.encode(text, add_special_tokens=False) for text in texts]
+        parts = [_encode(self._engine, text) for text in texts]
         if limit is not None:
             room = limit - self._engine.num_special_tokens_to_add(len(parts) > 1)
             for part, count in zip(parts, _shares([len(part.ids) for part in parts], max(room, 0)), strict=True):
@@ -158,8 +162,21 @@ class _LiteralEngine:
                 parts += (text[given:start], self._alias[token])
                 given = stop
         parts.append(text[given:])
-        tokens = self._engine.encode("".join(parts), add_special_tokens=False).ids
+        tokens = _encode(self._engine, "".join(parts)).ids
         return [self._token.get(token, token) for token in tokens]
+
+
+def _encode(engine: tokenizers.Tokenizer, text: str, *, special: bool = False) -> tokenizers.Encoding:
+    """What an engine makes of a text; its errors as PackageError."""
+    try:
+        return engine.encode(text, add_special_tokens=special)
+    except Exception as error:  # the package raises nothing narrower
+        if "unk" not in str(error).lower():
+            raise PackageError(f"tokenizer.json cannot encode this text: {error}. Fetch the file again.") from error
+        raise PackageError(
+            "the text has a character that the model's vocabulary has no token for, and its unknown token is not in the "
+            f"vocabulary either ({error}). Fetch tokenizer.json again, or leave the character out."
+        ) from error
 
 
 def check_text(text: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from embedllm.text.jinja_sandbox import SandboxedTemplate
 from embedllm.text.stream import text_after
 from embedllm.text.tokenizer import Tokenizer
 from embedllm.tools.selection import reply_format
+from tests.support.gguf_tokenizers import CHARSMAP
 from tests.text.test_chat_template import EXPECTED
 from tests.web.support import template_cases, tokenizer_kinds
 from tests.web.support.tokenizer_kinds import CONFIGS, KINDS, strings
@@ -31,16 +33,6 @@ DEMO = Path(embedllm.__file__).parent / "demo"
 
 # What the JavaScript tokenizer differs in, and what is done about it; each is refused when the folder is opened.
 GAPS: dict[str, tuple[Callable[[tokenizers.Tokenizer], None], str]] = {
-    # the library has a short list of characters in the place of sentencepiece's table
-    "precompiled table": (lambda engine: setattr(engine, "normalizer", normalizers.Nmt()), "normalizer 'Nmt'"),
-    "BERT's normalizer": (
-        lambda engine: setattr(engine, "normalizer", normalizers.BertNormalizer()),
-        "normalizer 'Bert",
-    ),
-    "bytes before the cut": (
-        lambda engine: setattr(engine, "normalizer", normalizers.ByteLevel()),
-        "normalizer 'ByteL",
-    ),
     "scripts apart": (
         lambda engine: setattr(engine, "pre_tokenizer", pre_tokenizers.UnicodeScripts()),
         "pre-tokenizer 'UnicodeScripts'",
@@ -53,10 +45,6 @@ GAPS: dict[str, tuple[Callable[[tokenizers.Tokenizer], None], str]] = {
     "ends of words": (
         lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [], end_of_word_suffix="</w>")),
         "prefix or suffix",
-    ),
-    "nothing for the unknown": (
-        lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [])),
-        "without an unknown token",
     ),
     "chance": (lambda engine: setattr(engine, "model", models.BPE({"a": 0}, [], dropout=0.5)), "dropout"),
     "what a match keeps": (
@@ -131,7 +119,47 @@ def test_tokens_and_texts_are_those_of_python(tmp_path: Path, node: str, node_mo
         if config is not None:
             (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         kinds.append(vectors_of(build.__name__, folder, 250))
-    run_node(node, node_modules, "tokenizer.test.mjs", {"kinds": kinds, **faults(tmp_path)}, tmp_path)
+    vectors = {"kinds": kinds, "letters": letters(), "unknown": unknown(tmp_path), **faults(tmp_path)}
+    run_node(node, node_modules, "tokenizer.test.mjs", vectors, tmp_path)
+
+
+def letters() -> dict[str, Any]:
+    """What the parts of encoders' tokenizers make of single characters: all of the first, a part of the later ones."""
+    codes = [code for code in range(0x20000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    codes = [code for code in codes if code < 0x3100 or code % 5 == 0 or 0x10000 < code < 0x12000]
+    parts = [
+        normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False),
+        normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=None, lowercase=True),
+        normalizers.NFKC(),
+        normalizers.NFKD(),
+        normalizers.Nmt(),
+        normalizers.StripAccents(),
+        normalizers.Precompiled(CHARSMAP),
+    ]
+    made: list[dict[str, Any]] = []
+    for part in parts:
+        texts = {code: part.normalize_str(f"a {chr(code)} b") for code in codes}
+        changed = {code: text[2:-2] for code, text in texts.items() if text[2:-2] != chr(code)}
+        made.append({"part": json.loads(part.__getstate__()), "changed": changed})
+    cuts: list[dict[str, Any]] = []
+    for cutter in (pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Punctuation()):
+        counts = {code: len(cutter.pre_tokenize_str(f"a{chr(code)}b")) for code in codes}
+        found = {code: count for code, count in counts.items() if count != 1}
+        cuts.append({"part": json.loads(cutter.__getstate__()), "cuts": found})
+    return {"codes": codes, "normalizers": made, "preTokenizers": cuts}
+
+
+def unknown(folder: Path) -> list[dict[str, Any]]:
+    """A tokenizer whose unknown token is not in its vocabulary, and a text that would need it."""
+    inside = folder / "unknown"
+    inside.mkdir()
+    model = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], unk_token="<unk>")
+    tokenizers.Tokenizer(model).save(str(inside / "tokenizer.json"))
+    tokenizer = Tokenizer.open(inside)
+    with pytest.raises(PackageError, match="not in the vocabulary either .*<unk>"):
+        tokenizer.encode("aéb", special=False)
+    tokens = tokenizer.encode("aab", special=False)
+    return [{"texts": texts_of(inside), "known": "aab", "tokens": tokens, "text": "aéb", "odd": "é"}]
 
 
 def faults(folder: Path) -> dict[str, Any]:

@@ -1,24 +1,26 @@
 /** Text -> text, before it is cut: the normalizer of a tokenizer.json. */
 
 import { refuse, regularExpression, sequence } from "./parts.js";
+import { byteLetters } from "./pretokenize.js";
 
 /** @typedef {import("./parts.js").Library} Library */
 /** @typedef {import("./parts.js").Part} Part */
+/** @typedef {(text: string) => string} Normalize */
 
 const SPACE = /\p{White_Space}/u;
 
-/** @param {Library} library @param {Part | null} part @returns {(text: string) => string} */
-export function normalizer(library, part) {
-  const steps = sequence(part, "normalizers").map((one) => step(library, one));
+/** @param {Library} library @param {Part | null} part @param {Record<string, (part: Part) => Normalize>} more of encoder_parts.js @returns {Normalize} */
+export function normalizer(library, part, more) {
+  const steps = sequence(part, "normalizers").map((one) => more[one.type]?.(one) ?? step(library, one));
   return (text) => steps.reduce((done, apply) => apply(done), text);
 }
 
-/** @param {Library} library @param {Part} part @returns {(text: string) => string} */
+/** @param {Library} library @param {Part} part @returns {Normalize} */
 function step(library, part) {
   switch (part.type) {
-    case "NFC": case "NFD": case "NFKC": case "NFKD": return (text) => text.normalize(part.type);
+    case "NFC": case "NFD": return (text) => text.normalize(part.type);
     case "Lowercase": return (text) => Array.from(text, (letter) => letter.toLowerCase()).join(""); // alone: no final sigma
-    case "StripAccents": return (text) => text.replace(/\p{M}/gu, "");
+    case "ByteLevel": return byteLetters;
     case "Prepend": return (text) => (text === "" ? "" : part.prepend + text);
     case "Replace": {
       const pattern = regularExpression(library, part.pattern);

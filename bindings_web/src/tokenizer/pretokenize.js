@@ -8,12 +8,13 @@ import { refuse, regularExpression, sequence } from "./parts.js";
 /** @typedef {{text: string, isFirst: boolean}} Piece isFirst: it is the beginning of the whole text */
 /** @typedef {[text: string, isMatch: boolean]} Cut */
 /** @typedef {(cuts: Cut[]) => string[]} Behavior */
+/** @typedef {(piece: Piece) => string[]} Step */
 
 const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const ENCODER = new TextEncoder();
 
 /** What becomes of the matches of a pattern and of what lies between. @type {Record<string, Behavior>} */
-const BEHAVIORS = {
+export const BEHAVIORS = {
   Isolated: (cuts) => cuts.map(([text]) => text),
   Removed: (cuts) => cuts.filter(([, isMatch]) => !isMatch).map(([text]) => text),
   Contiguous: (cuts) => joined(cuts, ([, isMatch], [, wasMatch]) => isMatch === wasMatch),
@@ -36,9 +37,9 @@ function joined(cuts, belongs, isReversed = false) {
   return pieces;
 }
 
-/** @param {Library} library @param {Part | null} part @returns {(text: string, isFirst: boolean) => string[]} */
-export function preTokenizer(library, part) {
-  const steps = sequence(part, "pretokenizers").map((one) => step(library, one));
+/** @param {Library} library @param {Part | null} part @param {Record<string, (part: Part) => Step>} more of encoder_parts.js @returns {(text: string, isFirst: boolean) => string[]} */
+export function preTokenizer(library, part, more) {
+  const steps = sequence(part, "pretokenizers").map((one) => more[one.type]?.(one) ?? step(library, one));
   return (text, isFirst) => {
     /** @type {Piece[]} */
     let pieces = [{ text, isFirst }];
@@ -49,8 +50,8 @@ export function preTokenizer(library, part) {
   };
 }
 
-/** @param {RegExp} pattern with the flag "g" @param {Behavior | undefined} behavior @param {boolean} [isInverted] @returns {(piece: Piece) => string[]} */
-function splitter(pattern, behavior, isInverted = false) {
+/** @param {RegExp} pattern with the flag "g" @param {Behavior | undefined} behavior @param {boolean} [isInverted] @returns {Step} */
+export function splitter(pattern, behavior, isInverted = false) {
   if (!behavior) return refuse("a way to split that is unknown");
   return ({ text }) => {
     /** @type {Cut[]} */
@@ -67,9 +68,9 @@ function splitter(pattern, behavior, isInverted = false) {
 }
 
 /** @param {string} text */
-const byteLetters = (text) => Array.from(ENCODER.encode(text), (byte) => LETTERS[byte]).join("");
+export const byteLetters = (text) => Array.from(ENCODER.encode(text), (byte) => LETTERS[byte]).join("");
 
-/** @param {Library} library @param {Part} part @returns {(piece: Piece) => string[]} */
+/** @param {Library} library @param {Part} part @returns {Step} */
 function step(library, part) {
   switch (part.type) {
     case "ByteLevel": {
@@ -82,7 +83,6 @@ function step(library, part) {
     case "Metaspace": return metaspace(part);
     case "Split": return splitter(regularExpression(library, part.pattern), BEHAVIORS[part.behavior], part.invert);
     case "Digits": return splitter(/\p{N}/gu, part.individual_digits ? BEHAVIORS.Isolated : BEHAVIORS.Contiguous);
-    case "Punctuation": return splitter(/[\p{P}!-/:-@[-`{-~]/gu, BEHAVIORS[part.behavior ?? "Isolated"]);
     case "WhitespaceSplit": return splitter(/\p{White_Space}/gu, BEHAVIORS.Removed);
     case "Whitespace": return splitter(/[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200c\u200d]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200c\u200d\p{White_Space}]+/gu, BEHAVIORS.Removed, true);
     case "CharDelimiterSplit": return splitter(regularExpression(library, { String: part.delimiter }), BEHAVIORS.Removed);

@@ -1,7 +1,7 @@
 /** The tokenizer in a folder's tokenizer.json: the twin of embedllm/text/tokenizer.py's Tokenizer.
  *
  * @huggingface/tokenizers runs the model (BPE, Unigram, WordPiece) and writes patterns in JavaScript's way. What stands
- * around them is in text/, since the library's own differs from the package `tokenizers` there: digits, metaspaces and
+ * around them is here, since the library's own differs from the package `tokenizers` there: digits, metaspaces and
  * merged splits, flags of added tokens, byte tokens that are no UTF-8, byte order marks.
  */
 
@@ -9,7 +9,6 @@ import { PackageError } from "../errors.js";
 import { AddedTokens, addedTokenSplitter } from "./added_tokens.js";
 import { decoder } from "./detokenize.js";
 import { normalizer } from "./normalize.js";
-import { sequence } from "./parts.js";
 import { postProcessor } from "./postprocess.js";
 import { preTokenizer } from "./pretokenize.js";
 import { vocabulary } from "./vocabulary.js";
@@ -19,6 +18,9 @@ import { addedToken, reason, readTokenizerConfig } from "../package/tokenizer_co
 /** @typedef {import("../package/tokenizer_config.js").TokenizerConfig} TokenizerConfig */
 
 const LONE_SURROGATE = /\p{Cs}/u;
+const OF_ENCODERS = /"type":\s*"(?:BertNormalizer|BertPreTokenizer|NFKC|NFKD|Nmt|Precompiled|Punctuation|StripAccents)"/;
+
+/** @typedef {Partial<typeof import("./encoder_parts.js")>} EncoderParts */
 
 export class TextCodec {
   #added;
@@ -37,24 +39,29 @@ export class TextCodec {
    * @param {Library} library
    * @param {Map<string, string>} texts
    */
-  constructor(library, texts) {
+  static async open(library, texts) {
+    const isOfEncoder = OF_ENCODERS.test(texts.get("tokenizer.json") ?? "");
+    return new TextCodec(library, texts, isOfEncoder ? await import("./encoder_parts.js") : {});
+  }
+
+  /** Use open(). @param {Library} library @param {Map<string, string>} texts @param {EncoderParts} parts */
+  constructor(library, texts, { NORMALIZERS = {}, PRE_TOKENIZERS = {} }) {
     const text = texts.get("tokenizer.json");
     if (text === undefined) throw new PackageError("the model has no tokenizer.json. Copy it from the model that the folder was made of.");
     const config = readTokenizerConfig(texts);
     try {
       const file = JSON.parse(text);
-      const isByteLevel = sequence(file.pre_tokenizer, "pretokenizers").some((part) => part.type === "ByteLevel");
-      this.#vocabulary = vocabulary(library, file.model, isByteLevel);
+      this.#vocabulary = vocabulary(library, file.model);
       const { ids } = this.#vocabulary;
       this.#added = new AddedTokens((content) => ids.get(content), ids.size);
       this.#added.add(file.added_tokens.map((/** @type {Record<string, unknown>} */ entry) => addedToken(entry, false)));
       this.#added.add(missingTokens(this.#added, config));
-      const normalize = normalizer(library, file.normalizer);
+      const normalize = normalizer(library, file.normalizer, NORMALIZERS);
       this.#cut = addedTokenSplitter(this.#added, normalize, config.splitSpecial);
       // `tokenizers` spells such a token as it is looked for, and then does not know it for a special one
       const spelled = [...this.#added.byId].map(([id, token]) => /** @type {const} */ ([id, token.normalized ? normalize(token.content) : token.content]));
       this.#spellings = new Map([...this.#vocabulary.spellings, ...spelled]);
-      this.#preTokenize = preTokenizer(library, file.pre_tokenizer);
+      this.#preTokenize = preTokenizer(library, file.pre_tokenizer, PRE_TOKENIZERS);
       this.#finish = postProcessor(file.post_processor);
       this.#decode = decoder(library, file.decoder);
     } catch (error) {

@@ -1,6 +1,6 @@
 /** A piece of text -> token ids: the model of a tokenizer.json, run by @huggingface/tokenizers. Read: version 0.2.0. */
 
-import { LETTERS } from "./byte_letters.js";
+import { PackageError } from "../errors.js";
 import { refuse } from "./parts.js";
 
 /** @typedef {import("./parts.js").Library} Library */
@@ -15,13 +15,13 @@ import { refuse } from "./parts.js";
 
 const ENCODER = new TextEncoder();
 
-/** @param {Library} library @param {Part} model @param {boolean} isByteLevel pieces hold the letters of bytes only @returns {Vocabulary} */
-export function vocabulary(library, model, isByteLevel) {
+/** @param {Library} library @param {Part} model @returns {Vocabulary} */
+export function vocabulary(library, model) {
   const kind = model.type ?? (Array.isArray(model.vocab) ? "Unigram" : model.merges ? "BPE" : "unknown");
   const entries = Array.isArray(model.vocab) ? model.vocab.map(([text], id) => [text, id]) : Object.entries(model.vocab);
   const ids = new Map(/** @type {[string, number][]} */ (entries));
   const spellings = new Map([...ids].map(([text, id]) => [id, text]));
-  if (kind === "BPE") return { ids, spellings, encode: bytePairs(library, model, ids, isByteLevel) };
+  if (kind === "BPE") return { ids, spellings, encode: bytePairs(library, model, ids) };
   if (kind === "Unigram") return { ids, spellings, encode: unigram(library, model, ids) };
   if (kind === "WordPiece") return { ids, spellings, encode: wordPieces(library, model, ids) };
   return refuse(`the model '${kind}'`);
@@ -36,22 +36,28 @@ function byteTokens(text, ids) {
   return found.includes(undefined) ? null : /** @type {number[]} */ (found);
 }
 
-/** @param {Library} library @param {Part} model @param {Map<string, number>} ids @param {boolean} isByteLevel @returns {Vocabulary["encode"]} */
-function bytePairs(library, model, ids, isByteLevel) {
+/** @param {Library} library @param {Part} model @param {Map<string, number>} ids @returns {Vocabulary["encode"]} */
+function bytePairs(library, model, ids) {
   if (model.dropout) refuse("a BPE dropout");
   if (model.continuing_subword_prefix || model.end_of_word_suffix) refuse("a BPE prefix or suffix of words");
-  const unknown = model.unk_token === null || model.unk_token === undefined ? undefined : ids.get(model.unk_token);
-  const isWhole = isByteLevel && LETTERS.every((letter) => ids.has(letter));
-  // without an unknown token, `tokenizers` drops a character and may merge what stood around it; the library does not merge
-  if (unknown === undefined && !isWhole && !(model.byte_fallback && hasAllBytes(ids))) {
-    refuse("a BPE vocabulary without an unknown token and without a token for each byte");
-  }
+  const name = model.unk_token ?? null;
+  const unknown = name === null ? undefined : ids.get(name);
   const engine = new library.BPE(typed(model, "BPE"));
+  /** @param {string} letter */
+  const isKnown = (letter) => ids.has(letter) || (model.byte_fallback && byteTokens(letter, ids) !== null);
+  /** Without an unknown token, `tokenizers` drops a character, and merges what stood around it. @param {string} piece */
+  const known = (piece) => {
+    if (model.ignore_merges && ids.has(piece)) return piece;
+    const odd = Array.from(piece).find((letter) => !isKnown(letter));
+    if (odd === undefined) return piece;
+    if (name !== null) throw new PackageError(missingUnknown(name, odd));
+    return Array.from(piece).filter(isKnown).join("");
+  };
   return (piece) => {
     /** @type {number[]} */
     const tokens = [];
     let wasUnknown = false;
-    for (const text of engine.encode([piece])) {
+    for (const text of engine.encode([unknown === undefined ? known(piece) : piece])) {
       const id = ids.get(text) ?? unknown;
       const isUnknown = id === unknown && unknown !== undefined;
       if (id !== undefined && !(isUnknown && wasUnknown && model.fuse_unk)) tokens.push(id);
@@ -61,10 +67,10 @@ function bytePairs(library, model, ids, isByteLevel) {
   };
 }
 
-/** @param {Map<string, number>} ids */
-function hasAllBytes(ids) {
-  return LETTERS.every((_, byte) => ids.has(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`));
-}
+/** @param {string} name @param {string} letter */
+const missingUnknown = (name, letter) =>
+  `the text has '${letter}', which the model's vocabulary has no token for, and its unknown token '${name}' is ` +
+  "not in the vocabulary either. Fetch tokenizer.json again, or leave the character out.";
 
 /** @param {Library} library @param {Part} model @param {Map<string, number>} ids @returns {Vocabulary["encode"]} */
 function unigram(library, model, ids) {

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.support.gguf_tokenizers import CHARSMAP, train_unigram, train_word_piece
+
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, isn't it? I'll say we've DON'T.",
     "Ein Igel läuft über die Straße, naïvely. ÅNGSTRÖM Ångström",
@@ -287,6 +289,71 @@ def word_piece() -> Tokenizer:
     return engine
 
 
+def bert() -> Tokenizer:
+    return train_word_piece(lowercase=True)
+
+
+def bert_cased() -> Tokenizer:
+    """As BERT's with accents kept and Han characters in their words."""
+    engine = train_word_piece(lowercase=False)
+    engine.normalizer = normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=False)  # type: ignore[assignment]
+    return engine
+
+
+def xlm_roberta() -> Tokenizer:
+    """SentencePiece's map of characters, and words with a space in front."""
+    return train_unigram()
+
+
+def t5_mapped() -> Tokenizer:
+    """The map of characters among other steps, as newer conversions have it."""
+    engine = unigram()
+    steps = [
+        normalizers.Strip(left=False, right=True),
+        normalizers.Nmt(),
+        normalizers.Precompiled(CHARSMAP),
+        normalizers.NFKD(),
+        normalizers.Replace(Regex(" {2,}"), "▁"),
+    ]
+    engine.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+    return engine
+
+
+def smollm() -> Tokenizer:
+    """Digits apart, then bytes, of which the vocabulary lacks some; nothing stands for what is unknown."""
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    engine = Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.Sequence(steps)  # type: ignore[assignment]
+    engine.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False)
+    engine.train_from_iterator(SENTENCES[:1] * 2 + SENTENCES[3:5] * 2, trainer)
+    return engine
+
+
+def mpt() -> Tokenizer:
+    """As GPT-NeoX's: composed letters, runs of spaces as added tokens, and bytes that no text has left out."""
+    engine = smollm()
+    engine.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    engine.add_tokens([AddedToken(" " * count) for count in range(9, 1, -1)])
+    return engine
+
+
+def bytes_first() -> Tokenizer:
+    """Bytes in place of letters before the text is cut."""
+    engine = byte_level(pre_tokenizers.Split(Regex("Ġ"), "merged_with_next"))
+    engine.normalizer = normalizers.ByteLevel()  # type: ignore[assignment]
+    return engine
+
+
+def unknown_unknown() -> Tokenizer:
+    """With the name of an unknown token that is none; all that texts hold is known."""
+    engine = pieces_of_bytes(prepend=False)
+    data = json.loads(engine.to_str())
+    data["model"]["unk_token"] = "<nothing>"
+    return Tokenizer.from_str(json.dumps(data))
+
+
 def flags() -> Tokenizer:
     """Added tokens with every flag, some of them of one text with others' beginnings."""
     engine = byte_level(split(LLAMA3))
@@ -318,5 +385,6 @@ CONFIGS: dict[str, dict[str, object]] = {
 }
 KINDS: tuple[Callable[[], Tokenizer], ...] = (
     gpt2, gpt2_prefix, llama3, qwen, o200k, cl100k, deepseek, starcoder, falcon, llama2, gemma, mistral, mistral_always,
-    without_bytes, fused_unknown, unigram, unigram_bytes, word_piece, flags,
+    without_bytes, fused_unknown, unigram, unigram_bytes, word_piece, bert, bert_cased, xlm_roberta,
+    t5_mapped, smollm, mpt, bytes_first, unknown_unknown, flags,
 )  # fmt: skip
