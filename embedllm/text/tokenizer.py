@@ -174,8 +174,8 @@ def _encode(engine: tokenizers.Tokenizer, text: str, *, special: bool = False) -
         if "unk" not in str(error).lower():
             raise PackageError(f"tokenizer.json cannot encode this text: {error}. Fetch the file again.") from error
         raise PackageError(
-            "the text has a character that the model's vocabulary has no token for, and its unknown token is not in the "
-            f"vocabulary either ({error}). Fetch tokenizer.json again, or leave the character out."
+            "the text has a character that the model's vocabulary has no token for, and its unknown token is not in "
+            f"the vocabulary either ({error}). Fetch tokenizer.json again, or leave the character out."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Published tokenizers, rebuilt from GGUF: a page's tokens and texts are Python's, and a reply goes on from its prompt."""
+"""Published tokenizers, rebuilt from GGUF: a page's tokens are Python's, and a reply goes on from its prompt."""
 
 from __future__ import annotations
 

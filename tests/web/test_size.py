@@ -14,14 +14,29 @@ from typing import Any
 import pytest
 
 WEB = Path(__file__).parents[2] / "bindings_web"
-# bytes, a tenth above what they were in November 2026: they grow by a decision, not by the way
-LIMITS = {"the page": 17_000, "the worker": 72_000, "Python": 3_000, "JavaScript": 54_000, "structured output": 34_000}
-LATER = {"engine_python": "Python", "engine_javascript": "JavaScript", "grammar": "structured output"}
+# bytes, some above what they were in November 2026: they grow by a decision, not by the way
+LIMITS = {
+    "the page": 17_000,
+    "the worker": 74_000,
+    "Python": 3_500,
+    "JavaScript": 58_500,
+    "structured output": 34_000,
+    "tokenizers of encoders": 4_000,
+    "formats in templates": 4_800,
+}
+LATER = {
+    "engine_python": "Python",
+    "engine_javascript": "JavaScript",
+    "grammar": "structured output",
+    "response_format": "structured output",
+    "encoder_parts": "tokenizers of encoders",
+    "format": "formats in templates",
+}
 
 
 @pytest.fixture(scope="module")
 def sizes(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Bytes of what is loaded together; "Python", "JavaScript" and "structured output" when they are asked for."""
+    """Bytes of what is loaded together; all but the page's and the worker's when they are needed."""
     esbuild = node_modules / ".bin/esbuild"
     if not esbuild.exists():
         pytest.skip("esbuild is not here; install it with: cd bindings_web && npm ci")
@@ -36,9 +51,25 @@ def sizes(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         outputs: dict[str, dict[str, Any]] = json.loads(meta.read_text(encoding="utf-8"))["outputs"]
         for output in outputs.values():
             assert not [name for name in output["inputs"] if "node_modules" in name], "a library is bundled"
-            source = Path(output.get("entryPoint", "")).stem
-            found[LATER.get(source, whole)] += output["bytes"]
+        entries = {Path(output["entryPoint"]).stem: path for path, output in outputs.items() if "entryPoint" in output}
+        counted: set[str] = set()
+        for stem, part in {entry: whole, **LATER}.items():
+            if stem in entries:
+                needed = statically_imported(outputs, entries[stem]) - counted
+                found[part] += sum(outputs[path]["bytes"] for path in needed)
+                counted |= needed
+        assert counted == set(outputs), "a module is loaded later that LATER does not name"
     return found
+
+
+def statically_imported(outputs: dict[str, dict[str, Any]], path: str) -> set[str]:
+    """A bundle and all that is loaded with it."""
+    needed, more = set[str](), [path]
+    while more:
+        needed.add(one := more.pop())
+        imports = outputs[one]["imports"]
+        more += [each["path"] for each in imports if each["kind"] == "import-statement" and each["path"] not in needed]
+    return needed
 
 
 @pytest.mark.parametrize("part", LIMITS)

@@ -2,6 +2,7 @@
 
 import { TemplateError } from "../errors.js";
 import { strip } from "../template/strings.js";
+import { loadFormats } from "../template/formats.js";
 import { SandboxedTemplate } from "../template/template.js";
 import { readJsonObject, readTokenizerConfig } from "./tokenizer_config.js";
 
@@ -62,6 +63,11 @@ export class ChatTemplate {
     if (!templates || (typeof templates === "object" && !Object.keys(templates).length)) throw new TemplateError(NO_TEMPLATE);
     const tokens = Object.fromEntries(Object.entries(config.named).map(([name, token]) => [name, token.content]));
     return new ChatTemplate(library, templates, { tokens, clock });
+  }
+
+  /** Loads what the templates need besides; they refuse to render without it. */
+  async prepare() {
+    await loadFormats(Object.values(this.templates).join("\n"));
   }
 
   /**

@@ -3,9 +3,9 @@
 import { dotted, slice, subscript } from "./methods.js";
 import { filter, isIn, testNamed } from "./filters.js";
 import { operate } from "./operators.js";
-import { GENERATION, TEST, WITH } from "./parse.js";
+import { GENERATION, GROUP, TEST, WITH } from "./parse.js";
 import {
-  Float, isEqual, isTrue, iterate, Namespace, numberOf, PythonError, text, tuple, typeError, typeName, Undefined, unsupported,
+  Float, hashable, isEqual, isTrue, iterate, Markup, Namespace, numberOf, PythonError, text, tuple, typeError, typeName, Undefined, unsupported,
 } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
@@ -229,6 +229,7 @@ function invoke(callee, args, named) {
 function filtered(node, value, scope) {
   const callee = node.type === "CallExpression" ? node.callee : node;
   if (callee.type !== "Identifier") return unsupported("taking a field of a filter's result without parentheses");
+  if (callee.value === GROUP) return value;
   const [args, named] = node.type === "CallExpression" ? callArguments(node.args, scope) : [[], new Map()];
   if (!callee.value.startsWith(TEST)) return filter(callee.value, value, args, named);
   const [, negation, name] = /** @type {RegExpMatchArray} */ (callee.value.match(/^is (not )?(.*)$/));
@@ -243,7 +244,7 @@ export function evaluate(node, scope) {
     case "FloatLiteral": return new Float(node.value);
     case "ArrayLiteral": return node.value.map((/** @type {Node} */ one) => evaluate(one, scope));
     case "TupleLiteral": return tuple(...node.value.map((/** @type {Node} */ one) => evaluate(one, scope)));
-    case "ObjectLiteral": return new Map(Array.from(node.value, ([key, value]) => [evaluate(key, scope), evaluate(value, scope)]));
+    case "ObjectLiteral": return new Map(Array.from(node.value, ([key, value]) => [keyOf(evaluate(key, scope)), evaluate(value, scope)]));
     case "MemberExpression": return member(node, scope);
     case "CallExpression": {
       const callee = evaluate(node.callee, scope);
@@ -258,6 +259,11 @@ export function evaluate(node, scope) {
     case "BinaryExpression": return binary(node, scope);
     default: return unsupported(`a ${node.type}`);
   }
+}
+
+/** @param {Value} key */
+function keyOf(key) {
+  return key instanceof Markup || key instanceof Float ? unsupported(`a ${typeName(key)} as a key`) : hashable(key);
 }
 
 /** @param {Node} node @param {Scope} scope */
@@ -278,15 +284,33 @@ function unary(operator, value) {
 }
 
 /** @param {Node} node @param {Scope} scope */
-function binary({ operator: { value: operator }, left, right }, scope) {
+function binary(node, scope) {
+  const { operator: { value: operator }, left, right } = node;
+  if (COMPARES.test(operator)) return comparison(node, scope);
+  if (operator === "~" && left.type === "BinaryExpression" && /^[-+]$/.test(left.operator.value)) {
+    // the library reads 'a + b ~ c' from the left; in Jinja ~ binds tighter
+    return operate(left.operator.value, evaluate(left.left, scope), operate("~", evaluate(left.right, scope), evaluate(right, scope)));
+  }
   const first = evaluate(left, scope);
   if (operator === "and") return isTrue(first) ? evaluate(right, scope) : first;
   if (operator === "or") return isTrue(first) ? first : evaluate(right, scope);
-  if (COMPARES.test(operator) && left.type === "BinaryExpression" && COMPARES.test(left.operator.value)) {
-    return unsupported("a comparison of a comparison ('a < b < c')"); // the tree does not tell it from '(a < b) < c'
+  return operate(operator, first, evaluate(right, scope));
+}
+
+/** 'a < b in c' is 'a < b and b in c'; parse.js marks what stands in parentheses. @param {Node} node @param {Scope} scope */
+function comparison(node, scope) {
+  const links = [node];
+  while (links[0].left.type === "BinaryExpression" && COMPARES.test(links[0].left.operator.value)) links.unshift(links[0].left);
+  let first = evaluate(links[0].left, scope);
+  /** @type {Value} */
+  let result;
+  for (const { operator: { value: operator }, right } of links) {
+    const second = evaluate(right, scope);
+    const isMember = operator === "in" || operator === "not in";
+    result = isMember ? isIn(first, second) === (operator === "in") : operate(operator, first, second);
+    if (!result) return result;
+    first = second;
   }
-  const second = evaluate(right, scope);
-  if (operator === "in" || operator === "not in") return isIn(first, second) === (operator === "in");
-  return operate(operator, first, second);
+  return result;
 }
 

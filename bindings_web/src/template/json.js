@@ -1,6 +1,6 @@
 /** Python's json.dumps for the values of a chat template: models saw its very spaces in training. */
 
-import { Float, isTrue, numberOf, text, typeError, typeName, View } from "./values.js";
+import { Float, isTrue, Markup, numberOf, Range, text, typeError, typeName, View } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 
@@ -32,6 +32,7 @@ export function toJson(value, { ensure_ascii = false, indent = null, separators 
   /** @param {Value} item @param {string} margin @returns {string} */
   const write = (item, margin) => {
     if (item === null) return "null";
+    if (item instanceof Markup) return quoted(item.text);
     if (typeof item === "string") return quoted(item);
     if (typeof item === "boolean") return String(item);
     if (item instanceof Float && !Number.isFinite(item.value)) {
@@ -43,7 +44,7 @@ export function toJson(value, { ensure_ascii = false, indent = null, separators 
       if (isTrue(sort_keys)) entries.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
       return listed(entries.map(([name, entry]) => quoted(name) + colon + write(entry, margin + step)), "{", "}", margin);
     }
-    if (Array.isArray(item) && !(item instanceof View)) {
+    if (Array.isArray(item) && !(item instanceof View || item instanceof Range)) {
       return listed(Array.from(item, (entry) => write(entry, margin + step)), "[", "]", margin);
     }
     return typeError(`Object of type ${typeName(item)} is not JSON serializable`);

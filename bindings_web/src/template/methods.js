@@ -1,9 +1,10 @@
 /** What lies behind a dot or in square brackets in a chat template: the methods of Python's texts, dicts and lists. */
 
+import { formatText } from "./formats.js";
 import { TEXT_METHODS } from "./strings.js";
 import {
-  Float, isEqual, iterate, lengthOf, Namespace, PythonError, text, tuple, Tuple, typeError, typeName, Undefined, unsupported,
-  valueError, View,
+  Float, hashable, isEqual, iterate, lengthOf, Markup, Namespace, PythonError, Range, text, tuple, Tuple, typeError, typeName, Undefined,
+  unmarked, unsupported, valueError, View,
 } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
@@ -37,7 +38,7 @@ function view(kind, /** @type {Iterable<Value>} */ items) {
 
 /** @type {Record<string, [string, (dict: Map<Value, Value>, ...args: Value[]) => Value]>} */
 const DICT_METHODS = {
-  get: ["key default", (dict, key, other = null) => (dict.has(key) ? dict.get(key) : other)],
+  get: ["key default", (dict, key, other = null) => (dict.has(hashable(key)) ? dict.get(hashable(key)) : other)],
   items: ["", (dict) => view("items", Array.from(dict, (pair) => tuple(...pair)))],
   keys: ["", (dict) => view("keys", [...dict.keys()])],
   values: ["", (dict) => view("values", [...dict.values()])],
@@ -58,32 +59,43 @@ const CHANGING = /^(append|extend|insert|remove|pop|popitem|clear|sort|reverse|u
 
 /** What Python's types can do and this file cannot: an error, since an undefined value would go unseen. */
 const MISSING = new RegExp(
-  "^(casefold|center|encode|expandtabs|format|format_map|isascii|isdecimal|isidentifier|isnumeric|isprintable|istitle|" +
+  "^(casefold|center|encode|expandtabs|format_map|isascii|isdecimal|isidentifier|isnumeric|isprintable|istitle|" +
     "ljust|maketrans|rindex|rjust|swapcase|translate|fromkeys|real|imag|numerator|denominator|conjugate|bit_length|" +
     "bit_count|to_bytes|from_bytes|as_integer_ratio|is_integer|hex|fromhex|isdisjoint|mapping|grouper)$",
 );
 
-/** A method that is bound to its value, undefined when there is none. @param {Value} value @param {string} name */
+const MARKED = /^([lr]?strip|upper|lower|title|capitalize)$/; // of a text that is marked safe, as their results are
+const UNMARKED = /^(startswith|endswith|r?find|count|is[a-z]+)$/;
+
+/** A method that is bound to its value, undefined when there is none. @param {Value} value @param {string} name @returns {Value} */
 function method(value, name) {
+  if (typeof value === "string" && name === "format") return /** @type {Callable} */ ((args, named) => formatText(value, args, named));
+  if (value instanceof Markup && MARKED.test(name)) {
+    return /** @type {Callable} */ ((args, named) => new Markup(method(value.text, name)(args, named)));
+  }
+  if (value instanceof Markup && UNMARKED.test(name)) return method(value.text, name);
+  if (value instanceof Markup && (Object.hasOwn(TEXT_METHODS, name) || /^(format|unescape|striptags|escape)$/.test(name))) {
+    return unsupported(`'${name}' of a text that is marked safe`);
+  }
   /** @type {Record<string, [string, (...args: Value[]) => Value]>} */
   const methods =
     typeof value === "string" ? TEXT_METHODS : value instanceof Map ? DICT_METHODS
       : Array.isArray(value) && !(value instanceof View) ? LIST_METHODS : {};
   const isTyped = methods !== undefined && !(value instanceof Namespace) && value !== null && typeof value !== "function";
-  const known = Object.hasOwn(methods, name) && !(value instanceof Tuple && name === "copy") ? methods[name] : undefined;
+  const known = Object.hasOwn(methods, name) && !((value instanceof Tuple || value instanceof Range) && name === "copy") ? methods[name] : undefined;
   if (known) {
     /** @type {Callable} */
     return (args, named) => known[1](value, ...bind(name, known[0], args, named));
   }
-  const isContainer = value instanceof Map || (Array.isArray(value) && !(value instanceof Tuple || value instanceof View));
+  const isContainer = value instanceof Map || (Array.isArray(value) && !(value instanceof Tuple || value instanceof Range || value instanceof View));
   if (isContainer && CHANGING.test(name)) {
     throw new PythonError("SecurityError", `'${name}' of a ${typeName(value)} is not allowed: it would change it`);
   }
   return isTyped && MISSING.test(name) ? unsupported(`'${name}' of a ${typeName(value)}`) : undefined;
 }
 
-/** @param {Value} value @param {string} name */
-function attribute(value, name) {
+/** A method, or a value of a namespace. @param {Value} value @param {string} name @returns {Value} */
+export function attribute(value, name) {
   if (name.startsWith("_")) {
     throw new PythonError("SecurityError", `access to '${name}' of a ${typeName(value)} is not allowed`);
   }
@@ -96,7 +108,8 @@ function attribute(value, name) {
 /** @param {Value} value @param {Value} key */
 function item(value, key) {
   if (value instanceof Undefined) return value.fail();
-  if (value instanceof Map) return value.get(key instanceof Float && Number.isInteger(key.value) ? key.value : key);
+  if (value instanceof Map) return value.get(key instanceof Float && Number.isInteger(key.value) ? key.value : unmarked(key));
+  if (value instanceof Markup && typeof key === "number") return unsupported("a letter of a text that is marked safe");
   const isSequence = typeof value === "string" || (Array.isArray(value) && !(value instanceof View));
   if (!isSequence || (typeof key !== "number" && typeof key !== "boolean")) return undefined;
   return (typeof value === "string" ? [...value] : value).at(Number(key));
@@ -114,7 +127,8 @@ export function dotted(value, name) {
 export function subscript(value, key) {
   const entry = item(value, key);
   if (entry !== undefined) return entry;
-  const found = typeof key === "string" ? attribute(value, key) : undefined;
+  const name = unmarked(key);
+  const found = typeof name === "string" ? attribute(value, name) : undefined;
   return found === undefined ? missing(value, key) : found;
 }
 
@@ -129,6 +143,7 @@ function missing(value, key) {
 /** `value[start:stop:step]`. @param {Value} value @param {Value[]} bounds */
 export function slice(value, [start, stop, step]) {
   if (value instanceof Undefined) value.fail();
+  if (value instanceof Markup) return unsupported("a part of a text that is marked safe");
   if (typeof value !== "string" && (!Array.isArray(value) || value instanceof View)) {
     typeError(`'${typeName(value)}' object is not subscriptable`);
   }
@@ -146,6 +161,6 @@ export function slice(value, [start, stop, step]) {
   const [from, to] = [clamp(start, by > 0 ? 0 : size - 1), clamp(stop, by > 0 ? size : -1)];
   const taken = [];
   for (let at = from; by > 0 ? at < to : at > to; at += by) taken.push(items[at]);
-  return typeof value === "string" ? taken.join("") : value instanceof Tuple ? tuple(...taken) : taken;
+  return typeof value === "string" ? taken.join("") : value instanceof Tuple ? tuple(...taken) : value instanceof Range ? Range.from(taken) : taken;
 }
 

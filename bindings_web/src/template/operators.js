@@ -1,7 +1,7 @@
 /** The operators of Python on the values of a chat template. */
 
-import { formatted } from "./filters.js";
-import { compare, Float, isEqual, numberOf, PythonError, text, Tuple, tuple, typeError, typeName, Undefined, unsupported, View, whole } from "./values.js";
+import { formatPercent } from "./formats.js";
+import { compare, Float, isEqual, Markup, numberOf, PythonError, Range, text, Tuple, tuple, typeError, typeName, Undefined, unsupported, View, whole } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 
@@ -12,8 +12,8 @@ const ARITHMETIC = {
   "*": (a, b) => a * b,
   "/": (a, b) => a / nonZero(b),
   "//": (a, b) => Math.floor(a / nonZero(b)),
-  "%": (a, b) => a - b * Math.floor(a / nonZero(b)), // the sign of b, as in Python
-  "**": (a, b) => a ** b,
+  "%": (a, b) => (a - b * Math.floor(a / nonZero(b))) || (b < 0 ? -0 : 0), // the sign of b, as in Python
+  "**": (a, b) => (Number.isInteger(b) ? a ** b : unsupported("a power with a fraction")), // its last digit differs
 };
 /** @type {Record<string, (order: number) => boolean>} */
 const ORDERS = { "<": (o) => o < 0, "<=": (o) => o <= 0, ">": (o) => o > 0, ">=": (o) => o >= 0 };
@@ -44,12 +44,24 @@ function arithmetic(operator, a, b, isFloat) {
   return isFloat || operator === "/" || (operator === "**" && b < 0) ? new Float(value) : whole(value + 0);
 }
 
+/** @type {Record<string, string>} */
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;" };
+
+/** A text that is marked safe, and another: what is not marked is escaped. @param {string} operator @param {Value} left @param {Value} right @returns {Value | undefined} */
+function markup(operator, left, right) {
+  if (operator === "%" && typeof left === "string") return formatPercent(left, [right]);
+  if (operator !== "+") return unsupported(`'${operator}' with a text that is marked safe`);
+  const parts = [left, right].map((part) => (typeof part === "string" ? part.replace(/[&<>"']/g, (sign) => ESCAPES[sign]) : part instanceof Markup ? part.text : null));
+  return parts.every((part) => typeof part === "string") ? new Markup(parts.join("")) : undefined;
+}
+
 /** @param {string} operator @param {Value} left @param {Value} right @returns {Value | undefined} */
 function sequences(operator, left, right) {
-  if (operator === "%" && typeof left === "string") return formatted(left, right instanceof Tuple ? Array.from(right) : [right]);
+  if (left instanceof Markup || right instanceof Markup) return markup(operator, left, right);
+  if (operator === "%" && typeof left === "string") return formatPercent(left, right instanceof Tuple ? Array.from(right) : [right]);
   if (operator === "+") {
     if (typeof left === "string" && typeof right === "string") return left + right;
-    const areLists = Array.isArray(left) && Array.isArray(right) && typeName(left) === typeName(right) && !(left instanceof View);
+    const areLists = Array.isArray(left) && Array.isArray(right) && typeName(left) === typeName(right) && !(left instanceof View || left instanceof Range);
     if (areLists) return left instanceof Tuple ? tuple(...left, ...right) : [...left, ...right];
   }
   if (operator !== "*") return undefined;
@@ -58,7 +70,7 @@ function sequences(operator, left, right) {
   const times = Number(count);
   if (times * (value?.length ?? 0) > 1e6) throw new PythonError("OverflowError", "a repeated text or list of more than 1,000,000 items");
   if (typeof value === "string") return value.repeat(Math.max(0, times));
-  if (!Array.isArray(value) || value instanceof View) return undefined;
+  if (!Array.isArray(value) || value instanceof View || value instanceof Range) return undefined;
   const items = Array.from({ length: Math.max(0, times) }, () => Array.from(value)).flat();
   return value instanceof Tuple ? tuple(...items) : items;
 }

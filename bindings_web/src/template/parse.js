@@ -13,6 +13,7 @@
 export const WITH = "with block";
 export const GENERATION = "generation block";
 export const TEST = "is ";
+export const GROUP = "in parentheses";
 
 const GENERATION_TAG = /\{%([-+]?)(\s*)(end)?generation(\s*)([-+]?)%\}/g;
 const OPENED = "OpenParen OpenSquareBracket OpenCurlyBracket";
@@ -27,10 +28,50 @@ export function parseTemplate(library, source) {
   // the library drops {% generation %}, whose body is a scope of its own
   const marked = source.replace(/\r\n?/g, "\n").replace(GENERATION_TAG, (_, open, before, end, after, close) =>
     `{%${open}${before}${end ? "endcall" : "call generation()"}${after}${close}%}`);
-  // nor does it know the mark that keeps white space: an empty expression at its place keeps it too
-  const kept = marked.replaceAll("{%+", "{{''}}{%").replaceAll("+%}", "%}{{''}}");
-  const tokens = /** @type {Token[]} */ (library.tokenize(kept, { lstrip_blocks: true, trim_blocks: true }));
-  return library.parse(/** @type {any} */ (withBlocks(withTests(tokens)))); // the library's class Token has these very fields
+  const tokens = /** @type {Token[]} */ (library.tokenize(`${trimmed(marked.replace(/\n$/, ""))}\n`)); // it takes the last line's end off
+  return library.parse(/** @type {any} */ (withBlocks(withTests(withGroups(tokens))))); // the library's class Token has these very fields
+}
+
+/**
+ * A template as trim_blocks and lstrip_blocks leave it, without the marks that keep white space ("{%+").
+ *
+ * The library's own take "{-" and "-}" in a text for blocks, too.
+ * @param {string} source
+ */
+function trimmed(source) {
+  let made = "";
+  let at = 0;
+  for (;;) {
+    const start = source.slice(at).search(/\{[{%#]/) + at;
+    if (start < at) return made + source.slice(at);
+    const isExpression = source[start + 1] === "{";
+    const isKept = source[start + 2] === "+";
+    const text = source.slice(at, start);
+    const isLine = at === 0 || source[at - 1] === "\n";
+    made += isExpression || isKept ? text : text.replace(isLine ? /(^|\n)[^\S\n]+$/ : /(\n)[^\S\n]+$/, "$1");
+    const stop = tagEnd(source, start);
+    const tag = source.slice(start, stop);
+    const keepsEnd = /\+[%#]\}$/.test(tag);
+    made += tag.slice(0, 2) + tag.slice(isKept ? 3 : 2, keepsEnd ? -3 : tag.length) + (keepsEnd ? tag.slice(-2) : "");
+    at = stop + (!isExpression && !keepsEnd && source[stop] === "\n" ? 1 : 0);
+  }
+}
+
+/** Where a tag ends that begins here; texts in quotes may hold what looks like its end. @param {string} source @param {number} start */
+function tagEnd(source, start) {
+  const close = { "{": "}}", "%": "%}", "#": "#}" }[source[start + 1]] ?? "";
+  let depth = 0;
+  for (let at = start + 2; at < source.length; at++) {
+    const letter = source[at];
+    if (depth <= 0 && source.startsWith(close, at)) return at + 2;
+    if (close === "#}") continue;
+    if (letter === "{") depth++;
+    else if (letter === "}") depth--;
+    else if (letter === "'" || letter === '"') {
+      for (at++; at < source.length && source[at] !== letter; at++) if (source[at] === "\\") at++;
+    }
+  }
+  return source.length;
 }
 
 /** @param {Token | undefined} token @param {string} type @param {string} [value] */
@@ -38,6 +79,25 @@ const is = (token, type, value) => token?.type === type && (value === undefined 
 
 /** @param {string} type @param {string} value @returns {Token} */
 const token = (type, value) => ({ type, value });
+
+/** What may stand in front of parentheses that are no call's. */
+const BEFORE_GROUP = /^(and|or|not|if|elif|else|in|is|set)$/;
+
+/** `(a == b) != c` -> `(a == b) | GROUP != c`: the library's tree has no parentheses. @param {Token[]} tokens */
+function withGroups(tokens) {
+  /** @type {Set<number>} */
+  const ends = new Set();
+  tokens.forEach((one, at) => {
+    const before = tokens[at - 1];
+    const isCall = /^(CloseParen|CloseSquareBracket|StringLiteral)$/.test(before?.type ?? "") || (is(before, "Identifier") && !BEFORE_GROUP.test(before.value));
+    if (!is(one, "OpenParen") || isCall) return;
+    const end = groupEnd(tokens, at);
+    const next = tokens[end];
+    const isOperand = next?.type === "ComparisonBinaryOperator" || is(next, "AdditiveBinaryOperator", "~") || (is(next, "Identifier") && /^(in|not)$/.test(next.value));
+    if (isOperand) ends.add(end - 1);
+  });
+  return tokens.flatMap((one, at) => (ends.has(at) ? [one, token("Pipe", "|"), token("Identifier", GROUP)] : [one]));
+}
 
 /** `x is divisibleby(3)`, `x is in [1]` -> `x | "is divisibleby"(3)`: its tests take no arguments. @param {Token[]} tokens */
 function withTests(tokens) {

@@ -1,6 +1,6 @@
 /** The methods of Python's texts, as far as chat templates use them. */
 
-import { iterate, numberOf, tuple, Tuple, typeError, typeName, unsupported, valueError } from "./values.js";
+import { iterate, numberOf, tuple, Tuple, typeError, typeName, unmarked, unsupported, valueError } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 
@@ -35,7 +35,8 @@ export function capitalize(string) {
 
 /** @param {Value} value @returns {string} */
 function needText(value) {
-  return typeof value === "string" ? value : typeError(`must be str, not ${typeName(value)}`);
+  const plain = unmarked(value);
+  return typeof plain === "string" ? plain : typeError(`must be str, not ${typeName(value)}`);
 }
 
 /** @param {string} string @param {Value} [separator] @param {Value} [most] */
@@ -57,7 +58,7 @@ function split(string, separator, most, fromRight = false) {
 /** @param {string} string @param {Value} old @param {Value} fresh @param {Value} [most] */
 export function replace(string, old, fresh, most) {
   const left = numberOf(most ?? -1) ?? -1;
-  const parts = needText(old) === "" && string !== "" ? ["", ...string, ""] : string.split(old);
+  const parts = needText(old) === "" ? ["", ...string, ""] : string.split(old);
   const cut = left < 0 ? parts.length : left + 1;
   const tail = parts.slice(cut);
   return parts.slice(0, cut).join(needText(fresh)) + tail.map((part) => old + part).join("");
@@ -115,5 +116,8 @@ export const TEXT_METHODS = {
   isspace: ["", (s) => isAll(s, IS_SPACE)],
   isupper: ["", (s) => /\p{Lu}/u.test(s) && !/\p{Ll}/u.test(s)],
   islower: ["", (s) => /\p{Ll}/u.test(s) && !/\p{Lu}/u.test(s)],
-  zfill: ["width", (s, width) => (/^[+-]/.test(s) ? s[0] + s.slice(1).padStart(width - 1, "0") : s.padStart(width, "0"))],
+  zfill: ["width", (s, width) => {
+    const zeros = "0".repeat(Math.max(0, width - [...s].length));
+    return /^[+-]/.test(s) ? s[0] + zeros + s.slice(1) : zeros + s;
+  }],
 };

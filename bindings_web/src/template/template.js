@@ -7,7 +7,7 @@ import { TemplateError } from "../errors.js";
 import { renderTemplate, Scope } from "./evaluate.js";
 import { parseTemplate } from "./parse.js";
 import { strftime } from "./time.js";
-import { fromJson, iterate, Namespace, PythonError, text, typeError, unsupported } from "./values.js";
+import { fromJson, hashable, iterate, Namespace, PythonError, Range, text, typeError, Undefined, unsupported } from "./values.js";
 
 /** @typedef {import("./values.js").Value} Value */
 /** @typedef {import("./methods.js").Callable} Callable */
@@ -80,15 +80,17 @@ function range(args) {
   if (step === 0) throw new PythonError("ValueError", "range() arg 3 must not be zero");
   const count = Math.max(0, Math.ceil((stop - start) / step));
   if (count > MOST_NUMBERS) throw new PythonError("OverflowError", `Range too big. The sandbox blocks ranges larger than ${MOST_NUMBERS}.`);
-  return Array.from({ length: count }, (_, at) => start + at * step);
+  const numbers = Range.from({ length: count }, (_, at) => start + at * step);
+  return Object.assign(numbers, { text: `range(${start}, ${stop}${step === 1 ? "" : `, ${step}`})` });
 }
 
 /** @param {Value[]} args @param {Named} named @returns {Map<Value, Value>} */
 function dict(args, named) {
   if (args.length > 1) typeError(`dict expected at most 1 argument, got ${args.length}`);
+  if (args[0] instanceof Undefined) args[0].fail();
   const pairs = args.length === 0 ? [] : args[0] instanceof Map ? [...args[0]] : iterate(args[0]).map((pair) => iterate(pair));
   if (pairs.some((pair) => pair.length !== 2)) throw new PythonError("ValueError", "a dictionary is made of pairs");
-  return new Map([.../** @type {[Value, Value][]} */ (pairs), ...named]);
+  return new Map([...pairs.map(([key, value]) => /** @type {[Value, Value]} */ ([hashable(key), value])), ...named]);
 }
 
 /** @type {Callable} */

@@ -45,6 +45,12 @@ export class View extends Array {
   kind = "";
 }
 
+/** What range() gives. */
+export class Range extends Array {
+  /** What it looks like when printed, "" for a part of one. */
+  text = "";
+}
+
 /** A generator: true whatever it holds, without a length, and empty once it was walked through. */
 export class Lazy {
   /** @param {Value[]} items @param {string} [text] what it looks like when printed */
@@ -63,6 +69,14 @@ export class Undefined {
   /** @returns {never} */
   fail() {
     throw new PythonError("UndefinedError", this.hint);
+  }
+}
+
+/** Text that `|safe` marked: what is added to it is escaped as HTML. */
+export class Markup {
+  /** @param {string} text */
+  constructor(text) {
+    this.text = text;
   }
 }
 
@@ -86,12 +100,15 @@ export function fromJson(value) {
   return new Map(entries.map(([name, item]) => [name, fromJson(item)]));
 }
 
+/** A text that is marked as it is without the mark; other values as they are. @param {Value} value @returns {Value} */
+export const unmarked = (value) => (value instanceof Markup ? value.text : value);
+
 /** @param {Value} value */
 export function typeName(value) {
   if (value === null) return "NoneType";
   if (value instanceof View) return `dict_${value.kind}`;
   /** @type {[Function, string][]} */
-  const classes = [[Tuple, "tuple"], [Array, "list"], [Map, "dict"], [Float, "float"], [Lazy, "generator"]];
+  const classes = [[Range, "range"], [Tuple, "tuple"], [Array, "list"], [Map, "dict"], [Float, "float"], [Lazy, "generator"]];
   const names = { boolean: "bool", number: "int", string: "str", function: "function" };
   return (
     classes.find(([known]) => value instanceof known)?.[1] ??
@@ -104,6 +121,7 @@ export function isTrue(value) {
   if (value instanceof Float) return value.value !== 0;
   if (Array.isArray(value)) return value.length > 0;
   if (value instanceof Map) return value.size > 0;
+  if (value instanceof Markup) return value.text !== "";
   return value instanceof Undefined ? false : Boolean(value);
 }
 
@@ -124,17 +142,17 @@ export function isEqual(left, right) {
   if (left instanceof Map && right instanceof Map) {
     return left.size === right.size && [...left].every(([name, item]) => right.has(name) && isEqual(item, right.get(name)));
   }
-  return left === right;
+  return unmarked(left) === unmarked(right);
 }
 
 /** -1, 0 or 1, by code points for texts. @param {Value} left @param {Value} right @returns {number} */
 export function compare(left, right, sign = "<") {
   const [a, b] = [numberOf(left), numberOf(right)];
   if (a !== null && b !== null) return Math.sign(a - b);
-  const both = [left, right];
+  const both = [left, right].map(unmarked);
   const areTexts = both.every((value) => typeof value === "string");
-  if (areTexts || (both.every(Array.isArray) && typeName(left) === typeName(right) && !(left instanceof View))) {
-    const [first, second] = areTexts ? both.map((text) => [...text].map((letter) => letter.codePointAt(0))) : both;
+  if (areTexts || (both.every(Array.isArray) && typeName(left) === typeName(right) && !(left instanceof View || left instanceof Range))) {
+    const [first, second] = areTexts ? both.map((text) => [...text].map((letter) => letter.codePointAt(0))) : [left, right];
     const at = first.findIndex((/** @type {Value} */ item, /** @type {number} */ i) => i >= second.length || !isEqual(item, second[i]));
     if (at < 0) return first.length < second.length ? -1 : 0;
     return at >= second.length ? 1 : compare(first[at], second[at], sign);
@@ -150,14 +168,23 @@ export function iterate(value) {
   if (value instanceof Map) return [...value.keys()];
   if (value instanceof Undefined) return [];
   if (value instanceof Lazy) return value.items.splice(0);
+  if (value instanceof Markup) return [...value.text];
   return typeError(`'${typeName(value)}' object is not iterable`);
 }
 
 /** @param {Value} value @returns {number} */
 export function lengthOf(value) {
   if (value instanceof Undefined) return 0;
-  if (typeof value === "string" || Array.isArray(value) || value instanceof Map) return iterate(value).length;
+  if (typeof value === "string" || Array.isArray(value) || value instanceof Map || value instanceof Markup) return iterate(value).length;
   return typeError(`object of type '${typeName(value)}' has no len()`);
+}
+
+/** A key of a dict, or what is looked for in one. @param {Value} value @returns {Value} */
+export function hashable(value) {
+  const key = unmarked(value);
+  if (key instanceof Map || (Array.isArray(key) && !(key instanceof Tuple || key instanceof Range))) typeError(`unhashable type: '${typeName(key)}'`);
+  if (key instanceof Float && Number.isInteger(key.value)) return key.value;
+  return key instanceof Float || Array.isArray(key) ? unsupported(`a ${typeName(key)} as a key`) : key;
 }
 
 /** @param {number} value */
@@ -187,6 +214,7 @@ function quoted(text) {
 /** Python's str(). @param {Value} value @returns {string} */
 export function text(value) {
   if (typeof value === "string") return value;
+  if (value instanceof Markup) return value.text;
   return value instanceof Undefined ? "" : repr(value);
 }
 
@@ -198,8 +226,10 @@ export function repr(value) {
   if (typeof value === "number") return String(whole(value));
   if (value instanceof Float) return floatText(value.value);
   if (value instanceof Undefined) return "Undefined";
+  if (value instanceof Markup) return `Markup(${quoted(value.text)})`;
   if (value instanceof Map) return `{${[...value].map(([name, item]) => `${repr(name)}: ${repr(item)}`).join(", ")}}`;
   if (value instanceof Tuple) return `(${value.map(repr).join(", ")}${value.length === 1 ? "," : ""})`;
+  if (value instanceof Range) return value.text || unsupported("printing a part of a range");
   if (value instanceof View) return `dict_${value.kind}([${Array.from(value, repr).join(", ")}])`;
   if (Array.isArray(value)) return `[${value.map(repr).join(", ")}]`;
   return unsupported(`printing a ${typeName(value)}`);

@@ -34,6 +34,7 @@ export async function openJavaScript(bridge, { url, device, threads, urls, parse
   const loaded = await bridge.load(url, { device, threads, urls, onProgress, signal });
   try {
     const model = new Model(loaded, library, parse_special);
+    await model.prepare();
     loaded.engine.onLost = onLost;
     return model;
   } catch (error) {
@@ -68,6 +69,11 @@ class Model {
     this.#marks = parseSpecial ? null : new ContentMarks(loaded.tokenizer.specialTexts);
     this.kind = loaded.kind;
     this.about = { name: manifest.name, context: engine.context, canChat: this.#canChat(), device, refused };
+  }
+
+  /** Load what the chat template needs besides. */
+  async prepare() {
+    await this.#template?.prepare();
   }
 
   /** @param {Reply} reply @param {Replying} replying */

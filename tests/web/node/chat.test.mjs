@@ -25,6 +25,17 @@ const options = (given) => ({
   continueFinalMessage: given.continue_final_message,
 });
 
+test("formats are loaded for the templates that have them, and refused without", async () => {
+  const form = new ChatTemplate(library, "{{ '{}-%s'.format(messages|length) % 'a' }}");
+  assert.match(outcome(() => form.render(USER)).error, /'format' of a str|a format is not supported/);
+  for (const plain of ["{%- if messages -%}x{% endif %}%}", "{{ messages[0].content }}"]) {
+    await new ChatTemplate(library, plain).prepare();
+    assert.throws(() => form.render(USER), { name: "TemplateError" }, plain);
+  }
+  await form.prepare();
+  assert.equal(form.render(USER), "1-a");
+});
+
 /** What was made, or the message of the TemplateError. @param {() => string} make */
 function outcome(make) {
   try {
@@ -36,8 +47,9 @@ function outcome(make) {
 }
 
 for (const { name, source, tokens, prompts } of vectors.goldens) {
-  test(`${name}: prompts are those of transformers`, () => {
+  test(`${name}: prompts are those of transformers`, async () => {
     const template = new ChatTemplate(library, source, { tokens, clock });
+    await template.prepare();
     for (const { title, given, expected, gap } of prompts) {
       const before = JSON.stringify(given);
       const found = outcome(() => template.render(given.messages, options(given)));
@@ -50,11 +62,22 @@ for (const { name, source, tokens, prompts } of vectors.goldens) {
 }
 
 test("expressions give what Jinja gives, or an error", () => {
-  for (const { source, variables, expected } of vectors.expressions) {
-    const found = outcome(() => new SandboxedTemplate(library, source, clock).render(variables));
+  for (const { source, expected } of vectors.expressions) {
+    const found = outcome(() => new SandboxedTemplate(library, source, clock).render(vectors.variables));
     if (typeof expected === "string") assert.equal(found, expected, source);
     else assert.equal(typeof found, "object", `${source} gave ${JSON.stringify(found)}, expected an error`);
   }
+});
+
+test("no operation on any kind of value gives another text than in Jinja", () => {
+  let made = 0;
+  for (const [source, expected] of vectors.grid) {
+    if (expected?.includes(" at 0x")) continue; // an address in memory
+    const found = outcome(() => new SandboxedTemplate(library, source, clock).render(vectors.variables));
+    if (typeof found === "string") assert.equal(found, expected, source);
+    made += Number(typeof found === "string");
+  }
+  assert.ok(made > vectors.grid.length / 4, `${made} of ${vectors.grid.length} are no errors`);
 });
 
 test("an attack ends in an error, and reaches nothing of JavaScript's", () => {

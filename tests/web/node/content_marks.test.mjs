@@ -18,8 +18,9 @@ const { prompts, kinds } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
 const clock = () => new Date(2025, 6, 4, 12);
 
 for (const { title, source, tokens, specials, given, text, marked } of prompts) {
-  test(`${title}: the marks are Python's`, () => {
+  test(`${title}: the marks are Python's`, async () => {
     const template = new ChatTemplate(jinja, source, { tokens, clock });
+    await template.prepare();
     const found = template.renderMarked(given.messages, new ContentMarks(specials), {
       tools: given.tools,
       documents: given.documents,
