@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,9 +25,13 @@ def check_tokens(tokens: Sequence[int], position: int, *, vocabulary: int, limit
 
     remedy: what to do about a full context besides a shorter prompt.
     """
-    if not tokens:
+    if len(tokens) == 0:
         raise ValueError("feed needs at least one token")
-    if min(tokens) < 0 or max(tokens) >= vocabulary:
+    try:
+        first, last = operator.index(min(tokens)), operator.index(max(tokens))
+    except (TypeError, ValueError) as error:  # ValueError: rows of an array have no order
+        raise ValueError(f"feed takes token ids in one list, found {reprlib.repr(tokens)}.") from error
+    if first < 0 or last >= vocabulary:
         wrong = next(token for token in tokens if not 0 <= token < vocabulary)
         raise ValueError(f"token id {wrong} is outside the vocabulary of {vocabulary}.")
     check_room(position, len(tokens), limit=limit, remedy=remedy)

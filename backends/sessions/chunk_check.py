@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from embedllm.backends.base import Engine, FeedsAll, Session
+from embedllm.errors import DeviceError
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     from embedllm.package.external_graph import ExternalGraph
+    from embedllm.types import F32
 
     class _Tried(Session, FeedsAll, Protocol): ...
 
@@ -25,14 +27,34 @@ CANNOT_BE_FED = (
 
 
 def difference(engine: Engine, external_graph: ExternalGraph) -> float:
-    """How far logits of a prompt that is fed at once are from those after a rewind, fed again; of the largest logit."""
+    """How far logits of a prompt that is fed at once are from those after a rewind, fed again; of the largest logit.
+
+    Raises DeviceError when what the graph gives is no row of logits for each token.
+    """
     count = min(_TOKENS, external_graph.context)
     tokens = np.random.default_rng(_SEED).integers(0, external_graph.vocabulary, count).tolist()
     session = cast("_Tried", engine.open())  # sessions of these engines feed all
     try:
         whole = session.feed_all(tokens)
+        _check(whole, count, external_graph.vocabulary)
         session.rewind(count // 3)
         again = session.feed_all(tokens[count // 3 :])
     finally:
         session.close()
     return float(np.abs(again - whole[count // 3 :]).max() / np.abs(whole).max())
+
+
+def _check(logits: F32, count: int, vocabulary: int) -> None:
+    """Raises DeviceError for what cannot be the logits of a prompt of that many tokens."""
+    if logits.ndim != 2 or len(logits) != count or logits.shape[1] < vocabulary:
+        found = f"logits of the shape {list(logits.shape)} for {count} tokens; expected [{count}, {vocabulary}]"
+    elif not np.isfinite(logits).all():
+        found = f"logits that are not finite numbers: {logits[~np.isfinite(logits)][0]}"
+    elif not logits.any():
+        found = "zero for every logit"
+    else:
+        return
+    raise DeviceError(
+        f"the graph gives {found}. Its file is damaged, or it is no decoder's. Fetch it again, or export its "
+        "checkpoint with this library: embedllm export SOURCE OUT."
+    )

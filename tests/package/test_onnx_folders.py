@@ -561,6 +561,62 @@ def test_graphs_that_cannot_be_fed_say_why(tmp_path: Path, change: Callable[[Pat
         open_package(folder)
 
 
+def times(factor: float) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        edit = Edit(path)
+        edit.constant("own.factor", np.float32(factor))
+        edit.rename_output("logits", "logits.all")
+        edit.last("Mul", ["logits.all", "own.factor"], "logits")
+        edit.save()
+
+    return change
+
+
+def with_fewer_logits(path: Path) -> None:
+    """Of the first tokens of the vocabulary only."""
+    edit = Edit(path)
+    for name, value in (("start", 0), ("end", 3), ("axis", 2)):
+        edit.constant(f"own.{name}", [value])
+    edit.rename_output("logits", "logits.all")
+    edit.last("Slice", ["logits.all", "own.start", "own.end", "own.axis"], "logits")
+    edit.save()
+
+
+def without_a_batch(path: Path) -> None:
+    edit = Edit(path)
+    edit.constant("own.axis", [0])
+    edit.rename_output("logits", "logits.all")
+    edit.last("Squeeze", ["logits.all", "own.axis"], "logits")
+    edit.save()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (times(0), "gives zero for every logit"),
+        (times(np.nan), "not finite numbers: nan"),
+        (with_fewer_logits, r"logits of the shape \[6, 3\] for 6 tokens"),
+        (without_a_batch, r"logits of the shape \[\d+\] for 6 tokens"),
+    ],
+)
+def test_graphs_that_give_no_logits_are_refused_by_what_they_give(
+    tmp_path: Path, change: Callable[[Path], None], said: str
+) -> None:
+    folder = transformers_js(tmp_path / "model")
+    change(folder / "onnx" / "model.onnx")
+    with pytest.raises(DeviceUnavailable, match=f"{said}.* is damaged, or it is no decoder"):
+        embedllm.load(folder, device="cpu")
+
+
+def test_a_feed_of_a_wrong_shape_says_what_is_taken(tmp_path: Path) -> None:
+    session = opened(transformers_js(tmp_path / "model"))
+    for tokens in ([[1, 2]], np.array([[1, 2], [3, 4]]), [1.5, 2.0], ["a"]):
+        with pytest.raises(ValueError, match="token ids in one list"):
+            session.feed(tokens)  # pyright: ignore[reportArgumentType] # that is the slip
+    assert session.position == 0
+    assert session.feed(np.array([1, 2])).size  # pyright: ignore[reportArgumentType] # an array is a list of ids, too
+
+
 def test_texts_that_are_missing_are_named(tmp_path: Path) -> None:
     folder = transformers_js(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
