@@ -470,7 +470,7 @@ _SUBSCRIPTS = (
 
 
 def grid(count: int) -> Iterator[str]:
-    """So many of the expressions that do one thing to one value, and as many that join two or three."""
+    """`count` expressions that do one thing to one value, and as many that join two or three."""
     chance = random.Random(count)
     each = [f"{{{{ ({value})|{name} }}}}" for value in _VALUES for name in _FILTERS]
     each += [f"{{{{ ({value}) is {name} }}}}" for value in _VALUES for name in _TESTS]
