@@ -75,9 +75,9 @@ def test_every_kind_streams_what_goes_on_from_the_prompt(
 def test_published_tokenizers_go_on_from_the_prompt(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_texts(read_model(REAL[name]()), tmp_path)
     tokenizer = Tokenizer.open(tmp_path)
-    cases = splits(tokenizer, 700, 200)
-    assert len(cases) > 1500
+    cases = splits(tokenizer, 450, 200)
+    assert len(cases) > 1200
     for prompt, reply in cases:
         assert tokenizer.decode(prompt) + text_after(tokenizer, prompt, reply) == tokenizer.decode([*prompt, *reply])
     short = [case for case in splits(tokenizer, 30, 8) if case[1]]
-    check_generated(tokenizer, short[:6], monkeypatch)
+    check_generated(tokenizer, short[:2], monkeypatch)

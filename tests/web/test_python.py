@@ -33,6 +33,7 @@ from tools import make_web_wheel
 WEB = Path(__file__).parent
 LIMIT = 480_000  # bytes of the wheel; measured 422,000
 TEMPLATE = (
+    "{%- if tools %}{{ tools | map(attribute='function.name') | join(',') }}{% endif %}"
     "{%- for message in messages %}{% if message.role == 'odd' %}{{ raise_exception('odd roles') }}{% endif %}"
     "[{{ message.role }}]{{ message.content | tojson }}{% endfor %}{% if add_generation_prompt %}[>]{% endif %}"
 )

@@ -22,5 +22,5 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_page_tokenizes_as_python_does(folder: Path, tmp_path: Path, node: str, node_modules: Path) -> None:
-    vectors = {"kinds": [vectors_of(folder.name, folder, 700)], "damaged": [], "refused": []}
+    vectors = {"kinds": [vectors_of(folder.name, folder, 300)], "damaged": [], "refused": []}
     run_node(node, node_modules, "tokenizer.test.mjs", vectors, tmp_path)

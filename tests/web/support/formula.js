@@ -157,6 +157,8 @@ export class FormulaEngine {
 /** A tokenizer whose tokens are the 256 bytes and an end: tests/support/fakes.py's `Bytes`. */
 export class ByteCodec {
   specialTokens = new Set([256]);
+  /** @type {Set<string>} */
+  specialTexts = new Set();
   named = { eos_token: "<end>" };
 
   /** @param {{text: string}} prompt */
