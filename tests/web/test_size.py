@@ -19,7 +19,7 @@ LIMITS = {
     "the page": 17_000,
     "the worker": 74_000,
     "Python": 3_500,
-    "JavaScript": 58_500,
+    "JavaScript": 62_000,
     "structured output": 34_000,
     "tokenizers of encoders": 4_000,
     "formats in templates": 4_800,
