@@ -6,6 +6,7 @@ import asyncio
 import functools
 import operator
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from embedllm.generation.chunk import Statistics
 from embedllm.tools.calls import ToolCall
 
 pytest.importorskip("langchain_core")
-ours = pytest.importorskip("embedllm.integrations.langchain")
+ours = import_module("embedllm.integrations.langchain")
 
 from langchain_core.exceptions import OutputParserException  # noqa: E402
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage  # noqa: E402

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.tools.calls import ToolCall
 
 pytest.importorskip("llama_index.core")
-ours = pytest.importorskip("embedllm.integrations.llama_index")
+ours = import_module("embedllm.integrations.llama_index")
 
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, ToolCallBlock  # noqa: E402
 from llama_index.core.prompts import PromptTemplate  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.tools.calls import ToolCall
 
 llm = pytest.importorskip("llm")
-plugin = pytest.importorskip("embedllm.integrations.llm_plugin")
+plugin = import_module("embedllm.integrations.llm_plugin")
 
 from click.testing import CliRunner, Result  # noqa: E402 # llm brings it
 from llm.cli import cli  # noqa: E402
