@@ -201,7 +201,7 @@ def test_a_weighted_model_stays_nearer_on_other_text_of_the_kind(tiny: Path, tmp
     _, decoder = described(tiny)
     other = np.random.default_rng(2).integers(0, decoder.vocabulary, (4, 100))
     base = logits(convert(tiny, tmp_path / "base", Recipe(bits=32)), other)
-    searched = convert(tiny, tmp_path / "searched", Recipe(group_size=16))
+    searched = convert(tiny, tmp_path / "searched", Recipe(method="search", group_size=16))
     found = convert(tiny, tmp_path / "found", WEIGHTED, calibration=text(tmp_path / "text.jsonl"), verify=True)
     assert kl(base, logits(found, other)) < 0.9 * kl(base, logits(searched, other))
     assert (found / "weights.safetensors").stat().st_size == (searched / "weights.safetensors").stat().st_size
