@@ -40,7 +40,7 @@ def test_the_api_over_a_worker(
     manifest["tokens"]["stop"] = [256]
     texts = {
         MANIFEST: json.dumps(manifest),
-        "chat_template.jinja": TEMPLATE,
+        "chat_template.jinja": "{{ tools[0].function.name if tools }}" + TEMPLATE,  # else a message describes them
         "generation_config.json": json.dumps(DEFAULTS),
         "tokenizer.json": json.dumps(BYTES),  # read by grammars; the made up tokenizer needs none
     }
