@@ -209,7 +209,7 @@ def thinking() -> list[Chunk]:
     return [Chunk(text=t, reasoning=r, token=1, logprob=0.0, statistics=statistics) for t, r in parts]
 
 
-@pytest.mark.parametrize(("shown", "stderr"), [(True, "hm"), (False, "")])
+@pytest.mark.parametrize(("shown", "stderr"), [(True, "hm\n"), (False, "")])
 def test_reasoning_is_shown_on_stderr_or_nowhere(shown: bool, stderr: str, capsys: pytest.CaptureFixture[str]) -> None:
     reply = show(thinking(), reasoning=shown)
     captured = capsys.readouterr()

@@ -103,6 +103,8 @@ TASKS = (
         "model/test_bad_input.py::test_a_damaged_source_is_refused_by_name")),
     Task(23, "exporting with a calibrated method", (
         "export/quantization/test_calibration.py::test_progress_counts_passes_through_layers",
+        "export/quantization/test_calibration.py::test_every_stage_is_reported_when_it_begins_and_when_it_ends",
+        "export/quantization/test_calibration.py::test_drawing_is_reported_before_a_sequence_is_whole",
         "export/test_limits.py::test_ctrl_c_of_the_command_says_so_and_leaves_nothing")),
     Task(24, "inspect demo", (
         "cli/test_commands.py::test_inspect_shows_every_part",
@@ -144,6 +146,8 @@ TASKS = (
         "samples/test_npu_assistant_demo.py::test_the_right_passage_is_read_first_and_named_below_the_reply")),
     Task(38, "samples/desktop", (
         "samples/test_desktop.py::test_it_runs_as_a_program",
+        "samples/test_desktop_transcript.py::test_a_reply_is_shown_as_markdown_and_commands_as_they_are",
+        "samples/test_desktop_transcript.py::test_the_picker_takes_gguf_files_and_names_of_the_hub",
         "samples/test_desktop_panes.py::test_a_tool_runs_once_it_is_allowed"), by_hand="whether it looks good"),
     Task(39, "samples/web/serve.py in a new environment", (
         "project/test_packaging.py::test_the_wheel_for_browsers_is_built_in_a_new_environment",)),
