@@ -7,7 +7,7 @@ from typing import Protocol
 
 from embedllm.backends.browser.javascript import Buffer, JsValue, call, integers, options, text_or_none, whole_numbers
 from embedllm.text.content_marks import RenderedPrompt
-from embedllm.text.tokenizer import check_text
+from embedllm.text.lone_surrogates import check_text
 
 
 class JsSet(Protocol):

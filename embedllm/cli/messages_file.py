@@ -22,7 +22,7 @@ def read_messages(path: Path) -> list[Message]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EmbedError(f"'{path}' is not JSON ({error}); expected a list of messages.") from error
     if not isinstance(data, list) or not all(
         isinstance(message, dict) and isinstance(message.get("role"), str) for message in data

@@ -235,7 +235,7 @@ def _parse_variables(ctx: click.Context, parameter: click.Parameter, values: tup
             raise click.BadParameter(f"{value!r} is not KEY=JSON, such as enable_thinking=false.")
         try:
             variables[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise click.BadParameter(
                 f"the value of '{key}' is {text!r}; expected JSON: false, 3, or a text in double quotes "
                 f"('{key}=\"text\"')."

@@ -49,7 +49,7 @@ def _schema(text: str) -> dict[str, object]:
     is_text = text.lstrip().startswith("{")
     try:
         schema: JSON = json.loads(text if is_text else _file(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{'the text' if is_text else repr(text)} is no JSON ({error}).") from None
     return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
 
@@ -59,7 +59,7 @@ def _choices(text: str) -> list[str]:
         return [choice.strip() for choice in text.split(",")]
     try:
         choices = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"{text!r} is no JSON list ({error}).") from None
     return choices
 

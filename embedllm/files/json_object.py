@@ -18,7 +18,7 @@ def read_json_object(path: Path) -> dict[str, JSON]:
         return {}
     try:
         return as_object(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise PackageError(f"'{path}' is damaged: expected a JSON object ({error}). Fetch the file again.") from error
 
 

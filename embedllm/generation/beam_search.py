@@ -6,11 +6,14 @@ Source: transformers 5.23, generation/utils.py, _beam_search without sampling; t
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from embedllm.types import Logits
+
+_MOST_BEAMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,10 @@ class BeamSearch:
     is_done: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.beams, int) or self.beams < 1:
-            raise ValueError(f"beams is {self.beams!r}; expected a whole number, 1 or more")
+        if not isinstance(self.beams, int) or not 1 <= self.beams <= _MOST_BEAMS:
+            raise ValueError(
+                f"beams is {reprlib.repr(self.beams)}; expected a whole number, 1 to {_MOST_BEAMS}: each has a KV cache"
+            )
         if not -100 <= self.length_penalty <= 100:
             raise ValueError(f"length_penalty is {self.length_penalty!r}; expected -100 to 100, 0 = off")
         if self.early_stopping not in (True, False, "never"):

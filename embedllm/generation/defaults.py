@@ -51,6 +51,6 @@ def read_defaults(folder: Path) -> Defaults:
         limit = data.get("max_new_tokens")
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_new_tokens is {limit!r}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PackageError(f"cannot use '{path}': {error}.") from error
     return Defaults(sampling=sampling, max_tokens=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from embedllm.errors import TemplateError
 from embedllm.generation.options import Speculate
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.bans import spelled
@@ -23,6 +24,7 @@ from embedllm.text.content_marks import ContentMarks, RenderedPrompt
 from embedllm.text.prompt import Prompt, TemplateOptions, are_messages, check_messages, plain_content, token_ids
 from embedllm.text.prompt_length import check_length
 from embedllm.text.protocols import ModelCodec, special_texts
+from embedllm.text.stream import StopStrings
 from embedllm.tools.calls import for_template, tool_parameters
 from embedllm.tools.reply_parser import ReplyFormat, reply_marks, reply_reader
 from embedllm.tools.selection import reply_format
@@ -114,7 +116,8 @@ class RequestBuilder:
         template = TemplateOptions(used, variables, documents, continue_final_message)
         tokens, written = self._tokens(prompt, template, limit)
         stops = _texts(stop)
-        ends = frozenset(self._package.stop_tokens if stop_tokens is None else stop_tokens)
+        StopStrings(stops)  # raises for what is none
+        ends = frozenset(self._package.stop_tokens if stop_tokens is None else self._tokens_of(stop_tokens))
         ends |= self._special_tokens(stops)
         request = Request(
             prompt=tokens,
@@ -142,6 +145,17 @@ class RequestBuilder:
         if written is not None and not special and response_format is None:
             request = self._reading(request, written, used)
         return request
+
+    def _tokens_of(self, stop_tokens: Iterable[int]) -> list[int]:
+        """Stop tokens of a caller. Raises ValueError for one that the vocabulary does not have."""
+        size = self._package.architecture.vocabulary
+        try:
+            found = [operator.index(token) for token in stop_tokens]
+        except TypeError:
+            found = [-1]
+        if any(not 0 <= token < size for token in found):
+            raise ValueError(f"stop_tokens is {stop_tokens!r}; expected a list of token ids, 0 to {size - 1}.")
+        return found
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
@@ -207,7 +221,7 @@ class RequestBuilder:
 
     def _special_tokens(self, strings: Sequence[str]) -> set[int]:
         """The special tokens among stop strings or marks: their text never comes by itself."""
-        found = {self._special_token(string) for string in strings if isinstance(string, str)}
+        found = {self._special_token(string) for string in strings}
         return {token for token in found if token is not None}
 
     def _tokens(self, prompt: Prompt, template: TemplateOptions, limit: int | None) -> tuple[list[int], str | None]:
@@ -237,7 +251,7 @@ class RequestBuilder:
 
 
 def _texts(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Stop strings as a tuple; what each of them is, is checked with the request."""
+    """Stop strings as a tuple."""
     if isinstance(stop, str):
         return (stop,)
     if not isinstance(stop, Iterable | None):

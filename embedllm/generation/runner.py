@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar
 
 from embedllm.backends.base import Engine, FeedsAll, Interrupted
 from embedllm.cancel import Cancel
-from embedllm.errors import ContextFull
 from embedllm.generation.async_stream import AsyncStream, DirectSource, TicketSource, awaited_feed
 from embedllm.generation.beam_runner import BeamRunner, Reply
 from embedllm.generation.beam_search import BeamSearch
@@ -20,55 +19,21 @@ from embedllm.generation.chunk import Chunk, Statistics
 from embedllm.generation.engine_loop import CallerThread, EngineLoop
 from embedllm.generation.generation import Generation
 from embedllm.generation.loop import Proposer, arun, decode_steps, run
-from embedllm.generation.options import Speculate
 from embedllm.generation.outbox import AsyncOutbox, Outbox, Ticket
+from embedllm.generation.request import Request, check_request
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING, Job, Scheduler, Steps
 from embedllm.generation.speculation.cost_model import SpeculationStatistics
 from embedllm.generation.speculation.speculator import Draft, Speculator
-from embedllm.kv_cache.context_shift import ContextShift
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequenceHandle, SequencePool
-from embedllm.package.lora.adapter import Adapter, Adapters
-from embedllm.sampling.constraint import Constraint
-from embedllm.sampling.options import Sampling
+from embedllm.package.lora.adapter import Adapters
 from embedllm.sampling.sampler import Sampler
 from embedllm.text.protocols import TextCodec
 from embedllm.text.stream import StopStrings, TextStream
-from embedllm.tools.calls import ReplyReader
 
 T = TypeVar("T")
 Running: TypeAlias = tuple[CachedSequence, list[Sequence[int]], Generation, Proposer | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One generation to run."""
-
-    prompt: Sequence[int]
-    sampling: Sampling
-    max_tokens: int | None  # None: what is left of the context
-    min_tokens: int = 0  # before which no stop token comes
-    stop: tuple[str, ...]
-    stop_tokens: frozenset[int]
-    top_count: int  # of the most probable tokens to report for each step
-    special: bool = False  # special tokens are part of the text
-    is_continuation: bool = False  # the text goes on from the prompt's
-    kept: frozenset[int] = frozenset()  # special tokens that are, for the reader
-    reader: ReplyReader | None = None  # of this one reply, where it is more than text
-    constraint: Constraint | None = None  # of this one reply
-    speculate: Speculate = "auto"
-    shift: ContextShift | None = None  # what is dropped when the context is full; None: nothing, and the reply ends
-    dropped_tokens: int = 0  # of a conversation, before this
-    priority: int = 0  # lower ones are served earlier
-    timeout_s: float = math.inf  # after which it ends with "timeout", in the queue too
-    is_rejectable: bool = True  # by a full queue; False: part of a call that was begun
-    adapter: Adapter | None = None
-
-
-def reject_first_only(requests: Sequence[Request]) -> list[Request]:
-    """The requests of one call: a full queue may reject only the first, so that a started batch is not lost."""
-    return [*requests[:1], *(replace(request, is_rejectable=False) for request in requests[1:])]
 
 
 class Runner:
@@ -129,32 +94,11 @@ class Runner:
 
     def check(self, request: Request) -> None:
         """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
-        if not request.prompt:
-            raise ValueError("the prompt is empty; give at least one token.")
-        if request.shift is None and len(request.prompt) >= self._context:
-            raise ContextFull(
-                f"the prompt has {len(request.prompt)} tokens; {self._context} can be held together with the reply. "
-                f"Shorten the prompt, or {self._remedy}.",
-                tokens=len(request.prompt),
-                limit=self._context,
-            )
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise ValueError(f"max_tokens is {request.max_tokens}; expected at least 1.")
-        if not 0 <= request.min_tokens <= (request.max_tokens or self._context):
-            raise ValueError(f"min_tokens is {request.min_tokens}; expected 0 to max_tokens.")
-        if request.top_count < 0:
-            raise ValueError(f"logprobs is {request.top_count}; expected how many tokens to report, 0 or more.")
-        if request.speculate not in (modes := get_args(Speculate)):
-            raise ValueError(f"speculate is {request.speculate!r}; expected {', '.join(map(repr, modes))} or None.")
+        check_request(request, context=self._context, remedy=self._remedy)
         if request.speculate == "draft" and self.draft is None:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
-        if isinstance(request.priority, bool) or not isinstance(request.priority, int):
-            raise ValueError(f"priority is {request.priority!r}; expected a whole number, lower for earlier.")
         if self.is_direct and request.timeout_s != math.inf:
             raise ValueError("timeout needs the thread of the model, and this one has none; use cancel=.")
-        if not request.timeout_s > 0:
-            raise ValueError(f"timeout is {request.timeout_s!r}; expected seconds, more than 0, or None.")
-        StopStrings(request.stop)
 
     def stream(
         self, request: Request, cancel: Cancel, sequence: SequenceHandle | CachedSequence | None = None
@@ -229,6 +173,7 @@ class Runner:
         search = BeamSearch(beams=beams, length_penalty=length_penalty, early_stopping=early_stopping,
                             stop_tokens=request.stop_tokens, limit=limit)  # fmt: skip
         limit_reason = "length" if request.max_tokens is not None and request.max_tokens <= room else "context"
+        self._check_memory(beams, len(request.prompt) + 1)
         runner = BeamRunner(search, self.sequences, request.prompt, adapter=request.adapter)
         if self._loop is None:
             return runner.run_directly(limit_reason, cancel)
@@ -245,6 +190,15 @@ class Runner:
             with self._queued(job):
                 (replies,) = outbox.read(self._loop)
                 return list(replies)
+
+    def _check_memory(self, beams: int, tokens: int) -> None:
+        """Raises ValueError for more beams than there is memory for."""
+        held = self.sequences.kv_tokens
+        if held is not None and beams > 1 and beams * tokens > held:
+            raise ValueError(
+                f"{beams} beams of {tokens} tokens each need the KV of {beams * tokens} tokens; the memory that was free "
+                f"when the model was loaded takes {held}. Ask for fewer beams, or shorten the prompt."
+            )
 
     def close(self) -> None:
         """Frees the engine and every sequence; a request that runs ends as cancelled at its next step.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from embedllm.backends.base import BatchRow, Interrupted
-from embedllm.errors import Busy
+from embedllm.errors import Busy, DeviceError
 from embedllm.generation.loop import Feed
 from embedllm.kv_cache.sequence import CachedSequence
 
@@ -399,7 +399,16 @@ class Scheduler:
     def _end(self, job: Job, error: BaseException | None) -> None:
         self.running.remove(job)
         job.steps = None
-        job.outbox.end(error)
+        job.outbox.end(_out_of_memory(error) if isinstance(error, MemoryError) else error)
+
+
+def _out_of_memory(error: MemoryError) -> DeviceError:
+    raised = DeviceError(
+        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or requests "
+        "at once, or close other models."
+    )
+    raised.__cause__ = error
+    return raised
 
 
 def _ask(job: Job, feed: Feed) -> _Ask:

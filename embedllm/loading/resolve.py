@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from embedllm.loading.options import OnProgress
 
 
+def check_path(path: object) -> None:
+    """Raises TypeError for what names no folder."""
+    if not isinstance(path, str) and not (isinstance(path, os.PathLike) and isinstance(os.fspath(path), str)):
+        raise TypeError(f"the model is {reprlib.repr(path)}; expected the path of a folder or a name, as text or Path.")
+
+
 def find_package(
     path: str | os.PathLike[str],
     *,
@@ -29,6 +36,7 @@ def find_package(
 
     Raises ValueError for a revision of a folder; HubError, ExportError, PackageError.
     """
+    check_path(path)
     told = cast("Callable[[Progress], None] | None", on_progress)  # the other is a browser's
     name = hub_name(path)
     if name is None:

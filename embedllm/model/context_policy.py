@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ContextFull
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.context_shift import SINK, ContextShift
 from embedllm.text.chat_template import Message

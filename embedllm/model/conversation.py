@@ -15,8 +15,9 @@ from embedllm.generation.async_stream import AsyncStream
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull, lists_options
+from embedllm.generation.request import Request
 from embedllm.generation.run_in_thread import run_in_thread
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.runner import Runner
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequenceHandle

@@ -16,9 +16,10 @@ from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.defaults import Defaults
 from embedllm.generation.options import SAMPLING, PromptOptions, WhenFull, lists_options, take_sampling
+from embedllm.generation.request import Request, reject_first_only
 from embedllm.generation.request_builder import RequestBuilder
 from embedllm.generation.run_in_thread import run_in_thread
-from embedllm.generation.runner import Request, Runner, reject_first_only
+from embedllm.generation.runner import Runner
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
 from embedllm.kv_cache.fingerprint import model_fingerprint
 from embedllm.kv_cache.prefix_cache import PrefixCache
@@ -256,8 +257,8 @@ class Model:
 
         Those after the first have the seeds that follow on the given one.
         """
-        if n < 1:
-            raise ValueError(f"n is {n}; expected 1 or more.")
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n is {n!r}; expected a whole number, 1 or more.")
         used, rest = take_sampling(sampling, self.sampling, options)
         seeds = [None if used.seed is None else used.seed + place for place in range(n)]
         requests = [self.request(prompt, replace(used, seed=seed), **rest) for seed in seeds]

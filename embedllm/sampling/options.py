@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -37,6 +38,8 @@ RANGES = (
     ("mirostat_tau", 0.01, 100, "0.01 to 100"),
     ("mirostat_eta", 0, 1, "0 to 1"),
 )
+_MOST_IDS = 1 << 31  # graphs take signed ids
+_IDS = "0 to 2147483647"
 NUMBERS = (*(row[0] for row in RANGES), "seed")
 _WHOLE = {
     "top_k": "0 = off",
@@ -136,6 +139,11 @@ class Sampling:
         return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
 
+def is_token_id(value: object) -> bool:
+    """Whether a value can be a token id of any model."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
+
+
 def _check_ranges(options: Mapping[str, object]) -> None:
     """Raises ValueError for a number out of its range."""
     for name, least, most, expected in RANGES:
@@ -152,8 +160,8 @@ def _biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[t
     """A bias for each token, in the order of ids. Raises ValueError for one that cannot be added."""
     found = dict(given)
     for token, bias in found.items():
-        if not isinstance(token, int) or token < 0:
-            raise ValueError(f"logit_bias has the token {token!r}; expected token ids, 0 or more")
+        if not is_token_id(token):
+            raise ValueError(f"logit_bias has the token {reprlib.repr(token)}; expected token ids, {_IDS}")
         if bias != -math.inf:
             expected = "-100 to 100, or -inf to forbid the token"
             _check(f"logit_bias of token {token}", bias, least=-100, most=100, expected=expected)
@@ -165,8 +173,11 @@ def _words(given: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...],
     found = () if isinstance(given, str) else tuple(word if isinstance(word, str) else tuple(word) for word in given)
     for word in found:
         is_text = isinstance(word, str) and bool(word.strip())
-        if not is_text and not (word and all(isinstance(token, int) and token >= 0 for token in word)):
-            raise ValueError(f"bad_words has {word!r}; expected texts or sequences of token ids that are not empty")
+        if not is_text and not (word and all(is_token_id(token) for token in word)):
+            raise ValueError(
+                f"bad_words has {reprlib.repr(word)}; expected texts or sequences of token ids, {_IDS}, that are not "
+                "empty"
+            )
     if isinstance(given, str):
         raise ValueError(f"bad_words is {given!r}; expected a list of texts or of sequences of token ids")
     return found

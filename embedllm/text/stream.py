@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from embedllm.text.lone_surrogates import check_text
 from embedllm.text.protocols import TextCodec
 from embedllm.text.token_bytes import REPLACEMENT, is_byte_token
 
@@ -105,6 +106,8 @@ class StopStrings:
     def __init__(self, strings: Sequence[str]) -> None:
         if isinstance(strings, str) or not all(isinstance(string, str) and string for string in strings):
             raise ValueError(f"stop strings are a list of texts that are not empty, found {strings!r}.")
+        for string in strings:
+            check_text(string, "a stop string")
         self._strings = tuple(strings)
         self._held = ""
         self.matched: str | None = None  # the stop string that was found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.errors import PackageError
 from embedllm.text.content_marks import RenderedPrompt
+from embedllm.text.lone_surrogates import check_text
 from embedllm.text.token_bytes import REPLACEMENT, Decoder, appends_texts, is_byte_token, token_bytes
 from embedllm.text.tokenizer_config import AddedToken, TokenizerConfig, read_tokenizer_config
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _OLDER_FORMATS = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json", "merges.txt")
 _MOST_IDS = 1 << 32  # the type of a token id in the library that encodes
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -177,15 +176,6 @@ def _encode(engine: tokenizers.Tokenizer, text: str, *, special: bool = False) -
             "the text has a character that the model's vocabulary has no token for, and its unknown token is not in "
             f"the vocabulary either ({error}). Fetch tokenizer.json again, or leave the character out."
         ) from error
-
-
-def check_text(text: str) -> None:
-    """Raises ValueError for half a surrogate pair, which is no text."""
-    if not text.isascii() and (odd := _LONE_SURROGATE.search(text)):
-        raise ValueError(
-            f"the text has the lone surrogate U+{ord(odd[0]):04X} at character {odd.start()}, which is no text. "
-            "It often stands for a byte that was not UTF-8; decode the input with errors='replace'."
-        )
 
 
 def _decoder(engine: tokenizers.Tokenizer) -> Decoder | None:

@@ -24,9 +24,24 @@ _REASONS = {
 
 
 def named_place(out: str | Path) -> Path:
-    """The folder that a caller means, with a name of its own."""
-    out = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
-    return out.resolve() if out.name in ("", "..") else out  # such as ".", which is to be replaced
+    """The folder that a caller means, with a name of its own.
+
+    Raises ExportError for one that no file system takes, or that the package's files could not say.
+    """
+    if not isinstance(out, str | os.PathLike):
+        raise TypeError(f"the folder to write is {out!r}; expected text or a pathlib.Path.")
+    place = Path(os.path.expanduser(out))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
+    if "\0" in str(place):
+        raise ExportError(f"cannot write {str(place)!r}: no name has the character \\0 in it. Choose another name.")
+    place = place.resolve() if place.name in ("", "..") else place  # such as ".", which is to be replaced
+    try:
+        place.name.encode()
+    except UnicodeEncodeError:
+        raise ExportError(
+            f"cannot write {str(place)!r}: its name has a byte that is not UTF-8, and the package's files hold the "
+            "name as text. Choose another name."
+        ) from None
+    return place
 
 
 def check_place(out: Path, replace: bool) -> None:

@@ -22,7 +22,8 @@ from functools import partial
 from embedllm.backends.base import BatchRow, Device
 from embedllm.cancel import Cancel
 from embedllm.generation.outbox import Outbox
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from embedllm.generation.scheduler import Job, Steps
 from embedllm.loading.resolve import package_folder
 from embedllm.sampling.options import Sampling

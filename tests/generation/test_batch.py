@@ -12,7 +12,7 @@ import pytest
 import embedllm
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.sampling.options import Sampling
 
 GREEDY = Sampling(temperature=0)

@@ -19,7 +19,8 @@ from embedllm.generation.beam_runner import BeamRunner
 from embedllm.generation.beam_search import BeamSearch
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.engine_loop import CallerThread
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from embedllm.kv_cache.sequence_pool import SequencePool
 from embedllm.sampling.numpy_logits import NumpyLogits
 from embedllm.sampling.options import Sampling

@@ -20,7 +20,8 @@ import pytest
 from embedllm.cancel import Cancel
 from embedllm.errors import DeviceError
 from embedllm.generation.engine_loop import EngineLoop
-from embedllm.generation.runner import Request, Runner, reject_first_only
+from embedllm.generation.request import Request, reject_first_only
+from embedllm.generation.runner import Runner
 from embedllm.sampling.options import Sampling
 from tests.support.fakes import (
     END,

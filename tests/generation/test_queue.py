@@ -17,7 +17,8 @@ from embedllm.cancel import Cancel
 from embedllm.errors import Busy, DeviceError
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.outbox import AHEAD
-from embedllm.generation.runner import Request, Runner, reject_first_only
+from embedllm.generation.request import Request, reject_first_only
+from embedllm.generation.runner import Runner
 from embedllm.sampling.options import Sampling
 from embedllm.types import Logits
 from tests.support.fakes import Bytes, FakeBatchEngine, FakeEngine, FakeSession, alone, tokens, whole_history

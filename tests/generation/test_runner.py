@@ -15,7 +15,8 @@ from embedllm.cancel import Cancel
 from embedllm.errors import ContextFull, DeviceError
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.outbox import AHEAD
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from embedllm.sampling.options import Sampling
 from tests.support.fakes import END, Bytes, FakeEngine, FakeSession, taking_turns, tokens, whole_history
 
@@ -129,7 +130,7 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="the prompt is empty"):
         runner.check(request([]))
     for wrong in (0, -1):
-        with pytest.raises(ValueError, match=f"max_tokens is {wrong}; expected at least 1"):
+        with pytest.raises(ValueError, match=f"max_tokens is {wrong}; expected a whole number, 1 or more"):
             runner.check(request([1], wrong))
 
 

@@ -31,7 +31,8 @@ from embedllm.generation import runner as runner_module
 from embedllm.generation import scheduler as scheduler_module
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import Feed
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from embedllm.generation.scheduler import PRIORITY_S, Job, Steps
 from embedllm.kv_cache import prefix_cache as prefix_cache_module
 from embedllm.kv_cache import sequence_pool as sequence_pool_module

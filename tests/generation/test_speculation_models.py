@@ -18,7 +18,7 @@ from embedllm.backends.base import FeedsAll
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.loop import run
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.kv_cache.sequence import CachedSequence
 from tests.generation.test_loop import PIECES, Guesses, Said, rule
 from tests.support.fakes import FakeLogits

@@ -17,7 +17,7 @@ from embedllm.cancel import Cancel
 from embedllm.export.architectures import describe
 from embedllm.export.architectures.config import Config
 from embedllm.generation.chunk import Chunk
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.kv_cache.context_shift import ContextShift, check_movable
 from embedllm.kv_cache.sequence_pool import CachedSequence
 from embedllm.package.architecture import (

@@ -18,7 +18,8 @@ from embedllm.backends.base import FeedsAll, MovesState
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.outbox import AHEAD
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from embedllm.kv_cache.block_cache import BLOCK
 from embedllm.kv_cache.disk_store import DiskStore
 from embedllm.kv_cache.fingerprint import kv_type

@@ -11,7 +11,7 @@ import pytest
 
 from embedllm import Completion, ContextFull, Conversation, Model, Sampling, load
 from embedllm.generation.options import ReplyOptions
-from embedllm.generation.runner import Request
+from embedllm.generation.request import Request
 from embedllm.model.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest
 from embedllm.model.conversation import ChatModel
 

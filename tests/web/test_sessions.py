@@ -15,7 +15,8 @@ import pytest
 import embedllm
 from embedllm import Cancel, Sampling
 from embedllm.errors import ContextFull, DeviceError, DeviceUnavailable, PackageError, TemplateError
-from embedllm.generation.runner import Request, Runner
+from embedllm.generation.request import Request
+from embedllm.generation.runner import Runner
 from tests.support.fakes import Bytes, FakeEngine, FakeLogits, FakeSession, peaked
 
 

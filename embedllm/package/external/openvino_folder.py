@@ -71,7 +71,7 @@ def _read(path: Path) -> _Found:
     try:
         for layer in _layers(path):
             _note(found, layer)
-    except (OSError, ElementTree.ParseError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding, too
         raise PackageError(f"'{path}' is no OpenVINO model that can be read: {error}. Fetch the file again.") from error
     return found
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import unquote
 
+from embedllm.sampling.structured.regex_classes import ecma_classes
+
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
 
@@ -74,6 +76,8 @@ class _Reader:
 
     def _part(self, keyword: str, value: JSON, path: str, depth: int) -> JSON:
         place = f"{path}/{keyword}"
+        if keyword == "pattern" and isinstance(value, str):
+            return ecma_classes(value)
         if keyword in _VALUES:
             return value
         if keyword == "$ref":
@@ -83,7 +87,8 @@ class _Reader:
         if keyword in _SINGLE:
             return self.read(value, place, depth)
         if keyword in _MAPS and isinstance(value, dict):
-            return {name: self.read(part, f"{place}/{name}", depth) for name, part in value.items()}
+            names = {name: ecma_classes(name) if keyword == "patternProperties" else name for name in value}
+            return {names[name]: self.read(part, f"{place}/{name}", depth) for name, part in value.items()}
         if keyword in _LISTS and isinstance(value, list):
             return [self.read(part, f"{place}/{at}", depth) for at, part in enumerate(value)]
         if keyword in _MAPS + _LISTS:

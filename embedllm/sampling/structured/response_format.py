@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from embedllm.sampling.constraint import Constraint
+from embedllm.sampling.structured.regex_classes import python_classes
+from embedllm.text.lone_surrogates import check_text
 
 if TYPE_CHECKING:
     from embedllm.text.chat_template import JSON
@@ -93,6 +95,7 @@ def _of_object(said: Mapping[str, object]) -> Source | None:
         return _choices(value)
     if not isinstance(value, str):
         raise ValueError(f"response_format.{kind} is {value!r}; expected a text.")
+    check_text(value, f"response_format.{kind}")
     return Source(kind=kind, text=value)
 
 
@@ -103,9 +106,11 @@ def _check_keys(name: str, found: Mapping[str, object], known: set[str]) -> None
 
 def _schema(schema: object) -> Source:
     try:
-        return Source(kind="json_schema", text=json.dumps(schema, allow_nan=False))
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the JSON schema is no JSON: {error}.") from error
+    check_text(text, "the JSON schema")
+    return Source(kind="json_schema", text=text)
 
 
 def _regex(pattern: re.Pattern[str]) -> Source:
@@ -116,7 +121,9 @@ def _regex(pattern: re.Pattern[str]) -> Source:
             f"the regex has {odd!r}, which is not followed; expected IGNORECASE, MULTILINE, DOTALL, VERBOSE."
         )
     letters = "".join(letter for flag, letter in _FLAGS.items() if pattern.flags & flag)
-    return Source(kind="regex", text=f"(?{letters}){pattern.pattern}" if letters else pattern.pattern)
+    check_text(pattern.pattern, "the regex")
+    text = python_classes(pattern.pattern, verbose=bool(pattern.flags & re.VERBOSE))
+    return Source(kind="regex", text=f"(?{letters}){text}" if letters else text)
 
 
 def _choices(choices: object) -> Source:
@@ -124,7 +131,9 @@ def _choices(choices: object) -> Source:
     texts = cast("Sequence[object]", choices) if is_list else ()
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"choices is {choices!r}; expected a list of one text or more, none of them empty.")
-    return Source(kind="choices", text=json.dumps([*texts]))
+    for text in cast("Sequence[str]", texts):
+        check_text(text, "one of the choices")
+    return Source(kind="choices", text=json.dumps([*texts], ensure_ascii=False))
 
 
 _MAPS = {"properties", "$defs"}  # names to schemas
