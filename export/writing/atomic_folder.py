@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from embedllm.errors import ExportError
@@ -16,6 +17,8 @@ from embedllm.package.package import MANIFEST
 
 _SPARE = 64 << 20  # bytes that shall be left on the disk
 _NAME = 50  # characters of a name that are kept beside a suffix: file systems take 255 bytes
+_LOCK, _OLD = ".lock", ".old"  # ends of names beside a partial folder: its lock, and what it replaces
+_log = logging.getLogger("embedllm")
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -64,32 +67,102 @@ def _unwritable(out: Path, error: OSError) -> ExportError:
 def atomic_folder(out: Path, size: int, *, what: str = "the export") -> Iterator[Path]:
     """A folder beside `out` that takes its name when the block ends well, and is removed when it does not.
 
+    Also removes what exports to the same place left that were killed (clear_killed()).
     size: bytes that must be free; what: whose need they are. Raises ExportError for whatever the system refuses.
     """
-    partial: Path | None = None
+    with ExitStack() as left:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            clear_killed(out)
+            free = shutil.disk_usage(out.parent).free
+            if free < size + _SPARE:
+                raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
+            partial = _new_partial(out, left)
+            yield partial
+            _take_name(partial, out)
+        except OSError as error:
+            raise _unwritable(out, error) from error
+
+
+def _new_partial(out: Path, left: ExitStack) -> Path:
+    """A folder beside `out`, and its lock. left: frees both."""
+    while True:
+        partial = out.with_name(f"{_partial_prefix(out)}{secrets.token_hex(4)}")
+        is_mine = left.enter_context(_locked(partial))
+        if is_mine is not False and partial.with_name(partial.name + _LOCK).exists() == bool(is_mine):
+            break  # else another export took the new lock for one that was left, and has removed it
+    # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
+    partial.mkdir()
+    left.callback(shutil.rmtree, partial, ignore_errors=True)
+    return partial
+
+
+def clear_killed(out: Path) -> None:
+    """Removes what killed exports to a place left beside it; a package that one of them was replacing comes back.
+
+    An export that runs, in this process or another, holds a lock.
+    """
+    pattern = re.compile(re.escape(_partial_prefix(out)) + r"[0-9a-f]{8}(?=$|\.lock$|\.old$|\.trace-)")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if free < size + _SPARE:
-            raise ExportError(f"{what} needs {size:,} bytes on the disk of '{out.parent}'; {free:,} are free.")
-        # not mkdtemp: what it makes is for this user only, on Windows by an access list that chmod does not lift
-        fresh = out.with_name(f".{out.name[:_NAME]}.partial-{secrets.token_hex(4)}")
-        fresh.mkdir()
-        partial = fresh
-        yield partial
-        _take_name(partial, out)
-    except OSError as error:
-        raise _unwritable(out, error) from error
+        found = {match[0] for path in out.parent.iterdir() if (match := pattern.match(path.name))}
+    except OSError:
+        return
+    for name in found:
+        partial = out.with_name(name)
+        with suppress(OSError), _locked(partial) as is_mine:
+            if is_mine and not partial.is_symlink():
+                _remove_killed(partial)
+
+
+def _remove_killed(partial: Path) -> None:
+    for path in [path for path in partial.parent.iterdir() if path.name.startswith(f"{partial.name}.trace-")]:
+        shutil.rmtree(path, ignore_errors=True)
+    old = partial.with_name(partial.name + _OLD)
+    for kept in [*old.iterdir()] if old.is_dir() else []:
+        if not os.path.lexists(place := partial.with_name(kept.name)):
+            kept.rename(place)
+    for folder in (old, partial):
+        if folder.exists():
+            _log.info("removing '%s', which an export that was killed left", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[bool | None]:
+    """Holds the lock of a folder that is being written, which ends with the process.
+
+    Gives False where another one has it, and None where the file system knows no locks: nothing is cleared there.
+    """
+    from filelock import FileLock, Timeout
+
+    path = partial.with_name(partial.name + _LOCK)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, NotImplementedError) as error:
+        yield False if isinstance(error, Timeout) else None
+        return
+    try:
+        yield True
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # before it is free, so that nobody takes it for one that is in use
+            path.unlink()
+        lock.release()
+        if os.name == "nt":  # where an open file cannot be removed
+            with suppress(OSError):
+                path.unlink()
+
+
+def _partial_prefix(out: Path) -> str:
+    return f".{out.name[:_NAME]}.partial-"
 
 
 def _take_name(partial: Path, out: Path) -> None:
     if not out.exists():
         partial.rename(out)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name[:_NAME]}.old-", dir=out.parent))
+    old = partial.with_name(partial.name + _OLD)
+    old.mkdir()
     kept = old / out.name
     try:
         out.rename(kept)

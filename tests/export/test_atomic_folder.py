@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -186,3 +191,104 @@ def test_a_long_name_can_be_written_and_replaced(tmp_path: Path, name: str) -> N
             (folder / "file").write_text(str(replaced))
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "file").read_text() == "True"
+
+
+# What killed exports leave
+
+_EXPORT = """
+import sys, time
+from pathlib import Path
+from embedllm.export.writing import atomic_folder as module
+
+if sys.argv[2] == "renaming":
+    rename = Path.rename
+    Path.rename = lambda path, target: path.name.endswith("package") and rename(path, target) or stop()
+
+def stop():
+    print("ready", flush=True)
+    time.sleep(600)
+
+with module.atomic_folder(Path(sys.argv[1]), 0) as folder:
+    (folder / "weights").write_bytes(bytes(1000))
+    if sys.argv[2] == "writing":
+        stop()
+"""
+
+
+@contextmanager
+def exporting(out: Path, at: str) -> Iterator[subprocess.Popen[str]]:
+    """An export in a process of its own that stands still, while it writes or while it renames."""
+    command = [sys.executable, "-c", _EXPORT, str(out), at]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_next_export_to_a_place_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    for _ in range(2):
+        with exporting(out, "writing"):
+            pass
+    assert len([name for name in names(tmp_path) if re.fullmatch(r"\.package\.partial-\w{8}", name)]) == 1
+    (tmp_path / ".package.partial-0123abcd").mkdir()  # as earlier versions left them
+    with atomic_folder(tmp_path / "other", 0):
+        pass
+    assert (tmp_path / ".package.partial-0123abcd").exists()  # another place's
+    with atomic_folder(out, 0):
+        pass
+    assert names(tmp_path) == ["other", "package"]
+
+
+def test_the_folder_of_an_export_that_runs_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "package"
+    with exporting(out, "writing"), atomic_folder(tmp_path / "package", 0) as mine:
+        theirs = [name for name in names(tmp_path) if re.search(r"partial-\w{8}$", name) and name != mine.name]
+        with atomic_folder(out, 0):
+            pass
+        assert {mine.name, *theirs} <= set(names(tmp_path))
+        assert (tmp_path / theirs[0] / "weights").stat().st_size == 1000
+        shutil.rmtree(out)
+    assert (out.parent / theirs[0]).exists()  # of a killed one, until the next export
+    with atomic_folder(tmp_path / "package", 0):
+        pass
+    assert names(tmp_path) == ["package"]
+
+
+def test_a_package_that_a_killed_export_was_replacing_comes_back(tmp_path: Path) -> None:
+    """Between the two renames neither is there under its name."""
+    out = tmp_path / "package"
+    out.mkdir()
+    (out / "precious").write_text("years of work")
+    with exporting(out, "renaming"):
+        assert not out.exists()
+    with pytest.raises(RuntimeError), atomic_folder(out, 0):
+        raise RuntimeError("the disk is full")
+    assert (out / "precious").read_text() == "years of work"
+    assert names(tmp_path) == ["package"]
+
+
+def test_folders_of_users_are_never_removed(tmp_path: Path) -> None:
+    kept = [".package.partial-backup", ".package.partial-0123abcd.txt", "package.partial-0123abcd"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".package.partial-0123abcd").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with atomic_folder(tmp_path / "package", 0):
+        pass
+    assert {*kept, "elsewhere", ".package.partial-0123abcd"} <= set(names(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "message"), [("a\0b", r"no name has the character"), ("a\udc80", "is not UTF-8")])
+def test_a_name_that_cannot_be_written_is_refused(checkpoint: Path, tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        convert(checkpoint, tmp_path / name)
+    assert names(tmp_path) == ["checkpoint"]

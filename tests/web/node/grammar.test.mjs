@@ -209,6 +209,10 @@ test("a regex takes what RegExp takes, of all short texts", () => {
     "(?:ab){2}|\u00e9",
     "[\\d.-]+",
     "\\S\\s",
+    "[[a]", // no class in a class, as POSIX and Rust have them
+    "[[:b.]+",
+    "[a&&b]+",
+    "[^[]",
   ]) {
     const whole = new RegExp(`^(?:${regex})$`, "u");
     for (const text of texts)
@@ -231,6 +235,7 @@ test("a regex that cannot be followed is refused", () => {
     "a{3,2}",
     "a$b",
     "[b-a]",
+    "[[:alpha:]]", // a class, and a bracket that stands alone
     "\\",
   ]) {
     assert.throws(() => Grammar.compile({ regex }, VOCABULARIES["byte level"]), RangeError, regex);
