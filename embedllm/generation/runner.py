@@ -196,8 +196,8 @@ class Runner:
         held = self.sequences.kv_tokens
         if held is not None and beams > 1 and beams * tokens > held:
             raise ValueError(
-                f"{beams} beams of {tokens} tokens each need the KV of {beams * tokens} tokens; the memory that was free "
-                f"when the model was loaded takes {held}. Ask for fewer beams, or shorten the prompt."
+                f"{beams} beams of {tokens} tokens each need the KV of {beams * tokens} tokens; the memory that was "
+                f"free when the model was loaded takes {held}. Ask for fewer beams, or shorten the prompt."
             )
 
     def close(self) -> None:

@@ -404,8 +404,8 @@ class Scheduler:
 
 def _out_of_memory(error: MemoryError) -> DeviceError:
     raised = DeviceError(
-        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or requests "
-        "at once, or close other models."
+        f"the memory of this process is used up ({str(error) or 'MemoryError'}). Ask for fewer tokens, beams or "
+        "requests at once, or close other models."
     )
     raised.__cause__ = error
     return raised

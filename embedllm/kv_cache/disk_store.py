@@ -51,7 +51,7 @@ class DiskStore:
         path = self._path(key)
         try:
             file = open_state(path)
-            if json.loads(file.about["tokens"]) != list(tokens):
+            if file.tokens != tuple(tokens):
                 raise PackageError(f"'{path}' is of other tokens than its name says.")
             (state,) = file.read()
         except (PackageError, OSError, KeyError, ValueError) as error:

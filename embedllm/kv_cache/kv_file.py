@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from embedllm.errors import PackageError
 from embedllm.files.atomic import atomic_write
-from embedllm.files.safetensors_header import read_header
+from embedllm.files.safetensors_header import Tensor, read_header
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -23,6 +25,8 @@ FORMAT = "embedllm-kv-1"
 _TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
           "U16": np.dtype("<u2")}  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
+_NAME = re.compile(r"(0|[1-9]\d{0,9})\.\d{1,6}\.(?:key|value)", re.ASCII)  # of a tensor
+_MOST_TOKENS = 1 << 31  # ids
 _ALIGNED = 64  # bytes; where tensors begin
 _HASH = 64  # letters
 _NO_HASH = "0" * _HASH
@@ -32,12 +36,13 @@ _NO_HASH = "0" * _HASH
 class StateFile:
     """A file whose header was checked.
 
-    about: what its writer noted. starts: the first token of each piece of KV.
+    about: what its writer noted. starts: the first token of each piece of KV. tokens: whose KV it is.
     """
 
     path: Path
     about: Mapping[str, str]
     starts: tuple[int, ...]
+    tokens: tuple[int, ...]
 
     def read(self) -> Iterator[KeyValues]:
         """The KV, piece by piece, each checked before it is given. Raises PackageError at the first damaged one."""
@@ -60,7 +65,10 @@ class StateFile:
 
 
 def open_state(path: Path) -> StateFile:
-    """Raises PackageError for what is no whole file of this format, or damaged in its header."""
+    """Raises PackageError for what is no whole file of this format, damaged in its header, or of other tokens.
+
+    A hash without a key tells accidents, not who wrote a file: of one from elsewhere nothing but its form is known.
+    """
     found = read_header(path)
     about = {key: value for key, value in found.metadata.items() if isinstance(value, str)}
     if (form := about.get("format")) != FORMAT:
@@ -71,8 +79,46 @@ def open_state(path: Path) -> StateFile:
     blank = header.replace(f'"sha256": "{expected}"'.encode(), f'"sha256": "{_NO_HASH}"'.encode(), 1)
     if sha256(blank).hexdigest() != expected:
         raise PackageError(f"'{path}' is damaged: its header differs from its sha256.")
-    starts = tuple(dict.fromkeys(int(name.partition(".")[0]) for name in found.tensors))
-    return StateFile(path=path, about=about, starts=starts)
+    try:
+        tokens = _token_ids(about)
+        starts = _checked_starts(found.tensors, about.get("pieces", "").split(), len(tokens))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PackageError(f"'{path}' holds no KV that fits its tokens: {error}.") from error
+    return StateFile(path=path, about=about, starts=starts, tokens=tokens)
+
+
+def _token_ids(about: Mapping[str, str]) -> tuple[int, ...]:
+    """The tokens that a file notes. Raises ValueError for what is no list of them."""
+    found = json.loads(about.get("tokens", "[]"))
+    if not isinstance(found, list) or not all(type(token) is int and 0 <= token < _MOST_TOKENS for token in found):
+        raise ValueError(f"its tokens are {reprlib.repr(found)}; expected a list of token ids")
+    return tuple(found)
+
+
+def _checked_starts(tensors: Mapping[str, Tensor], hashes: Sequence[str], tokens: int) -> tuple[int, ...]:
+    """The first token of each piece. Raises ValueError for pieces that do not follow each other, or are not of all."""
+    names = [_NAME.fullmatch(name) for name in tensors]
+    if odd := [name for name, match in zip(tensors, names, strict=True) if match is None]:
+        raise ValueError(f"it has a tensor {reprlib.repr(odd[0])}; expected TOKEN.LAYER.key and TOKEN.LAYER.value")
+    starts = tuple(dict.fromkeys(int(match[1]) for match in names if match is not None))
+    if len(hashes) != len(starts):
+        raise ValueError(f"it has {len(starts)} pieces and {len(hashes)} hashes of them")
+    if tokens and starts[:1] != (0,):
+        raise ValueError(f"its pieces begin at {list(starts[:8])}; expected all of {tokens} tokens, from 0 on")
+    listed = iter(tensors.items())
+    end = None
+    layers = len(tensors) // len(starts) // 2 if starts else 0
+    for start, stop in pairwise((*starts, tokens)):
+        for layer, part in product(range(layers), ("key", "value")):
+            name, tensor = next(listed)
+            if name != f"{start}.{layer}.{part}" or tensor.dtype not in _TYPES or end not in (None, tensor.offset):
+                raise ValueError(f"'{name}', {tensor.dtype}, stands where '{start}.{layer}.{part}' is expected")
+            if len(tensor.shape) != 3 or tensor.shape[1] != stop - start:
+                raise ValueError(f"'{name}' has the shape {list(tensor.shape)}; expected [heads, {stop - start}, size]")
+            end = tensor.offset + tensor.length
+    if (left := next(listed, None)) is not None:
+        raise ValueError(f"'{left[0]}' is one tensor too many")
+    return starts
 
 
 def write_state(path: Path, about: Mapping[str, str], states: Iterable[KeyValues]) -> None:

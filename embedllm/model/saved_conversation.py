@@ -21,7 +21,6 @@ from embedllm.kv_cache.sequence_pool import SequenceHandle
 from embedllm.kv_cache.transfer import exported
 from embedllm.text.chat_template import Message, Tool
 from embedllm.text.function_schema import tool_schema
-from embedllm.text.prompt import check_messages
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -84,17 +83,34 @@ def read_conversation(path: Path) -> tuple[SavedConversation, StateFile]:
     path.stat()
     file = open_state(path)
     try:
-        said = json.loads(file.about["conversation"])
-        if said["messages"]:
-            check_messages(said["messages"])
-        saved = SavedConversation(**said)
-        if saved.first_seen is not None:
-            saved.messages[saved.first_seen]
-        if saved.when_full not in get_args(WhenFull):
-            raise ValueError(f"when_full is {saved.when_full!r}")
+        saved = SavedConversation(**json.loads(file.about["conversation"]))
+        _check(saved)
         return saved, file
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise PackageError(f"'{path}' holds no conversation ({error}); expected one that save() wrote.") from error
+
+
+def _check(saved: SavedConversation) -> None:
+    """Raises ValueError for values of another kind than save() writes."""
+    messages, tools, first = saved.messages, saved.tools, saved.first_seen
+    if not _are_objects(messages):
+        raise ValueError("its messages are no list of objects")
+    if tools is not None and not _are_objects(tools):
+        raise ValueError("its tools are no list of JSON schemas")
+    if not isinstance(saved.variables, dict | None):
+        raise ValueError(f"its variables are a {type(saved.variables).__name__}")
+    if saved.when_full not in get_args(WhenFull):
+        raise ValueError(f"when_full is {saved.when_full!r}")
+    if first is not None and (type(first) is not int or not 0 <= first < len(messages)):
+        raise ValueError(f"first_seen is {first!r} of {len(messages)} messages")
+    if type(saved.dropped_tokens) is not int or saved.dropped_tokens < 0:
+        raise ValueError(f"dropped_tokens is {saved.dropped_tokens!r}")
+    if not isinstance(saved.adapter, str | None):
+        raise ValueError(f"adapter is {saved.adapter!r}")
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def restore_sequence(
@@ -109,7 +125,7 @@ def restore_sequence(
 
     Of a damaged file it holds what comes before the damage. Raises Interrupted when it is cancelled.
     """
-    tokens = json.loads(file.about["tokens"])
+    tokens = file.tokens
     if not tokens:
         return None
     in_loop = sequences.loop.call
@@ -140,7 +156,7 @@ def _restore(
 ) -> bool:
     """Appends the KV of a file; False: it is of another model, adapter, device or version."""
     in_loop, session = sequence.loop.call, sequence.session
-    kind = json.loads(file.about["kind"])
+    kind = _kind(file)
     adapter = adapters.computed(kind.get("adapter")) if adapters is not None else None
     if not isinstance(session, MovesState) or kind != in_loop(lambda: kv_fingerprint(model, session, adapter)):
         _log.info(
@@ -157,6 +173,16 @@ def _restore(
     except (PackageError, OSError, ValueError, ContextFull) as error:
         _log.info("the next turn computes the KV again from token %d on: %s", len(sequence.tokens), error)
     return True
+
+
+def _kind(file: StateFile) -> dict[str, str]:
+    """What the KV of a file is of; a kind that cannot be read is no model's."""
+    try:
+        found = json.loads(file.about.get("kind", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    is_kind = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if is_kind else {}
 
 
 def _pieces(sequence: CachedSequence, count: int, cancel: Cancel) -> Iterator[KeyValues]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
+from embedllm.package.links import link_fault
 from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
 from embedllm.package.shards import read_shards, sharded_copy
 
@@ -171,12 +172,14 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     whole: refuse a folder of which a graph is missing or has another size; else that graph is left out and `damaged`
     says why, for devices that do not need it and for who writes it again.
     Raises PackageError when it is missing, damaged, incomplete, newer than this version, a sharded copy, or
-    when its manifest names files outside of it.
+    when its manifest names files outside of it, or a link leads out of it (embedllm/package/links.py).
     """
     path = Path(os.path.expanduser(folder))  # noqa: PTH111  # Path.expanduser raises for a user that is not there
     if (found := _external(path)) is not None:
+        _check_links(found)
         return found
     package = _listed(path)
+    _check_links(package)
     if package.shards:
         raise sharded_copy(package.folder, package.shards)
     faults = _graph_faults(package)
@@ -225,6 +228,12 @@ def _listed(folder: Path) -> Package:
         if WEIGHTS not in package.files:
             raise PackageError(f"it does not list '{WEIGHTS}'.")
     return package
+
+
+def _check_links(package: Package) -> None:
+    """Of a package of ours, the texts: graphs and weights may lie on another disk, their sizes and hashes are listed."""
+    if fault := link_fault(package.folder, package.files if package.external is not None else ()):
+        raise PackageError(fault)
 
 
 def _check_context(package: Package) -> None:

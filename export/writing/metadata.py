@@ -21,6 +21,7 @@ from embedllm.package.architecture_json import to_json
 from embedllm.package.entries import Graph
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.features import FORMAT
+from embedllm.package.links import link_fault
 from embedllm.package.package import sha256
 from embedllm.package.packing import Packing
 
@@ -108,6 +109,8 @@ def texts_of(folder: Path) -> dict[str, Path]:
         # a folder LICENSES is none of them, but a link that leads nowhere is: reading it says so
         if name in matches or (matches and not path.is_dir()):
             found[name] = path
+    if fault := link_fault(folder, found):
+        raise ExportError(fault)
     return found
 
 

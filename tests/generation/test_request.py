@@ -20,7 +20,7 @@ from embedllm.generation.defaults import read_defaults
 from embedllm.generation.runner import Runner
 from embedllm.text.tokenizer_config import read_tokenizer_config
 from tests.generation.test_runner import request
-from tests.support.fakes import FakeEngine, Bytes
+from tests.support.fakes import Bytes, FakeEngine
 
 SURROGATE = "a\udc80"
 LONE = r"has the lone surrogate U\+DC80 at character"
@@ -94,7 +94,7 @@ def test_beams_that_the_memory_has_no_room_for_are_refused_before_they_run(demo:
 
 
 def test_memory_that_is_used_up_is_our_error() -> None:
-    def fail(_: object) -> Any:
+    def fail(_: object) -> int:
         raise MemoryError("cannot allocate 5 GiB")
 
     runner = Runner(FakeEngine(fail), Bytes())
@@ -104,8 +104,8 @@ def test_memory_that_is_used_up_is_our_error() -> None:
 
 
 @pytest.mark.parametrize("path", [b"demo", 3, None])
-def test_a_model_that_is_no_path_is_refused(path: Any) -> None:
-    with pytest.raises(TypeError, match="the model is .*; expected the path of a folder or a name"):
+def test_a_model_that_is_no_path_is_refused(path: str) -> None:
+    with pytest.raises(TypeError, match=r"the model is .*; expected the path of a folder or a name"):
         embedllm.load(path)
 
 

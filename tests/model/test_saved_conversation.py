@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embedllm import Model, PackageError, Sampling, load
 from embedllm.kv_cache.kv_file import open_state
@@ -157,3 +161,128 @@ def test_what_is_no_saved_conversation_is_an_error(folder: Path, tmp_path: Path)
         path.write_bytes(path.read_bytes().replace(b"brief", b"BRIEF"))
         with pytest.raises(PackageError, match="header differs from its sha256"):
             llm.open_conversation(path)
+
+
+# Forged files: a hash can be repaired by anybody
+
+
+def repaired(path: Path, header: dict[str, Any] | None = None, about: Mapping[str, str] = {}) -> None:
+    """Writes a header, or changed notes in it, with a hash that fits it."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length]) if header is None else header
+    header["__metadata__"] |= about
+    header["__metadata__"]["sha256"] = "0" * 64
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    text = text.replace(b'"sha256": "' + b"0" * 64, b'"sha256": "' + sha256(text).hexdigest().encode(), 1)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+@pytest.fixture(scope="module")
+def saved_talk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, bytes]:
+    """A model, and a file of a conversation with KV in two pieces."""
+    llm = load("demo", device="cpu")
+    path = tmp_path_factory.mktemp("saved") / "talk"
+    with llm.conversation("Be brief. " * 40) as talk:
+        talk.say("hello", GREEDY, max_tokens=6)
+        talk.save(path)
+    return llm, path.read_bytes()
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100])
+def test_kv_of_other_tokens_than_it_says_is_refused(saved_talk: tuple[Model, bytes], tmp_path: Path, kept: int) -> None:
+    llm, data = saved_talk
+    path = tmp_path / "talk"
+    path.write_bytes(data)
+    tokens = json.loads(header_of(path)["__metadata__"]["tokens"])
+    repaired(path, about={"tokens": json.dumps(tokens[:kept])})
+    with pytest.raises(PackageError, match="holds no KV that fits its tokens"):
+        llm.open_conversation(path)
+    repaired(path, about={"tokens": json.dumps(tokens)})
+    with llm.open_conversation(path) as talk:  # the repair itself is good
+        assert talk.say("and now?", GREEDY, max_tokens=2).statistics.cached_tokens > 100
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        {"messages": {}},
+        {"messages": "hello"},
+        {"messages": [1]},
+        {"messages": None},
+        {"tools": 3},
+        {"tools": ["f"]},
+        {"variables": [1]},
+        {"first_seen": -1},
+        {"first_seen": 99},
+        {"first_seen": "0"},
+        {"dropped_tokens": "many"},
+        {"adapter": 7},
+        {"when_full": []},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_refused(
+    saved_talk: tuple[Model, bytes], tmp_path: Path, conversation: dict[str, object]
+) -> None:
+    llm, data = saved_talk
+    path = tmp_path / "talk"
+    path.write_bytes(data)
+    said = json.loads(header_of(path)["__metadata__"]["conversation"])
+    repaired(path, about={"conversation": json.dumps(said | conversation)})
+    with pytest.raises(PackageError, match="holds no conversation"):
+        llm.open_conversation(path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_no_forged_header_gives_another_error(
+    saved_talk: tuple[Model, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    llm, whole = saved_talk
+    path = tmp_path_factory.mktemp("forged") / "talk"
+    path.write_bytes(whole)
+    header = header_of(path)
+    notes = header["__metadata__"]
+    change = data.draw(st.sampled_from(["note", "remove note", "text", "field", "tensor", "remove tensor", "name"]))
+    if "note" in change or change == "text":
+        name = data.draw(st.sampled_from(sorted(notes.keys() - {"sha256"})))
+        if change == "remove note":
+            del notes[name]
+        else:
+            nested = st.just("[" * 100_000)
+            notes[name] = data.draw(nested | (VALUES.map(json.dumps) if change == "note" else st.text(max_size=9)))
+    elif change == "field":
+        said = json.loads(notes["conversation"])
+        said[data.draw(st.sampled_from(sorted(said)))] = data.draw(VALUES)
+        notes["conversation"] = json.dumps(said)
+    else:
+        name = data.draw(st.sampled_from(sorted(header.keys() - {"__metadata__"})))
+        entry = header.pop(name)
+        if change == "name":
+            header[data.draw(st.sampled_from(["x", "0.0", "7" * 5000 + ".0.key", "9.0.key", "-1.0.key"]))] = entry
+        elif change == "tensor":
+            entry[data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))] = data.draw(
+                VALUES | st.sampled_from(["F64", [1, 2, 3], [0, 0], [0, 64]])
+            )
+            header[name] = entry
+    repaired(path, header)
+    try:
+        with llm.open_conversation(path):
+            pass
+    except (PackageError, ValueError) as error:
+        assert isinstance(error, PackageError) or "adapter" in str(error)

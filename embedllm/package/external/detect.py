@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.package.architecture_json import to_json
 from embedllm.package.external.types import Reading
+from embedllm.package.links import link_fault
 
 if TYPE_CHECKING:
     from embedllm.package.entries import FileEntry
@@ -31,6 +32,8 @@ def read_external(path: Path) -> Reading | None:
     from embedllm.package.external import genai_folder, onnx_folder, openvino_folder
 
     root = _root(path)
+    if fault := link_fault(root):
+        raise PackageError(fault)
     chosen = path if path.is_file() else None
     for kind in (genai_folder, onnx_folder, openvino_folder):
         if (found := kind.read(root, chosen)) is not None:
