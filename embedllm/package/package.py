@@ -231,7 +231,7 @@ def _listed(folder: Path) -> Package:
 
 
 def _check_links(package: Package) -> None:
-    """Of a package of ours, the texts: graphs and weights may lie on another disk, their sizes and hashes are listed."""
+    """Of a package of ours, the texts: graphs and weights may lie on another disk, their hashes are listed."""
     if fault := link_fault(package.folder, package.files if package.external is not None else ()):
         raise PackageError(fault)
 

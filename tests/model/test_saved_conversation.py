@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -281,8 +282,5 @@ def test_no_forged_header_gives_another_error(
             )
             header[name] = entry
     repaired(path, header)
-    try:
-        with llm.open_conversation(path):
-            pass
-    except (PackageError, ValueError) as error:
-        assert isinstance(error, PackageError) or "adapter" in str(error)
+    with suppress(PackageError), llm.open_conversation(path):
+        pass
