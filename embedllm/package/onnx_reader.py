@@ -29,13 +29,19 @@ _Fields: TypeAlias = "Iterator[tuple[int, int, Span]]"  # number, the value of a
 class _Model:
     """Field numbers of ModelProto."""
 
-    GRAPH = 7
+    GRAPH, FUNCTIONS = 7, 25
 
 
 class _Graph:
     """Of GraphProto."""
 
     NODE, INITIALIZER, INPUT, OUTPUT = 1, 5, 11, 12
+
+
+class _Function:
+    """Of FunctionProto."""
+
+    NODE = 7
 
 
 class _Node:
@@ -108,7 +114,7 @@ class Outline:
     inputs: tuple[Declared, ...]  # without those that have a default
     outputs: tuple[Declared, ...]
     nodes: tuple[Node, ...]
-    branches: tuple[Node, ...] = ()  # those of the graphs that nodes hold (If), at any depth
+    branches: tuple[Node, ...] = ()  # those of the graphs that nodes hold (If), at any depth, and of functions
     files: tuple[str, ...]  # beside it, that its tensors lie in
     stored: int  # values of its tensors; packed ones count as the bytes that they lie in
     widths: Mapping[str, int]  # the last dimension of each tensor that has any
@@ -135,7 +141,8 @@ class _Reader:
         self._data = data
 
     def outline(self) -> Outline:
-        graphs = [span for number, _, span in self._fields((0, len(self._data))) if number == _Model.GRAPH][-1:]
+        parts = [(number, span) for number, _, span in self._fields((0, len(self._data)))]
+        graphs = [span for number, span in parts if number == _Model.GRAPH][-1:]
         if not graphs:
             raise ValueError("it has no graph")
         inputs: list[Declared] = []
@@ -146,6 +153,9 @@ class _Reader:
         defaults: set[str] = set()
         stored = 0
         widths: dict[str, int] = {}
+        for function in (span for number, span in parts if number == _Model.FUNCTIONS):
+            nodes_of = (span for number, _, span in self._fields(function) if number == _Function.NODE)
+            branches += [self._node(span, graphs) for span in nodes_of]
         for graph in graphs:  # which grow by those that are found within
             is_inner = graph is not graphs[0]
             for number, _, span in self._fields(graph):

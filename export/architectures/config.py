@@ -9,6 +9,10 @@ from embedllm.errors import ExportError
 
 _MISSING = object()
 _MOST = 2**31 - 1  # of a whole number: two of them make an int64
+# What a description lists one by one, far above any model's: a hostile config.json would take hours and all memory.
+_MOST_LISTED = {"num_hidden_layers": 1_000, "altup_num_inputs": 64}
+_EXPERTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"})
+_MOST_EXPERTS = 100_000  # of all layers together; Kimi K2 has 23,000
 _LARGEST = 3.4e38  # numbers end in float32
 
 
@@ -47,9 +51,15 @@ class Config:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self._wrong(key, value, f"a whole number >= {least}")
-        if value > _MOST:
-            raise self._wrong(key, value, f"a whole number up to {_MOST}")
+        if value > (most := self._most(key)):
+            raise self._wrong(key, value, f"a whole number up to {most}")
         return value
+
+    def _most(self, key: str) -> int:
+        if key in _EXPERTS:
+            layers = self.value("num_hidden_layers")
+            return _MOST_EXPERTS // layers if isinstance(layers, int) and 0 < layers <= _MOST_EXPERTS else _MOST_EXPERTS
+        return _MOST_LISTED.get(key, _MOST)
 
     def integer_or_none(self, key: str, default: int | None) -> int | None:
         """None where the config says null, the default only where it says nothing."""

@@ -9,6 +9,7 @@ from embedllm.errors import PackageError
 from embedllm.files.json_object import read_json_object
 from embedllm.types import JSON
 
+_MOST = 2**31  # of anything that is counted
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 
 
@@ -66,4 +67,4 @@ class Texts:
 
 def whole(value: object) -> int | None:
     """A number of things as a configuration states it; None for anything else."""
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value < _MOST else None

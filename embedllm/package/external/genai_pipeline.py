@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from embedllm.errors import PackageError
 from embedllm.package.external.config_files import Texts, whole
 from embedllm.package.external.genai_config import MAKER, Config, section
-from embedllm.package.external.onnx_folder import weights_of
+from embedllm.package.external.onnx_folder import check_ends, weights_of
 from embedllm.package.external.types import ExternalFolder, Reading, Window
 from embedllm.package.external_graph import ExternalGraph, Names
 from embedllm.package.graph_variants import GENAI
@@ -15,6 +15,7 @@ from embedllm.package.onnx_reader import FLOAT16, Outline, read_outline
 
 DEVICES = ("genai",)
 COMPILED = "EPContext"  # an operator of graphs that a device has compiled, into a file beside them
+_LAYERS, _MOST_LAYERS = "num_hidden_layers", 1_000
 _LEAST_WINDOW = 2  # tokens
 # operators of graphs that round activations, or may
 _ROUNDING = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", COMPILED}
@@ -26,10 +27,12 @@ def read(config: Config) -> Reading:
     root = config.path.parent
     graphs = [root / name for name in config.graphs]
     outlines = [read_outline(path) for path in graphs]
+    for path, outline in zip(graphs, outlines, strict=True):
+        check_ends(outline, path)
     beside = [file for path, outline in zip(graphs, outlines, strict=True) for file in weights_of(outline, path)]
     vocabulary = _number(config.model, "vocab_size", config)
     heads, size = (_number(config.decoder, key, config) for key in ("num_key_value_heads", "head_size"))
-    layers, texts = _number(config.decoder, "num_hidden_layers", config), Texts(root)
+    layers, texts = _number(config.decoder, _LAYERS, config), Texts(root)
     context = texts.context(stated=config.model.get("context_length"))
     return Reading(
         root=root,
@@ -90,7 +93,7 @@ def _window(config: Config, context: int) -> Window | None:
 
 def _number(data: Mapping[str, object], key: str, config: Config) -> int:
     found = whole(data.get(key))
-    if found is None:
+    if found is None or (key == _LAYERS and found > _MOST_LAYERS):
         raise PackageError(
             f"'{key}' of '{config.path}' is {data.get(key)!r:.40}; expected a number from 1 on, without which "
             f"{MAKER} does not run it. Fetch the file again."

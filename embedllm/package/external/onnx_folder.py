@@ -30,6 +30,7 @@ FLOAT32_FIRST = ("_q4", "", "_bnb4", *_ROUNDED, *_HALVES)
 _GRAPH = re.compile(r"(?:model|decoder_model_merged)(_\w+)?\.onnx")
 # inputs that are known besides tokens, mask and positions: docs/guide-external-folders.md
 OTHERS = ("use_cache_branch", "num_logits_to_keep", "logits_to_keep")
+ENDLESS = "Loop"  # "Scan" has a round for each element of an axis
 _WHOLE = (INT32, INT64)
 _ROUNDING = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 _FLOATS = {FLOAT: "float32", FLOAT16: "float16"}
@@ -69,6 +70,7 @@ def reading_of(
     Raises PackageError for a graph that cannot be run here.
     """
     outline = read_outline(path)
+    check_ends(outline, path)
     names = found_names(outline, named, path)
     described, activations = describe(outline, names, path, texts, context=context, kv=kv)
     return Reading(
@@ -130,12 +132,21 @@ def weights_of(outline: Outline, path: Path) -> tuple[Path, ...]:
     return tuple(path.parent / plain_name(name) for name in outline.files)
 
 
+def check_ends(outline: Outline, path: Path) -> None:
+    """Raises PackageError for a graph that says itself how often it computes something: it may never end."""
+    if any(node.operator == ENDLESS for node in (*outline.nodes, *outline.branches)):
+        raise PackageError(
+            f"'{path}' has the operator '{ENDLESS}', whose number of rounds is not bounded. Such a graph is not run "
+            "here; export the checkpoint: embedllm export SOURCE OUT."
+        )
+
+
 def found_names(outline: Outline, names: Names, path: Path) -> Names:
     """The names, with the layers that a graph has, and whether its attention appends in place.
 
     Raises PackageError for a graph without keys and values.
     """
-    pattern = re.compile(re.escape(names.past[0]).replace("%d", r"(\d+)"))
+    pattern = re.compile(re.escape(names.past[0]).replace("%d", r"(\d{1,6})"))
     layers = sorted(int(match[1]) for one in outline.inputs if (match := pattern.fullmatch(one.name)))
     inputs = {one.name for one in outline.inputs}
     if names.tokens not in inputs:

@@ -19,7 +19,9 @@ _DEVICES = ("openvino-gpu", "openvino")
 GRAPH = "openvino_model.xml"
 _INPUTS = {"input_ids", "attention_mask", "position_ids", "beam_idx"}
 _NEEDED = {"input_ids", "attention_mask", "beam_idx"}
-_STATE = re.compile(r"past_key_values\.(\d+)\.(key|value)present\.\1\.\2")
+_SIZE = re.compile("[1-9][0-9]{0,8}")
+_STATE = re.compile(r"past_key_values\.(\d{1,6})\.(key|value)present\.\1\.\2")
+_ENDLESS = "Loop"  # "TensorIterator" has a round for each element of an axis
 _ANY = ("?", "-1")  # sizes that are not fixed
 
 
@@ -70,6 +72,11 @@ def _read(path: Path) -> _Found:
     found = _Found()
     try:
         for layer in _layers(path):
+            if layer.get("type") == _ENDLESS:
+                raise PackageError(
+                    f"'{path}' has the operation '{_ENDLESS}', whose number of rounds is not bounded. Such a model is "
+                    "not run here; export its checkpoint: embedllm export SOURCE OUT."
+                )
             _note(found, layer)
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding, too
         raise PackageError(f"'{path}' is no OpenVINO model that can be read: {error}. Fetch the file again.") from error
@@ -116,8 +123,9 @@ def _kv(found: _Found, path: Path) -> tuple[tuple[int, int], ...]:
     for name, shape in found.states.items():
         match = _STATE.fullmatch(name)
         sizes = [size.strip() for size in shape]
-        fixed = [size not in _ANY for size in sizes]
-        if match is None or fixed != [False, True, False, True]:
+        fixed = [_SIZE.fullmatch(size) is not None for size in sizes]
+        is_open = [size in _ANY for size in sizes]
+        if match is None or fixed != [False, True, False, True] or is_open != [True, False, True, False]:
             raise PackageError(
                 f"'{path}' keeps the state '{name}' of the shape {shape}; expected keys and values, [batch, heads, "
                 "tokens, size]. Such a model is not run here; export its checkpoint: embedllm export SOURCE OUT."
