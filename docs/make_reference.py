@@ -38,6 +38,7 @@ go to stderr.
 | `EMBEDLLM_PROBE_TIMEOUT` | seconds that such a trial may take; 120 |
 | `EMBEDLLM_FIT` | `off` loads what is not expected to fit into memory ([does it fit?](guide-python.md#does-it-fit)) |
 | `EMBEDLLM_TUNED` | `off` loads as if `embedllm tune` had measured nothing ([tuning](devices.md#tuning)) |
+| `EMBEDLLM_FOLLOW_LINKS` | `1` follows links that lead out of a model's folder ([links](security.md#links)) |
 | `EMBEDLLM_ALLOW_SOFTWARE_GPU` | `1` makes GPUs that are emulated on the CPU available by name ([WebGPU](webgpu.md)) |
 | `EMBEDLLM_HOST_TUNING` | allowed [side effects on the process](guide-embed.md#host); default `pages` |
 | `EMBEDLLM_DEBUG` | `1` shows the traceback of an error, as `--debug` does |

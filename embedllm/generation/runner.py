@@ -27,6 +27,7 @@ from embedllm.generation.speculation.speculator import Draft, Speculator
 from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.kv_cache.sequence import CachedSequence
 from embedllm.kv_cache.sequence_pool import SequenceHandle, SequencePool
+from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters
 from embedllm.sampling.sampler import Sampler
 from embedllm.text.protocols import TextCodec
@@ -52,12 +53,13 @@ class Runner:
         kv_tokens: int | None = None,
         is_direct: bool = False,
         speculates: bool = False,
+        loaded: LoadedFiles | None = None,
     ) -> None:
         """draft: of a smaller model with the same vocabulary. adapters: None: the engine takes none.
 
         max_running, max_waiting: see Scheduler. kv_tokens: see SequencePool. is_direct: without the thread: whoever
         calls computes, in one thread at a time, and several calls take turns (in a browser). speculates: by default,
-        where a reply cannot be repeated anyway.
+        where a reply cannot be repeated anyway. loaded: what the engine has mapped.
         """
         self._loop = None if is_direct else EngineLoop.of(engine.device.name)
         self._in_loop = self._loop or CallerThread()
@@ -67,6 +69,7 @@ class Runner:
         self._context = engine.context
         self._remedy = engine.remedy
         self.draft = draft
+        self._loaded = loaded
         self.adapters = adapters
         self._speculates_by_default = speculates
         self._experience = SpeculationStatistics()
@@ -93,12 +96,23 @@ class Runner:
         return self._in_loop.call(work)
 
     def check(self, request: Request) -> None:
-        """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token."""
+        """Raises ValueError for a request that makes no sense, ContextFull for one that leaves no room for a token.
+
+        PackageError where the weights were changed on disk.
+        """
+        self.check_files()
         check_request(request, context=self._context, remedy=self._remedy)
         if request.speculate == "draft" and self.draft is None:
             raise ValueError("speculate is 'draft', and this model has none; load it with draft=.")
         if self.is_direct and request.timeout_s != math.inf:
             raise ValueError("timeout needs the thread of the model, and this one has none; use cancel=.")
+
+    def check_files(self) -> None:
+        """Raises PackageError where the weights of the model, or of its draft model, were changed on disk."""
+        if self._loaded is not None:
+            self._loaded.check()
+        if self.draft is not None:
+            self.draft.check_files()
 
     def stream(
         self, request: Request, cancel: Cancel, sequence: SequenceHandle | CachedSequence | None = None

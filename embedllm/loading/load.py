@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, WarmsUp, max_batch
@@ -18,6 +19,7 @@ from embedllm.loading.draft import check_draft
 from embedllm.loading.options import LoadOptions, same_parameters
 from embedllm.loading.resolve import find_package
 from embedllm.model.model import Model
+from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters
 from embedllm.package.package import Package, open_package
 from embedllm.text.chat_template import ChatTemplate
@@ -53,6 +55,7 @@ def load(
     max_waiting: int | None = None,
     threaded: bool = True,
     tuned: bool = True,
+    check: bool = False,
     revision: str | None = None,
     token: str | bool | None = None,
     local_files_only: bool = False,
@@ -95,13 +98,15 @@ def load(
     tuned: use what tune() has measured here for such loads: "auto" takes the device that was fastest, and a device runs
     as it was fastest unless `threads` is given. Not for loads with `adapters` or `openvino`. Model.tuned says what was
     used, or why nothing. EMBEDLLM_TUNED=off in the environment has the same effect as False.
+    check: compare every file with the hash that the export noted, which reads all of them once. Sizes and some parts of
+    the weights are compared always (docs/security.md#damaged-files).
     revision: of a model of the hub: branch, tag or commit. token: for private and gated ones; None: as the hub's client
     finds it (`hf auth login`, HF_TOKEN). local_files_only: from the caches, without asking the hub.
     on_progress: called while a model is downloaded or exported, with embedllm.export.Progress, from any
     thread; in a browser with embedllm.web.Progress. urls: for a browser: see embedllm.web.aload().
-    In a browser: path is an address, exact, kv, openvino, draft, adapters, cache_dir, max_sequences, max_waiting,
-    revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which aload() does not
-    (docs/web.md).
+    In a browser: path is an address, check, exact, kv, openvino, draft, adapters, cache_dir, max_sequences,
+    max_waiting, revision, token and local_files_only are refused, nothing is tuned, and the call needs JSPI, which
+    aload() does not (docs/web.md).
     Raises PackageError, DeviceUnavailable, for a GGUF file or a checkpoint ExportError, and for a model of the hub
     HubError, too.
     """
@@ -124,6 +129,7 @@ def load(
             max_waiting=max_waiting,
             threaded=threaded,
             tuned=tuned,
+            check=check,
             revision=revision,
             token=token,
             local_files_only=local_files_only,
@@ -160,6 +166,8 @@ def open_model(path: str | os.PathLike[str], options: LoadOptions) -> Model:
     folder = find_package(path, revision=options.revision, token=options.token,
                           local_files_only=options.local_files_only, on_progress=options.on_progress)  # fmt: skip
     package = open_package(folder, whole=False)
+    if options.check:
+        package.check()
     requested = _requested_device(package, options)
     if package.encoder is not None:
         from embedllm.loading.load_encoder import open_encoder
@@ -229,10 +237,16 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
         parse_special=options.parse_special,
+        loaded=None if engine.device.memory else LoadedFiles(_mapped(package)),
     )
     if isinstance(engine, WarmsUp):
         model.runner.call(engine.warm_up)  # so that the first reply comes as soon as later ones
     return model
+
+
+def _mapped(package: Package) -> list[Path]:
+    """The files that a runtime which computes in the machine's memory may have mapped."""
+    return [package.weights] if package.external is None else [package.folder / name for name in package.files]
 
 
 def _recall(package: Package, options: LoadOptions) -> Recalled:

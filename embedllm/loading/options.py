@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _KV_TYPES = ("int8", "int4")
-_NOT_IN_A_BROWSER = ("exact", "kv", "openvino", "draft", "adapters", "cache_dir", "max_sequences", "max_waiting",
-                     "revision", "token", "local_files_only")  # fmt: skip
+_NOT_IN_A_BROWSER = ("check", "exact", "kv", "openvino", "draft", "adapters", "cache_dir", "max_sequences",
+                     "max_waiting", "revision", "token", "local_files_only")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class LoadOptions:
     max_waiting: int | None = None
     threaded: bool = True
     tuned: bool = True
+    check: bool = False
     revision: str | None = None
     token: str | bool | None = None
     local_files_only: bool = False

@@ -26,6 +26,7 @@ from embedllm.kv_cache.prefix_cache import PrefixCache
 from embedllm.model.conversation import Conversation
 from embedllm.model.embeddings import Encoding, Ranked
 from embedllm.model.embeddings import present as encoding_of
+from embedllm.package.file_state import LoadedFiles
 from embedllm.package.lora.adapter import Adapters, present
 from embedllm.package.package import Package
 from embedllm.sampling.options import Sampling
@@ -70,6 +71,7 @@ class Model:
         tuned: str = "",
         encoding: Encoding | None = None,  # None: it generates text
         parse_special: bool = False,
+        loaded: LoadedFiles | None = None,  # None: the device has copied them
     ) -> None:
         """draft: draft model for speculative decoding, with the same vocabulary. owns_draft: this one closes it.
 
@@ -90,7 +92,7 @@ class Model:
         draft_runner = None if draft is None else draft.runner
         self.runner = Runner(engine, self.tokenizer, draft=draft_runner, prefix_cache=prefix_cache, adapters=adapters,
                              max_running=max_running, max_waiting=max_waiting, kv_tokens=kv_tokens,
-                             is_direct=is_direct, speculates=speculates)  # fmt: skip
+                             is_direct=is_direct, speculates=speculates, loaded=loaded)  # fmt: skip
         self._builder = RequestBuilder(package, tokenizer, defaults.max_tokens, template=template, grammars=grammars,
                                        adapters=adapters, parse_special=parse_special)  # fmt: skip
         self._kind_of = package, engine.device, settings

@@ -20,3 +20,4 @@ class FileEntry:
 
     bytes: int
     sha256: str
+    sampled_sha256: str = ""  # of blocks of it (embedllm/package/file_state.py); empty: none were hashed

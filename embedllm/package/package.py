@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from embedllm.errors import PackageError
 from embedllm.package.entries import FileEntry, Graph
 from embedllm.package.features import check_features, listed_features, read_format
+from embedllm.package.file_state import sampled_sha256
 from embedllm.package.links import link_fault
 from embedllm.package.manifest_fields import integer_of, integers_of, list_of, plain_name, section_of, text_of
 from embedllm.package.shards import read_shards, sharded_copy
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "embedllm.json"
 WEIGHTS = "weights.safetensors"
+_SAMPLED = "sampled_sha256"
 _SHOWN = 8  # names of files in an error
 _AGAIN = "Copy or export the folder again."
 
@@ -154,7 +156,14 @@ class Package:
         return {name: fault for name, fault in found.items() if fault}
 
     def check(self) -> None:
-        """Reads every file once; PackageError when any differs from what was exported."""
+        """Reads every file once; PackageError when any differs from what was exported.
+
+        Raises ValueError for a folder of another exporter, which has no hashes.
+        """
+        if self.external is not None:
+            raise ValueError(
+                f"'{self.name}' was written by {self.external.maker}, which notes no hashes to check; leave check out."
+            )
         if faults := self.faults():
             raise self.refusal(faults)
 
@@ -185,6 +194,7 @@ def open_package(folder: str | os.PathLike[str], *, whole: bool = True) -> Packa
     faults = _graph_faults(package)
     if whole and faults:
         raise package.refusal(faults)
+    _check_samples(package)
     package.damaged = {graph.variant: faults[graph.file] for graph in package.listed if graph.file in faults}
     _check_context(package)
     return package
@@ -234,6 +244,17 @@ def _check_links(package: Package) -> None:
     """Of a package of ours, the texts: graphs and weights may lie on another disk, their hashes are listed."""
     if fault := link_fault(package.folder, package.files if package.external is not None else ()):
         raise PackageError(fault)
+
+
+def _check_samples(package: Package) -> None:
+    """Raises PackageError for weights of which parts are not as exported: of the right size, but zero, say."""
+    for name, entry in package.files.items():
+        path = package.folder / name
+        if entry.sampled_sha256 and (found := sampled_sha256(path)) != entry.sampled_sha256:
+            raise PackageError(
+                f"'{path}' is damaged: the sha256 of parts of it is {found}, the manifest says {entry.sampled_sha256}. "
+                f"{_AGAIN}"
+            )
 
 
 def _check_context(package: Package) -> None:
@@ -326,7 +347,11 @@ def _file_entry(name: str, entry: object) -> FileEntry:
     if not isinstance(entry, dict):
         raise PackageError(f"the manifest's entry of '{name}' is {type(entry).__name__}; expected an object.")
     where = f"in the manifest's entry of '{name}',"
-    return FileEntry(bytes=integer_of(entry, "bytes", where, least=0), sha256=text_of(entry, "sha256", where))
+    return FileEntry(
+        bytes=integer_of(entry, "bytes", where, least=0),
+        sha256=text_of(entry, "sha256", where),
+        sampled_sha256=text_of(entry, _SAMPLED, where) if _SAMPLED in entry else "",
+    )
 
 
 def _graph(entry: object) -> Graph:

@@ -21,8 +21,9 @@ from embedllm.package.architecture_json import to_json
 from embedllm.package.entries import Graph
 from embedllm.package.external_graph import ExternalGraph
 from embedllm.package.features import FORMAT
+from embedllm.package.file_state import sampled_sha256
 from embedllm.package.links import link_fault
-from embedllm.package.package import sha256
+from embedllm.package.package import WEIGHTS, sha256
 from embedllm.package.packing import Packing
 
 
@@ -60,6 +61,7 @@ def manifest_of(
         "architecture": to_json(model),
         "files": {
             name: {"bytes": path.stat().st_size, "sha256": hashes.get(name) or sha256(path)}
+            | ({"sampled_sha256": sampled_sha256(path)} if name == WEIGHTS else {})
             for name, path in files.items()
         },
     }

@@ -60,7 +60,7 @@ def test_cancelling_ends_all_and_leaves_the_switch_to_its_owner(llm: embedllm.Mo
     again = llm.generate_batch(PROMPTS[:3], GREEDY, max_tokens=2, stop_tokens=[])
     assert [len(one.tokens) for one in again] == [2, 2, 2]
     failing = Cancel()
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="expected a whole number, 1 or more"):
         llm.generate_batch(PROMPTS[:2], GREEDY, max_tokens=0, cancel=failing)
     assert not failing.cancelled
 

@@ -290,8 +290,8 @@ def test_a_stream_ends_when_its_model_is_closed(package: Path) -> None:
     [
         ("", {}, "the prompt is empty"),
         ([], {}, "the prompt is empty"),
-        ("hi", {"max_tokens": 0}, "max_tokens is 0; expected at least 1"),
-        ("hi", {"logprobs": -1}, "logprobs is -1; expected how many tokens to report, 0 or more"),
+        ("hi", {"max_tokens": 0}, "max_tokens is 0; expected a whole number, 1 or more"),
+        ("hi", {"logprobs": -1}, "logprobs is -1; expected how many tokens to report, a whole number"),
         ("hi", {"stop": ""}, "stop strings are a list of texts that are not empty"),
         ("hi", {"stop": ["a", ""]}, "stop strings are a list of texts that are not empty"),
         ("hi", {"tools": []}, "give the prompt as messages"),

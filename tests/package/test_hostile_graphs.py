@@ -1,4 +1,4 @@
-"""Graphs and configurations of others that would never end, or that no reader expects: refused by our errors, at once."""
+"""Graphs and configurations that would never end, or that no reader expects: refused by our errors, at once."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_no_number_of_a_configuration_takes_for_ever(value: int) -> None:
     for family in ("llama", "gemma3n_text", "lfm2_moe", "cohere2"):
         assert family in families()
         tiny = config(family)
-        for key in [key for key, given in tiny.items() if type(given) is int]:
+        for key in [key for key, number in tiny.items() if type(number) is int]:
             started_s = time.monotonic()
             with suppress(ExportError):
                 describe(Config({**tiny, key: value}), None)
@@ -162,6 +162,6 @@ def test_a_vocabulary_of_two_billion_is_refused_at_once(tmp_path: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 2**31 - 1}))
     started_s = time.monotonic()
-    with pytest.raises(ExportError, match="vocab_size|embed_tokens"):
+    with pytest.raises(ExportError, match=r"vocab_size|embed_tokens"):
         convert(folder, tmp_path / "out")
     assert time.monotonic() - started_s < LEAST_S

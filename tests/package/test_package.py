@@ -117,8 +117,11 @@ def test_a_file_in_a_folder_of_the_package_opens(folder: Path) -> None:
     open_package(changed(folder, "files", {**manifest_of(CONTENTS)["files"], "lora/é 日本.bin": entry})).check()  # type: ignore[dict-item]
 
 
-def test_a_folder_of_links_opens(folder: Path, tmp_path: Path) -> None:
-    """As in a download cache, where the files are links into a store."""
+def test_a_folder_of_links_into_a_store_opens_when_they_may_be_followed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's own store needs no switch: tests/package/test_links.py."""
+    monkeypatch.setenv("EMBEDLLM_FOLLOW_LINKS", "1")
     links = tmp_path / "snapshot"
     links.mkdir()
     for path in folder.iterdir():

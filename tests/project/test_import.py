@@ -26,7 +26,7 @@ FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]  # impo
 # Third-party packages, and the only packages or modules that may import them.
 HOMES = {
     "click": ("embedllm.cli.", "embedllm.integrations.llm_plugin"),
-    "filelock": ("embedllm.loading.",),
+    "filelock": ("embedllm.loading.", "embedllm.export.writing.atomic_folder"),
     "gguf": ("embedllm.export.gguf.",),  # read by few files; its error says how to install it
     "google": ("embedllm.profiling.inspection.",),  # protobuf, whose errors onnx raises
     "huggingface_hub": ("embedllm.hub.", "embedllm.loading.hub_cache"),
