@@ -167,22 +167,22 @@ def test_what_is_no_saved_conversation_is_an_error(folder: Path, tmp_path: Path)
 # Forged files: a hash can be repaired by anybody
 
 
+def header_of(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
 def repaired(path: Path, header: dict[str, Any] | None = None, about: Mapping[str, str] = {}) -> None:
     """Writes a header, or changed notes in it, with a hash that fits it."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length]) if header is None else header
+    header = header_of(path) if header is None else header
     header["__metadata__"] |= about
     header["__metadata__"]["sha256"] = "0" * 64
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 64)
     text = text.replace(b'"sha256": "' + b"0" * 64, b'"sha256": "' + sha256(text).hexdigest().encode(), 1)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
-
-
-def header_of(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
 
 @pytest.fixture(scope="module")
