@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.backends.base import Device, WarmsUp, max_batch
@@ -237,16 +236,11 @@ def _open_decoder(package: Package, requested: str | Sequence[str], options: Loa
         adapters=None if adapters is None else Adapters(adapters),
         tuned=tuning.told(engine.device.name, is_overruled=options.threads != 0),
         parse_special=options.parse_special,
-        loaded=None if engine.device.memory else LoadedFiles(_mapped(package)),
+        loaded=None if engine.device.memory else LoadedFiles(package.mapped_files),
     )
     if isinstance(engine, WarmsUp):
         model.runner.call(engine.warm_up)  # so that the first reply comes as soon as later ones
     return model
-
-
-def _mapped(package: Package) -> list[Path]:
-    """The files that a runtime which computes in the machine's memory may have mapped."""
-    return [package.weights] if package.external is None else [package.folder / name for name in package.files]
 
 
 def _recall(package: Package, options: LoadOptions) -> Recalled:

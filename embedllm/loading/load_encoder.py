@@ -9,6 +9,7 @@ from embedllm.generation.defaults import read_defaults
 from embedllm.loading.device_search import open_first
 from embedllm.model.embeddings import Encoding
 from embedllm.model.model import Model
+from embedllm.package.file_state import LoadedFiles
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def open_encoder(package: Package, requested: str | Sequence[str], options: Load
         defaults=defaults,
         memory=memory,
         is_direct=not options.threaded,
+        loaded=None if engine.device.memory else LoadedFiles(package.mapped_files),
         encoding=Encoding(package, tokenizer, engine),
         tuned="embedding and reranker models are not tuned",
     )

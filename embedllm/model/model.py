@@ -420,7 +420,7 @@ class Model:
         truncate: leave out the end of a text of too many tokens; False: raise ContextFull, which names it.
         Raises ValueError for a model that is no embedding model.
         """
-        found = encoding_of(self._encoding, self.name, "an embedding model")
+        found = self._encoder("an embedding model")
         return found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate)
 
     async def aembed(
@@ -433,7 +433,7 @@ class Model:
         truncate: bool = False,
     ) -> F32:
         """As embed(), without blocking the event loop. Cancelling the task ends it."""
-        found = encoding_of(self._encoding, self.name, "an embedding model")
+        found = self._encoder("an embedding model")
         return await run_in_thread(
             lambda own: found.embed(texts, kind=kind, dimensions=dimensions, normalize=normalize, truncate=truncate,
                                     is_cancelled=lambda: own.cancelled)
@@ -447,13 +447,13 @@ class Model:
         top: only the best `top`. truncate: as embed() has it, for a query and a document together.
         Raises ValueError for a model that is no reranker.
         """
-        return encoding_of(self._encoding, self.name, "a reranker").rerank(query, documents, top=top, truncate=truncate)
+        return self._encoder("a reranker").rerank(query, documents, top=top, truncate=truncate)
 
     async def arerank(
         self, query: str, documents: Sequence[str], *, top: int | None = None, truncate: bool = False
     ) -> list[Ranked]:
         """As rerank(), without blocking the event loop. Cancelling the task ends it."""
-        found = encoding_of(self._encoding, self.name, "a reranker")
+        found = self._encoder("a reranker")
         return await run_in_thread(
             lambda own: found.rerank(query, documents, top=top, truncate=truncate, is_cancelled=lambda: own.cancelled)
         )
@@ -491,6 +491,11 @@ class Model:
     ) -> Conversation:
         """As open_conversation(), without blocking the event loop. Cancelling the task ends it."""
         return await run_in_thread(lambda own: Conversation.open(self, path, when_full=when_full, cancel=own))
+
+    def _encoder(self, kind: str) -> Encoding:
+        """Raises ValueError for a model of another kind, PackageError where its weights were changed on disk."""
+        self.runner.check_files()
+        return encoding_of(self._encoding, self.name, kind)
 
     @lists_options(PromptOptions)
     def request(self, prompt: Prompt, sampling: Sampling | None = None, **options: Unpack[PromptOptions]) -> Request:

@@ -118,6 +118,11 @@ class Package:
         return self.folder / (WEIGHTS if self.external is None else self.external.weights)
 
     @property
+    def mapped_files(self) -> list[Path]:
+        """What a runtime that computes in the machine's memory may have mapped."""
+        return [self.weights] if self.external is None else [self.folder / name for name in self.files]
+
+    @property
     def stored(self) -> FileEntry:
         """The weights as they were written; of a folder made by others, its graph with them, and no hash of bytes."""
         if self.external is None:

@@ -17,6 +17,7 @@ from embedllm.errors import PackageError
 from embedllm.export import convert
 from embedllm.package.file_state import LoadedFiles, sampled_sha256
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package
+from tests.support.encoder_folders import write_embedder
 from tests.support.external_folders import transformers_js
 from tests.support.tiny import tiny_checkpoint
 
@@ -116,6 +117,15 @@ def test_weights_that_change_in_place_end_the_next_request_not_the_process(
             llm.generate("ab", max_tokens=1)
         with pytest.raises(PackageError, match="was changed while the model is loaded"):
             list(talk.stream("ab"))
+
+
+def test_weights_of_an_embedding_model_are_watched_too(tmp_path: Path) -> None:
+    folder = convert(write_embedder(tmp_path / "checkpoint"), tmp_path / "package")
+    with embedllm.load(folder, device="cpu") as llm:
+        llm.embed(["a fox"])
+        overwritten(folder / WEIGHTS)
+        with pytest.raises(PackageError, match="was changed while the model is loaded"):
+            llm.embed(["a fox"])
 
 
 def test_weights_that_were_replaced_or_deleted_are_still_mapped(whole: Path, package: Path) -> None:
