@@ -18,6 +18,7 @@ from embedllm.export import Progress, Recipe, convert
 from embedllm.export.layout import CONSTANTS
 from embedllm.export.rounding.quantize import quantize
 from embedllm.files.safetensors_header import read_header
+from embedllm.package.file_state import sampled_sha256
 from embedllm.package.package import MANIFEST, WEIGHTS, open_package, sha256
 from embedllm.package.packing import Packing
 from embedllm.profiling.inspection.graph_check import check_ir
@@ -71,7 +72,8 @@ def test_the_folder_holds_what_the_manifest_says_and_nothing_else(checkpoint: Pa
     assert set(files) == expected
     assert {path.name for path in package.iterdir()} == {MANIFEST, *expected}
     for name, entry in files.items():
-        assert entry == {"bytes": (package / name).stat().st_size, "sha256": sha256(package / name)}
+        sampled = {"sampled_sha256": sampled_sha256(package / name)} if name == WEIGHTS else {}
+        assert entry == {"bytes": (package / name).stat().st_size, "sha256": sha256(package / name), **sampled}
     assert manifest["license"] == "apache-2.0"
     for name in ("LICENSE", "tokenizer.json", "chat_template.jinja"):
         assert (package / name).read_bytes() == (checkpoint / name).read_bytes()
