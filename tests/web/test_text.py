@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import embedllm
 from embedllm.errors import PackageError, TemplateError
+from embedllm.export.gguf.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from embedllm.generation.defaults import read_defaults
 from embedllm.text.chat_template import ChatTemplate
 from embedllm.text.jinja_sandbox import SandboxedTemplate
@@ -120,7 +121,8 @@ def test_tokens_and_texts_are_those_of_python(tmp_path: Path, node: str, node_mo
         if config is not None:
             (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         kinds.append(vectors_of(build.__name__, folder, 170))
-    vectors = {"kinds": kinds, "letters": letters(), "unknown": unknown(tmp_path), **faults(tmp_path)}
+    more = {"letters": letters(), "splits": splits(), "unknown": unknown(tmp_path)}
+    vectors = {"kinds": kinds, **more, **faults(tmp_path)}
     run_node(node, node_modules, "tokenizer.test.mjs", vectors, tmp_path)
 
 
@@ -148,6 +150,18 @@ def letters() -> dict[str, Any]:
         found = {code: count for code, count in counts.items() if count != 1}
         cuts.append({"part": json.loads(cutter.__getstate__()), "cuts": found})
     return {"codes": codes, "normalizers": made, "preTokenizers": cuts}
+
+
+def splits() -> list[dict[str, Any]]:
+    """What the pre-tokenizers that GGUF files name make of texts, pattern by pattern."""
+    patterns = sorted({regex for one in PRE_TOKENIZERS.values() for regex in (*one.regexes, *one.byte_regexes)})
+    texts = [text[:300] for text in strings(11, 40)] + ["漢字kanjiABCかな 漢A", "1234567, 12 1234x56789"]
+    made: list[dict[str, Any]] = []
+    for pattern in patterns:
+        part = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        cuts = [(text, [piece for piece, _ in part.pre_tokenize_str(text)]) for text in texts]
+        made.append({"part": json.loads(part.__getstate__()), "cuts": cuts})
+    return made
 
 
 def unknown(folder: Path) -> list[dict[str, Any]]:

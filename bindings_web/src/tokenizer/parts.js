@@ -28,7 +28,8 @@ export function regularExpression(library, pattern) {
   if (typeof pattern?.Regex !== "string") return refuse(`the pattern ${JSON.stringify(pattern)}`);
   if (NOT_SAME.test(pattern.Regex)) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
   try {
-    const made = new library.SplitPreTokenizer({ type: "Split", pattern, behavior: "Isolated", invert: false }).pattern;
+    const folded = { Regex: pattern.Regex.replace(/\(\?i:[^()]*\)/g, withFoldedClasses) };
+    const made = new library.SplitPreTokenizer({ type: "Split", pattern: folded, behavior: "Isolated", invert: false }).pattern;
     if (!made) return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
     // (?i:s) and (?i:k) match the long s and the kelvin sign too, which the library leaves out
     return new RegExp(made.source.replaceAll("[sS]", "[sS\u017f]").replaceAll("[kK]", "[kK\u212a]"), "gu");
@@ -36,6 +37,14 @@ export function regularExpression(library, pattern) {
     if (error instanceof PackageError) throw error;
     return refuse(`the pattern ${JSON.stringify(pattern.Regex)}`);
   }
+}
+
+/** As above, for the classes of a group without case. @param {string} group */
+function withFoldedClasses(group) {
+  return group.replace(/\[(?!\^)([^[\]\\]*)\]/g, (_, body) => {
+    const has = new RegExp(`[${body}]`, "i");
+    return `[${body}${has.test("s") ? "\u017f" : ""}${has.test("k") ? "\u212a" : ""}]`;
+  });
 }
 
 /** The parts in a "Sequence", a part alone, or none. @param {Part | null | undefined} part @param {string} name the field of a sequence @returns {Part[]} */

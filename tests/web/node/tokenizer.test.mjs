@@ -7,12 +7,13 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 import { TextStream } from "../../../bindings_web/src/sampling/text_stream.js";
 import * as encoderParts from "../../../bindings_web/src/tokenizer/encoder_parts.js";
+import { preTokenizer } from "../../../bindings_web/src/tokenizer/pretokenize.js";
 import { TextCodec } from "../../../bindings_web/src/tokenizer/tokenizer.js";
 
 const { EMBEDLLM_NODE_MODULES = "", EMBEDLLM_VECTORS = "" } = process.env;
 const SHOWN = 5; // differences that a failure lists
 const library = await import(pathToFileURL(join(EMBEDLLM_NODE_MODULES, "@huggingface/tokenizers/dist/tokenizers.min.mjs")).href);
-const { kinds, damaged, refused, letters, unknown } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
+const { kinds, damaged, refused, letters, splits, unknown } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
 
 /** @param {Record<string, string>} texts */
 const open = (texts) => TextCodec.open(library, new Map(Object.entries(texts)));
@@ -86,6 +87,13 @@ for (const { part, cuts } of letters?.preTokenizers ?? []) {
     assert.deepEqual(wrong.map((/** @type {number} */ code) => code.toString(16)), []);
   });
 }
+
+test("patterns of pre-tokenizers split as Oniguruma does", () => {
+  for (const { part, cuts } of splits ?? []) {
+    const split = preTokenizer(library, part, {});
+    for (const [text, pieces] of cuts) assert.deepEqual(split(text, true), pieces, `${part.pattern.Regex} on ${json(text)}`);
+  }
+});
 
 for (const { texts, known, tokens, text, odd } of unknown ?? []) {
   test(`an unknown token that is unknown itself: ${JSON.stringify(text)} is refused, as in Python`, async () => {

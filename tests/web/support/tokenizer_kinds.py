@@ -159,6 +159,11 @@ def cl100k() -> Tokenizer:
     return byte_level(split(CL100K))
 
 
+def bailing() -> Tokenizer:
+    """Endings without case in a class: of the letters there two have a third form."""
+    return byte_level(split(r"'(?i:[sdmt]|ll|ve|re|[k-l])|\p{L}+|\p{N}|[^\p{L}\p{N}]"))
+
+
 def deepseek() -> Tokenizer:
     return byte_level(split(*DEEPSEEK))
 
@@ -384,7 +389,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "flags": {"eos_token": "<tool_call>", "pad_token": "dog", "extra_special_tokens": {"sound_token": "<sound>"}},
 }
 KINDS: tuple[Callable[[], Tokenizer], ...] = (
-    gpt2, gpt2_prefix, llama3, qwen, o200k, cl100k, deepseek, starcoder, falcon, llama2, gemma, mistral, mistral_always,
-    without_bytes, fused_unknown, unigram, unigram_bytes, word_piece, bert, bert_cased, xlm_roberta,
+    gpt2, gpt2_prefix, llama3, qwen, o200k, cl100k, bailing, deepseek, starcoder, falcon, llama2, gemma, mistral,
+    mistral_always, without_bytes, fused_unknown, unigram, unigram_bytes, word_piece, bert, bert_cased, xlm_roberta,
     t5_mapped, smollm, mpt, bytes_first, unknown_unknown, flags,
 )  # fmt: skip
