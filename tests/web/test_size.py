@@ -17,11 +17,10 @@ WEB = Path(__file__).parents[2] / "bindings_web"
 # bytes, some above what they were in November 2026: they grow by a decision, not by the way
 LIMITS = {
     "the page": 17_000,
-    "the worker": 74_000,
+    "the worker": 78_000,
     "Python": 3_500,
     "JavaScript": 62_000,
     "structured output": 34_000,
-    "tokenizers of encoders": 4_000,
     "formats in templates": 4_800,
 }
 LATER = {
@@ -29,7 +28,6 @@ LATER = {
     "engine_javascript": "JavaScript",
     "grammar": "structured output",
     "response_format": "structured output",
-    "encoder_parts": "tokenizers of encoders",
     "format": "formats in templates",
 }
 

@@ -1,4 +1,4 @@
-/** Normalizers and pre-tokenizers of BERT's, T5's and XLM-RoBERTa's kind: loaded for the few files that have them.
+/** Normalizers and pre-tokenizers of BERT's, T5's and XLM-RoBERTa's kind.
  *
  * The tables of the package `tokenizers` 0.23 are those of Unicode 8 and 9: the classes here leave out what came later
  * and a browser knows (found by a comparison of every character, which tests/web/test_text.py repeats).

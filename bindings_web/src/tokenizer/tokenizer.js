@@ -8,6 +8,7 @@
 import { PackageError } from "../errors.js";
 import { AddedTokens, addedTokenSplitter } from "./added_tokens.js";
 import { decoder } from "./detokenize.js";
+import { NORMALIZERS, PRE_TOKENIZERS } from "./encoder_parts.js";
 import { normalizer } from "./normalize.js";
 import { postProcessor } from "./postprocess.js";
 import { preTokenizer } from "./pretokenize.js";
@@ -18,9 +19,6 @@ import { addedToken, reason, readTokenizerConfig } from "../package/tokenizer_co
 /** @typedef {import("../package/tokenizer_config.js").TokenizerConfig} TokenizerConfig */
 
 const LONE_SURROGATE = /\p{Cs}/u;
-const OF_ENCODERS = /"type":\s*"(?:BertNormalizer|BertPreTokenizer|NFKC|NFKD|Nmt|Precompiled|Punctuation|StripAccents)"/;
-
-/** @typedef {Partial<typeof import("./encoder_parts.js")>} EncoderParts */
 
 export class TextCodec {
   #added;
@@ -39,13 +37,7 @@ export class TextCodec {
    * @param {Library} library
    * @param {Map<string, string>} texts
    */
-  static async open(library, texts) {
-    const isOfEncoder = OF_ENCODERS.test(texts.get("tokenizer.json") ?? "");
-    return new TextCodec(library, texts, isOfEncoder ? await import("./encoder_parts.js") : {});
-  }
-
-  /** Use open(). @param {Library} library @param {Map<string, string>} texts @param {EncoderParts} parts */
-  constructor(library, texts, { NORMALIZERS = {}, PRE_TOKENIZERS = {} }) {
+  constructor(library, texts) {
     const text = texts.get("tokenizer.json");
     if (text === undefined) throw new PackageError("the model has no tokenizer.json. Copy it from the model that the folder was made of.");
     const config = readTokenizerConfig(texts);

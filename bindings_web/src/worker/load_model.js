@@ -47,7 +47,7 @@ export async function load(url, { device: wish = "auto", threads = 0, onProgress
   const wished = candidates(await found(), wish);
   const [{ sha256 }, library] = await Promise.all([loadLibrary("hashes", urls), loadLibrary("tokenizers", urls)]);
   const opened = await openPackage(url, { store: await Store.open({ sha256 }), onProgress, signal });
-  const tokenizer = await TextCodec.open(library, opened.texts); // before the weights
+  const tokenizer = new TextCodec(library, opened.texts); // before the weights
   const decoder = new Decoder(opened.manifest);
   const base = libraryUrl("onnxruntime", urls);
   /** @type {Device[]} */

@@ -16,7 +16,7 @@ const library = await import(pathToFileURL(join(EMBEDLLM_NODE_MODULES, "@hugging
 const { kinds, damaged, refused, letters, splits, unknown } = JSON.parse(readFileSync(EMBEDLLM_VECTORS, "utf8"));
 
 /** @param {Record<string, string>} texts */
-const open = (texts) => TextCodec.open(library, new Map(Object.entries(texts)));
+const open = async (texts) => new TextCodec(library, new Map(Object.entries(texts)));
 /** @param {unknown} value */
 const json = (value) => JSON.stringify(value);
 
