@@ -24,6 +24,7 @@ from embedllm.loading.memory_estimate import estimate_memory, shortfall
 from embedllm.package.package import Package, open_package
 from embedllm.package.tensors import kv_bytes
 from tests.benchmarks.bench_memory import in_fresh_process
+from tests.support.tiny import tiny_checkpoint
 
 DEMO = Path(embedllm.__file__).parent / "demo"
 TOLERANCE = 0.2  # of what was measured, and as many bytes as allocators differ by: docs/performance.md#memory
@@ -223,6 +224,17 @@ def test_the_command_as_json(demo: Package, monkeypatch: pytest.MonkeyPatch) -> 
     expected = estimate_memory(demo, device(demo, "cpu"), context=2000)
     assert found["needed_bytes"] == expected.needed_bytes
     assert (found["fits"], found["largest_context"]) == (False, expected.largest_context)
+
+
+def test_a_checkpoint_is_estimated_as_its_export_and_not_exported(
+    tmp_path: Path, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
+    options = ("--device", "cpu", "--json")
+    (exported,), (found,) = (json.loads(run(str(one), *options)) for one in (tiny_package("llama"), checkpoint))
+    assert (found["context"], found["weights_bytes"]) == (exported["context"], exported["weights_bytes"])
+    assert not (tmp_path / "cache" / "exports").exists()
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:

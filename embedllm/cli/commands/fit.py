@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_json: bool) -> None:
     """Estimate the memory that a model needs on a device, for one sequence, and what is free; nothing is loaded.
 
-    MODEL is a directory, 'demo', a GGUF file, or a cached hub repository. All memory of a discrete GPU counts as free.
+    MODEL is a directory, 'demo', a GGUF file, or a cached hub repository. Of a checkpoint only the small files are
+    read: it is estimated as exported by default. All memory of a discrete GPU counts as free.
     """
     from embedllm.loading.memory_estimate import estimate_memory
 
-    package = open_folder(model)
+    package = _described(model)
     found = [
         estimate_memory(package, one, context=context, exact=exact)
         for one in _devices(package, device or "", exact=exact)
@@ -43,6 +44,18 @@ def fit(*, model: str, device: str | None, context: int | None, exact: bool, as_
     _show(found)
     if any(not one.is_measured for one in found):
         note("~ rough estimate: weights file and KV cache, without the overhead of the runtime")
+
+
+def _described(model: str) -> Package:
+    from embedllm.loading.local_checkpoint import is_checkpoint
+
+    if not is_checkpoint(model):
+        return open_folder(model)
+    from embedllm.export import Recipe
+    from embedllm.export.estimate import expected_package
+    from embedllm.hub.location import locate
+
+    return expected_package(locate(model), Recipe())
 
 
 def _devices(package: Package, requested: str, *, exact: bool) -> list[Device]:
