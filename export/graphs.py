@@ -94,7 +94,7 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
     data = _made(package, variant_name, tokens)
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     before = package.files.get(graph.file)
-    is_same = before is not None and dataclasses.asdict(before) == entry
+    is_same = before is not None and before.as_json() == entry
     if not is_same and graph in package.listed:
         write_json(folder / MANIFEST, _changed(package, graph, None))
     if not is_same or package.fault(graph.file):
@@ -151,7 +151,7 @@ def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) ->
     """The manifest with a graph, or without it when there is no entry of its file."""
     manifest = dict(package.manifest)
     graphs = {g.variant: g for g in package.listed if g.variant != graph.variant}
-    files = {name: dataclasses.asdict(found) for name, found in package.files.items() if name != graph.file}
+    files = {name: found.as_json() for name, found in package.files.items() if name != graph.file}
     if entry is not None:
         graphs[graph.variant], files[graph.file] = graph, entry
     places = {name: place for place, name in enumerate(ALL_NAMES)}
@@ -159,6 +159,6 @@ def _changed(package: Package, graph: Graph, entry: dict[str, object] | None) ->
     manifest["graphs"] = [dataclasses.asdict(g) for g in ordered]
     manifest["files"] = dict(sorted(files.items(), key=lambda item: PurePosixPath(item[0])))
     measured, before = manifest.get("verification"), package.files.get(graph.file)
-    if isinstance(measured, dict) and (before is None or entry != dataclasses.asdict(before)):
+    if isinstance(measured, dict) and (before is None or entry != before.as_json()):
         manifest["verification"] = {name: value for name, value in measured.items() if name != graph.file}
     return manifest

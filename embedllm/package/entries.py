@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +21,7 @@ class FileEntry:
     bytes: int
     sha256: str
     sampled_sha256: str = ""  # of blocks of it (embedllm/package/file_state.py); empty: none were hashed
+
+    def as_json(self) -> dict[str, object]:
+        """The entry of a manifest."""
+        return {name: value for name, value in asdict(self).items() if value != ""}

@@ -476,6 +476,12 @@ def test_inspect_finds_a_changed_file(tiny: str, tmp_path: Path) -> None:
         last = file.read(1)[0]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
+    result = embed("inspect", str(folder))
+    assert result.exit_code == 1
+    assert "is damaged: the sha256 of parts of it is" in result.stderr
+    manifest = json.loads((folder / "embedllm.json").read_text(encoding="utf-8"))
+    del manifest["files"]["weights.safetensors"]["sampled_sha256"]  # as if no sample had the byte
+    (folder / "embedllm.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert embed("inspect", str(folder)).exit_code == 0
     result = embed("inspect", str(folder), "--check")
     assert result.exit_code == 1

@@ -185,7 +185,7 @@ def test_a_prompt_without_room_says_both_numbers(host: Host, llm: embedllm.Model
         ("generate", {"prompt": "a", "temprature": 1}, "no parameter 'temprature'"),
         ("generate", {"prompt": "a", "temperature": -1}, "temperature"),
         ("generate", {"prompt": "a", "max_tokens": True}, "expected a whole number"),
-        ("generate", {"prompt": "a", "max_tokens": 0}, "at least 1"),
+        ("generate", {"prompt": "a", "max_tokens": 0}, "1 or more"),
         ("generate", {"prompt": ""}, "empty"),
         ("chat", {"messages": "hello"}, "expected a list of"),
         ("chat", {"messages": []}, "at least one object"),

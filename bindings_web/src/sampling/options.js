@@ -4,6 +4,7 @@ import { checkedSeed } from "./mersenne_twister.js";
 
 // vLLM's limit; below it the differences of two float32 logits over the temperature mean nothing.
 const LEAST_TEMPERATURE = 1e-5;
+const MOST_ID = 2 ** 31 - 1; // graphs take signed ids
 
 /**
  * @typedef {object} SamplingOptions
@@ -125,8 +126,8 @@ function biases(given) {
   if (Symbol.iterator in given) for (const [token, bias] of given) byToken.set(token, bias);
   else for (const [key, bias] of Object.entries(given)) byToken.set(idOf(key), bias);
   for (const [token, bias] of byToken) {
-    if (!Number.isSafeInteger(token) || token < 0) {
-      throw new RangeError(`logit_bias has the token ${shown(token)}; expected token ids, 0 or more`);
+    if (!Number.isSafeInteger(token) || token < 0 || token > MOST_ID) {
+      throw new RangeError(`logit_bias has the token ${shown(token)}; expected token ids, 0 to ${MOST_ID}`);
     }
     if (bias === -Infinity) continue;
     check(`logit_bias of token ${token}`, bias, -100, 100, "-100 to 100, or -Infinity to forbid the token");
