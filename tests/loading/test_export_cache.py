@@ -17,10 +17,7 @@ from embedllm.loading.export_cache import cached_export, exports, exports_folder
 KEY = {"repository": "org/name", "commit": "1" * 40}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 class Maker:

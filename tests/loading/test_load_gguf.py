@@ -20,11 +20,7 @@ from embedllm.loading.resolve import find_package
 from tests.support.gguf_files import write_gguf
 from tests.support.tiny import tiny_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

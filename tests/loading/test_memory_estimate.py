@@ -227,14 +227,13 @@ def test_the_command_as_json(demo: Package, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_checkpoint_is_estimated_as_its_export_and_not_exported(
-    tmp_path: Path, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_package: Callable[..., Path], cache: Path
 ) -> None:
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache")
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
     options = ("--device", "cpu", "--json")
     (exported,), (found,) = (json.loads(run(str(one), *options)) for one in (tiny_package("llama"), checkpoint))
     assert (found["context"], found["weights_bytes"]) == (exported["context"], exported["weights_bytes"])
-    assert not (tmp_path / "cache" / "exports").exists()
+    assert not (cache / "exports").exists()
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
