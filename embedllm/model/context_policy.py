@@ -6,7 +6,7 @@ The history itself stays whole. Standard library only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ from embedllm.generation.request import Request
 from embedllm.kv_cache.block_cache import common_prefix
 from embedllm.kv_cache.context_shift import SINK, ContextShift
 from embedllm.text.chat_template import Message
+from embedllm.text.prompt import SYSTEM_ROLES, role_of
 
 if TYPE_CHECKING:
     from embedllm.package.architecture import Decoder
 
-_SYSTEM = ("system", "developer")
 _REPLY = 4  # the part of the context that is free for a reply of any length: a quarter
 _REST = 4  # free besides after turns were dropped, so that not every turn drops some
 
@@ -48,19 +48,14 @@ class PendingTurn:
     def turns(self) -> list[int]:
         """Where each turn begins. What comes before the first one, the system message, is part of all that is seen."""
         lead = 0
-        while lead < len(self.messages) and _role(self.messages[lead]) in _SYSTEM:
+        while lead < len(self.messages) and role_of(self.messages[lead]) in SYSTEM_ROLES:
             lead += 1
-        users = [at for at in range(lead, len(self.messages)) if _role(self.messages[at]) == "user"]
+        users = [at for at in range(lead, len(self.messages)) if role_of(self.messages[at]) == "user"]
         return users if users[:1] == [lead] or lead == len(self.messages) else [lead, *users]
 
     def shown(self, start: int) -> list[Message]:
         """The system message and all from a message on."""
         return [*self.messages[: self.turns[0]], *self.messages[start:]] if self.turns else list(self.messages)
-
-
-def _role(message: object) -> object:
-    """None where there is none: the chat template's own check says what is wrong with such a message."""
-    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def drop_oldest(asked: PendingTurn, seen: VisibleHistory) -> tuple[Request, VisibleHistory]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from embedllm.text.chat_template import JSON
 
+SYSTEM_ROLES = ("system", "developer")
 Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer] | Sequence[Message]"
 
 
@@ -31,6 +32,11 @@ class TemplateOptions:
 def are_messages(prompt: object) -> bool:
     """Whether a prompt goes through the chat template."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def role_of(message: object) -> object:
+    """None where there is none: the chat template's own check says what is wrong with such a message."""
+    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def check_messages(messages: object) -> None:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from embedllm.text.prompt import SYSTEM_ROLES, role_of
+
 if TYPE_CHECKING:
     from embedllm.text.chat_template import Message
     from embedllm.types import JSON
@@ -20,7 +22,6 @@ _HOW = (
     'To call a tool, reply with one JSON object and nothing else: {"name": the tool\'s name, "arguments": '
     "{its arguments}}. The next message has its result. When no tool is needed, answer in plain text."
 )
-_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class TemplateGaps:
             return [_with_content(shown[0], "\n\n", text, is_before=False), *shown[1:]]
         if self.has_system:
             return [{"role": "system", "content": text}, *shown]
-        place = next((place for place, message in enumerate(shown) if _role(message) == "user"), None)
+        place = next((place for place, message in enumerate(shown) if role_of(message) == "user"), None)
         if place is None:
             return [{"role": "user", "content": text}, *shown]
         return [*shown[:place], _with_content(shown[place], "\n\n", text, is_before=True), *shown[place + 1 :]]
@@ -56,12 +57,8 @@ class TemplateGaps:
         return replace(self, hides_calls=bool(self.hides_tools))
 
 
-def _role(message: object) -> object:
-    return message.get("role") if isinstance(message, Mapping) else None
-
-
 def _begins_with_system(messages: Sequence[Message]) -> bool:
-    return isinstance(messages, Sequence) and bool(messages) and _role(messages[0]) in _SYSTEM_ROLES
+    return isinstance(messages, Sequence) and bool(messages) and role_of(messages[0]) in SYSTEM_ROLES
 
 
 def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
@@ -73,7 +70,7 @@ def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
     shown: list[Message] = []
     is_result = False
     for message in messages:
-        role = _role(message)
+        role = role_of(message)
         calls = message.get("tool_calls") if role == "assistant" else None
         if isinstance(calls, list) and calls:
             texts = [_call_text(call, names) for call in calls]
@@ -84,7 +81,7 @@ def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
             name = message.get("name") or (names.get(call_id) if isinstance(call_id, str) else None)
             told = f"Result of {name}:\n" if name else "Result:\n"
             message = _with_content({"role": "user", "content": message.get("content")}, "", told, is_before=True)
-        if is_result and _role(message) == "user":
+        if is_result and role_of(message) == "user":
             message = _joined(shown.pop(), message)
         is_result = role == "tool"
         shown.append(message)
