@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack, overload
 
 from embedllm.errors import PackageError
 from embedllm.openai.replies import ChunkWriter, Head, chat_completion
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from embedllm.text.chat_template import Message as GivenMessage
     from embedllm.text.protocols import ModelCodec
 
+C = TypeVar("C")
+
 
 class OpenAI:
     """OpenAI's client over a loaded model: `client.chat.completions.create(...)`, in this process.
@@ -26,43 +28,33 @@ class OpenAI:
     It holds nothing of its own: close the model, not the client. Calls from several threads are batched as the model's.
     """
 
-    chat: Chat
+    chat: Chat[Completions]
     """`chat.completions.create()` is the one call."""
 
     def __init__(self, model: Model) -> None:
         """model: loaded; it answers every request, whatever its `model` says."""
-        self.chat = Chat(model)
+        self.chat = Chat(Completions(model))
 
 
 class AsyncOpenAI:
     """OpenAI's client for asyncio: `await client.chat.completions.create(...)`."""
 
-    chat: AsyncChat
+    chat: Chat[AsyncCompletions]
     """`chat.completions.create()` is the one call."""
 
     def __init__(self, model: Model) -> None:
         """model: loaded; it answers every request, whatever its `model` says."""
-        self.chat = AsyncChat(model)
+        self.chat = Chat(AsyncCompletions(model))
 
 
-class Chat:
+class Chat(Generic[C]):
     """What is under `client.chat`."""
 
-    completions: Completions
+    completions: C
     """Has create()."""
 
-    def __init__(self, model: Model) -> None:
-        self.completions = Completions(model)
-
-
-class AsyncChat:
-    """What is under `client.chat` of AsyncOpenAI."""
-
-    completions: AsyncCompletions
-    """Has create()."""
-
-    def __init__(self, model: Model) -> None:
-        self.completions = AsyncCompletions(model)
+    def __init__(self, completions: C) -> None:
+        self.completions = completions
 
 
 class Stream:
@@ -111,12 +103,21 @@ class AsyncStream:
         await self.close()
 
 
-class Completions:
-    """What is under `client.chat.completions`."""
+class _Requests:
+    """What both kinds of completions have in common."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._spelling = Spelling(model.tokenizer)
+
+    def _read(self, messages: object, options: CreateOptions, *, is_stream: bool) -> tuple[ChatRequest, Head]:
+        """A request, and what all parts of its reply have in common."""
+        request = chat_request(messages, options, is_stream=is_stream)
+        return request, Head(model=self._model.name, spelled=self._spelling, has_logprobs=request.has_logprobs)
+
+
+class Completions(_Requests):
+    """What is under `client.chat.completions`."""
 
     @overload
     def create(
@@ -169,8 +170,7 @@ class Completions:
         user, metadata, store, safety_identifier, prompt_cache_key, service_tier: have no effect.
         Raises TypeError for other parameters, and what Model.generate() raises.
         """
-        request = chat_request(messages, options, is_stream=stream is True)
-        head = _head(self._model, self._spelling, request)
+        request, head = self._read(messages, options, is_stream=stream is True)
         if stream:
             chunks = self._model.stream(request.messages, **request.options)
             return Stream(_chunks(chunks, ChunkWriter(head, counts_tokens=request.counts_tokens)))
@@ -179,12 +179,8 @@ class Completions:
         return chat_completion(head, [self._model.generate(request.messages, **request.options)])
 
 
-class AsyncCompletions:
+class AsyncCompletions(_Requests):
     """What is under `client.chat.completions` of AsyncOpenAI."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._spelling = Spelling(model.tokenizer)
 
     @overload
     async def create(
@@ -215,8 +211,7 @@ class AsyncCompletions:
         **options: Unpack[CreateOptions],
     ) -> ChatCompletion | AsyncStream:
         """As Completions.create(), without blocking the event loop. Cancelling the task ends the reply."""
-        request = chat_request(messages, options, is_stream=stream is True)
-        head = _head(self._model, self._spelling, request)
+        request, head = self._read(messages, options, is_stream=stream is True)
         if stream:
             writer = ChunkWriter(head, counts_tokens=request.counts_tokens)
             chunks = self._model.astream(request.messages, **request.options)
@@ -245,10 +240,6 @@ class Spelling:
             spelled = self._bytes[token]
             return spelled.decode("utf-8", "replace"), list(spelled)
         return self._tokenizer.decode([token], special=True), None
-
-
-def _head(model: Model, spelling: Spelling, request: ChatRequest) -> Head:
-    return Head(model=model.name, spelled=spelling, has_logprobs=request.has_logprobs)
 
 
 def _chunks(chunks: Generator[Chunk, None, None], writer: ChunkWriter) -> Generator[ChatCompletionChunk, None, None]:
