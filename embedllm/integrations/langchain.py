@@ -30,7 +30,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from embedllm.generation.chunk import Chunk, Statistics
-from embedllm.integrations.shared_models import given, json_format, shared_model
+from embedllm.integrations.shared_models import given, in_thread, json_format, shared_model
 from embedllm.model.model import Model
 from embedllm.tools.calls import ToolCall
 
@@ -75,11 +75,6 @@ class ChatEmbedLLM(BaseChatModel):
             self.loaded = shared_model(self.model, self.device)
         return self.loaded
 
-    async def _aloaded_model(self) -> Model:
-        from embedllm.generation.run_in_thread import run_in_thread
-
-        return await run_in_thread(lambda _: self._loaded_model())
-
     def _options(self, stop: list[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
         return {**self._defaults(), **given(stop=stop), **options}
 
@@ -101,7 +96,7 @@ class ChatEmbedLLM(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         reply = await model.agenerate(_messages(messages), **self._options(stop, kwargs))
         return _result(reply.text, reply.reasoning, reply.tool_calls, reply.statistics, reply.finish_reason, model)
 
@@ -127,7 +122,7 @@ class ChatEmbedLLM(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         begun: set[int] = set()
         async for chunk in model.astream(_messages(messages), **self._options(stop, kwargs)):
             piece = _chunk(chunk, model, begun)

@@ -35,7 +35,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools.types import BaseTool
 
 from embedllm.generation.chunk import Chunk
-from embedllm.integrations.shared_models import check_calls, function_call, given, shared_model, usage
+from embedllm.integrations.shared_models import check_calls, function_call, given, in_thread, shared_model, usage
 from embedllm.model.model import Model
 from embedllm.text.prompt import Prompt
 from embedllm.tools.calls import ToolCall
@@ -86,11 +86,6 @@ class EmbedLLM(FunctionCallingLLM):
             self._loaded = shared_model(self.model, self.device)
         return self._loaded
 
-    async def _aloaded_model(self) -> Model:
-        from embedllm.generation.run_in_thread import run_in_thread
-
-        return await run_in_thread(lambda _: self._loaded_model())
-
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         named = given(temperature=self.temperature, top_p=self.top_p, seed=self.seed, max_tokens=self.max_tokens)
         return {**self.options, **named, **options}
@@ -103,7 +98,7 @@ class EmbedLLM(FunctionCallingLLM):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         reply = _Reply()
         chunks = model.astream(_messages(messages), **self._options(kwargs))
         return [reply.chat(chunk) async for chunk in chunks][-1]
@@ -121,7 +116,7 @@ class EmbedLLM(FunctionCallingLLM):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         chunks = model.astream(_messages(messages), **self._options(kwargs))
 
         async def replies() -> ChatResponseAsyncGen:
@@ -143,7 +138,7 @@ class EmbedLLM(FunctionCallingLLM):
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         chunks = model.astream(self._prompt(prompt, formatted, model), **self._options(kwargs))
         reply = _Reply()
         return [reply.completion(chunk) async for chunk in chunks][-1]
@@ -164,7 +159,7 @@ class EmbedLLM(FunctionCallingLLM):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:  # fmt: skip
-        model = await self._aloaded_model()
+        model = await in_thread(self._loaded_model)
         chunks = model.astream(self._prompt(prompt, formatted, model), **self._options(kwargs))
 
         async def replies() -> CompletionResponseAsyncGen:
@@ -265,9 +260,7 @@ class EmbedLLMEmbedding(BaseEmbedding):
         return model.embed(texts, kind=kind, dimensions=self.dimensions, truncate=self.truncate).tolist()
 
     async def _aembed(self, texts: list[str], kind: str) -> list[list[float]]:
-        from embedllm.generation.run_in_thread import run_in_thread
-
-        model = await run_in_thread(lambda _: self._loaded_model())
+        model = await in_thread(self._loaded_model)
         return (await model.aembed(texts, kind=kind, dimensions=self.dimensions, truncate=self.truncate)).tolist()
 
     def _get_query_embedding(self, query: str) -> list[float]:

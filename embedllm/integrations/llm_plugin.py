@@ -26,6 +26,7 @@ from embedllm.integrations.shared_models import (
     function_call,
     function_tool,
     given,
+    in_thread,
     json_format,
     shared_model,
 )
@@ -111,9 +112,7 @@ class AsyncEmbedLLM(_Shared, llm.AsyncModel):
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: llm.AsyncConversation | None
     ) -> AsyncGenerator[StreamEvent, None]:
-        from embedllm.generation.run_in_thread import run_in_thread
-
-        model = await run_in_thread(lambda _: self.model())
+        model = await in_thread(self.model)
         chunks: list[Chunk] = []
         async for chunk in model.astream(**self.request(prompt)):
             chunks.append(chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -28,6 +28,13 @@ def shared_model(path: str, device: str | None = None) -> Model:
         if model is None or model.runner.sequences.is_closed:
             model = _loaded[path, device] = load(path, device=device)
         return model
+
+
+async def in_thread(load: Callable[[], Model]) -> Model:
+    """What a first load gives, without blocking the event loop."""
+    from embedllm.generation.run_in_thread import run_in_thread
+
+    return await run_in_thread(lambda _: load())
 
 
 def given(**options: object) -> dict[str, Any]:
