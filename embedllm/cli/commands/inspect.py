@@ -78,14 +78,6 @@ def open_folder(folder: str) -> Package:
     return open_package(find_package(folder, local_files_only=True), whole=False)
 
 
-def check_generates(model: str) -> None:
-    """Raises ValueError for an embedding or reranker model, before it is loaded."""
-    from embedllm.loading.resolve import find_package
-    from embedllm.package.package import open_package
-
-    open_package(find_package(model), whole=False).check_generates()
-
-
 def _show(found: Description, faults: Mapping[str, str] | None) -> None:
     """faults: by file, none when all are as exported; None when that was not looked at."""
     console = new_console()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embedllm.cli.commands.inspect import check_generates
 from embedllm.cli.options import common_options, note
 from embedllm.cli.progress import fetch
 from embedllm.cli.tables import new_console, new_table
@@ -47,11 +46,11 @@ def tune(
         click.echo(json.dumps({"forgotten": count}) if as_json else f"forgotten: {count}")
         return
     fetch(model)
-    check_generates(model)
-    _say_if_busy()
     said: set[str] = set()
 
     def say(trial: str) -> None:
+        if not said:
+            _say_if_busy()
         if trial not in said:
             said.add(trial)
             note(trial)
