@@ -16,7 +16,7 @@ class RuntimeOptions:
     """
 
     threads: int = 0  # of the CPU; 0: one a physical core
-    spinning: bool = False  # threads wait for work without sleeping: ONNX Runtime's on the CPU
+    spinning: bool = False  # ONNX Runtime's threads wait a millisecond for work before they sleep, not 20 us
     floats: bool = False  # activations stay float in 4-bit products, which is nearer: ONNX Runtime's on the CPU
 
     def __post_init__(self) -> None:

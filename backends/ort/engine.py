@@ -50,6 +50,7 @@ _TYPES = {
     "tensor(int8)": np.int8,
     "tensor(uint8)": np.uint8,
 }
+_SPIN_US = "20"  # ONNX Runtime 1.31 has this option, older ones only all or nothing
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
 _log = logging.getLogger("embedllm")
 
@@ -243,8 +244,12 @@ def session_options(runtime: RuntimeOptions, exact: bool) -> ort.SessionOptions:
     options.enable_mem_pattern = False
     # with all threads: half a second instead of three quarters for 0.6B parameters (docs/performance.md#load)
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
-    # a spinning pool eats the cores of the application around us, and is slower beside it (docs/performance.md)
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if runtime.spinning else "0")
+    # as long as from one node to the next: a pool that spins for ONNX Runtime's own millisecond eats the cores of the
+    # application around us, and is slower beside it (docs/performance.md#spinning)
+    spins = runtime.spinning or not _is_old(ort.__version__)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    if not runtime.spinning:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     if exact or runtime.floats:
         options.add_session_config_entry("mlas.qnbit.force_fp32", "1")
     return options

@@ -142,14 +142,15 @@ class Engine:
         return times[0], (times[-1] - times[0]) / (count - 1)
 
 
-def for_genai(folder: Path, into: Path) -> Path:
-    """The folder with its float16 graph named in genai_config.json; hard links, as external data must lie beside."""
+def for_genai(folder: Path, into: Path, *, is_cuda: bool = True) -> Path:
+    """The folder, on CUDA with its float16 graph in genai_config.json; hard links: external data must lie beside."""
     into.mkdir()
     for file in folder.iterdir():
         if file.is_file() and file.name != "genai_config.json":
             os.link(file, into / file.name)
     config = json.loads((folder / "genai_config.json").read_text())
-    config["model"]["decoder"]["filename"] = "model.fp16.onnx"
+    if is_cuda:
+        config["model"]["decoder"]["filename"] = "model.fp16.onnx"
     (into / "genai_config.json").write_text(json.dumps(config))
     return into
 

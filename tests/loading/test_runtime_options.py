@@ -39,16 +39,29 @@ def test_they_say_what_differs_from_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "threads", "spins"),
-    [(DEFAULT, 0, "0"), (RuntimeOptions(threads=3), 3, "0"), (RuntimeOptions(spinning=True), 0, "1")],
+    ("runtime", "threads", "spin_us"),
+    [(DEFAULT, 0, "20"), (RuntimeOptions(threads=3), 3, "20"), (RuntimeOptions(spinning=True), 0, None)],
 )
 def test_onnx_runtime_is_told(
-    runtime: RuntimeOptions, threads: int, spins: str, monkeypatch: pytest.MonkeyPatch
+    runtime: RuntimeOptions, threads: int, spin_us: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort, "compute_threads", lambda: 0)
     options = ort.session_options(runtime, exact=False)
     assert options.intra_op_num_threads == threads
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    duration = "session.intra_op.spin_duration_us"
+    if spin_us is not None:
+        assert options.get_session_config_entry(duration) == spin_us
+    else:
+        with pytest.raises(RuntimeError, match="does not have configuration"):
+            options.get_session_config_entry(duration)
+
+
+def test_an_onnx_runtime_without_short_spinning_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort.ort, "__version__", "1.24.4")
+    for runtime, spins in ((DEFAULT, "0"), (RuntimeOptions(spinning=True), "1")):
+        options = ort.session_options(runtime, exact=False)
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
 
 
 def test_openvino_is_told_the_threads(tiny_package: Callable[..., Path]) -> None:
