@@ -146,6 +146,16 @@ class MovesStored(Protocol):
 
 
 @runtime_checkable
+class KeepsPrefixes(Protocol):
+    """An engine whose stored KV stays in the device's own memory."""
+
+    @property
+    def prefix_bytes(self) -> int:
+        """How much of that memory may be taken for it, unless the caller says so."""
+        ...
+
+
+@runtime_checkable
 class Forgets(Protocol):
     """A session that frees the KV that its layers' windows no longer see.
 

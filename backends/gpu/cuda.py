@@ -57,6 +57,9 @@ _CHECK = "check the driver with nvidia-smi; the CUDA libraries come with onnxrun
 _INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu[cuda,cudnn], which takes its place"
 
 
+_PREFIX_SHARE = 1 / 16  # of the memory that is free behind the weights, for KV that calls have in common
+
+
 def index_of(name: str) -> int:
     """0 for "cuda", 1 for "cuda:1"."""
     return int(name.partition(":")[2] or 0)
@@ -73,6 +76,7 @@ class CudaEngine(ResidentEngine):
         # how many tokens an expert has is known as it runs only: a captured step has one number for ever
         capture = capture and not package.decoder.is_mixture
         super().__init__(package, graph, device, capture=capture, lock=_LOCKS[self.index])
+        self.prefix_bytes = int(self.memory.free_bytes() * _PREFIX_SHARE)
 
     def start(self, path: str, options: ort.SessionOptions) -> ort.InferenceSession:
         return start(path, options, self.index, captures=self.captures)

@@ -332,13 +332,16 @@ CACHE_DIR_BYTES = 4 << 30  # bytes
 
 
 def open_disk_store(
-    cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int, budget_bytes: int
+    cache_dir: str | os.PathLike[str] | None, *, prefix_cache: int | None, budget_bytes: int
 ) -> BlockStore | None:
     """The disk store, or None without a cache_dir.
 
     Raises ValueError for sizes that make no sense, EmbedError when the folder cannot be made.
     """
-    for name, size in (("prefix_cache", prefix_cache), ("cache_dir_bytes", budget_bytes)):
+    for name, size in (
+        ("prefix_cache", 0 if prefix_cache is None else prefix_cache),
+        ("cache_dir_bytes", budget_bytes),
+    ):
         if type(size) is not int or size < 0:
             raise ValueError(f"{name} is {size!r}; expected bytes, 0 or more.")
     if cache_dir is None:

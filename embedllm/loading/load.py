@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from embedllm.backends.base import Device, WarmsUp, max_batch
+from embedllm.backends.base import Device, KeepsPrefixes, WarmsUp, max_batch
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
 from embedllm.generation.defaults import read_defaults
 from embedllm.generation.scheduler import MAX_RUNNING, MAX_WAITING
@@ -47,7 +47,7 @@ def load(
     openvino: OpenVINOOptions | None = None,
     draft: str | os.PathLike[str] | Model | None = None,
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-    prefix_cache: int = PREFIX_CACHE_BYTES,
+    prefix_cache: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
     max_sequences: int | None = None,
@@ -86,7 +86,8 @@ def load(
     default they are plain text, and only the chat template writes special tokens
     (docs/guide-python.md#special-tokens-in-messages).
     prefix_cache: bytes of memory at most for KV that calls have in common (docs/guide-python.md#prefix-cache); it is
-    taken only for what a call before has computed and would lose. 0: a call has nothing but of the one before it.
+    taken only for what a call before has computed and would lose. None: 256 MiB, and on CUDA a sixteenth of the GPU's
+    free memory where that is more. 0: a call has nothing but of the one before it.
     cache_dir: a folder where the KV of prompts is kept for later processes, cache_dir_bytes of it at most; None writes
     nothing. Cached prompts are stored unencrypted.
     max_sequences: maximum concurrent requests; further calls wait for one to end, by `priority`, then in their order.
@@ -283,10 +284,13 @@ def _open_draft(
 def _prefix_cache(
     package: Package, engine: Engine, options: LoadOptions, disk: BlockStore | None, settings: str
 ) -> PrefixCache | None:
-    if not options.prefix_cache and disk is None:
+    budget = options.prefix_cache
+    if budget is None:
+        budget = max(PREFIX_CACHE_BYTES, engine.prefix_bytes if isinstance(engine, KeepsPrefixes) else 0)
+    if not budget and disk is None:
         return None
     model = model_fingerprint(package, engine.device, settings)
-    return PrefixCache(options.prefix_cache, model=model, folder=disk)
+    return PrefixCache(budget, model=model, folder=disk)
 
 
 def devices() -> list[Device]:

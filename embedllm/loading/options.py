@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from embedllm.backends.options import OpenVINOOptions, RuntimeOptions
-from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES, PREFIX_CACHE_BYTES
+from embedllm.kv_cache.prefix_cache import CACHE_DIR_BYTES
 
 if TYPE_CHECKING:
     from embedllm.files.progress import FileProgress, Progress
@@ -39,7 +39,7 @@ class LoadOptions:
     openvino: OpenVINOOptions | None = None
     draft: str | os.PathLike[str] | Model | None = None
     adapters: Mapping[str, str | os.PathLike[str]] | None = None
-    prefix_cache: int = PREFIX_CACHE_BYTES
+    prefix_cache: int | None = None
     cache_dir: str | os.PathLike[str] | None = None
     cache_dir_bytes: int = CACHE_DIR_BYTES
     max_sequences: int | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from embedllm import DeviceUnavailable, Model, PackageError, Sampling, aload, load
+from embedllm.backends.ort.engine import OrtEngine
 from embedllm.export import Recipe
 from embedllm.loading.resolve import package_folder
 
@@ -69,6 +70,27 @@ def test_a_folder_named_demo_goes_before_it(package: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     with load("demo") as model:
         assert model.package.folder.resolve() == tmp_path / "demo"
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_device", "expected"),
+    [(None, None, 256 << 20), (None, 1 << 20, 256 << 20), (None, 4 << 30, 4 << 30), (1 << 20, 4 << 30, 1 << 20)],
+)
+def test_the_prefix_cache_is_as_large_as_asked_or_as_the_device_has_room(
+    package: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, on_device: int | None, expected: int
+) -> None:
+    if on_device is not None:
+        monkeypatch.setattr(OrtEngine, "prefix_bytes", on_device, raising=False)
+    with load(package, device="cpu", prefix_cache=asked) as llm:
+        cache = llm.runner.sequences.prefix_cache
+        assert cache is not None
+        assert cache.statistics.capacity_bytes == expected
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1 GiB"])
+def test_a_prefix_cache_of_no_bytes_is_refused(package: Path, wrong: object) -> None:
+    with pytest.raises(ValueError, match="prefix_cache is"):
+        load(package, device="cpu", prefix_cache=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -79,6 +79,9 @@ def test_a_shared_prefix_is_taken_from_the_gpu(llm: Model) -> None:
     assert second.statistics.cached_tokens >= first.statistics.prompt_tokens - 4
     llm.release()
     assert llm.generate(prefix + "b", GREEDY, max_tokens=4, stop_tokens=()).tokens == second.tokens
+    cache = llm.runner.sequences.prefix_cache
+    assert cache is not None
+    assert cache.statistics.capacity_bytes > 256 << 20  # it is the GPU's memory, not the host's
 
 
 def test_requests_wait_where_memory_is_short(alone: list[tuple[int, ...]]) -> None:
