@@ -1,11 +1,13 @@
 """Other engines, through the public API of each, greedy and with the same num_threads. None has type information.
 
-onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36, transformers 5.23 with torch 2.13.
+onnxruntime-genai 0.18, openvino-genai 2026.4, llama-cpp-python 0.3.36 or xllamacpp 2026.10, transformers 5.23 with
+torch 2.13.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import time
 from collections.abc import Sequence
@@ -124,6 +126,52 @@ class LlamaCpp:
             if len(times) == count:
                 break
         return times
+
+
+class XllamaCpp:
+    """llama.cpp by xllamacpp, whose wheels need no compiler, over a GGUF file: its server, called in this process."""
+
+    def __init__(self, path: str, *, threads: int, capacity: int) -> None:
+        """capacity: tokens for which KV memory is allocated up front."""
+        self._module: Any = importlib.import_module("xllamacpp")
+        options = self._module.CommonParams()
+        options.model.path, options.n_ctx, options.n_parallel, options.verbosity = path, capacity, 1, 0
+        if threads:
+            options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+        self._server = self._module.Server(options)
+        self._options = path, threads
+
+    @cached_property
+    def about(self) -> About:
+        from embedllm.export.gguf.reader import read_model
+
+        path, threads = self._options
+        metadata = read_model(Path(path)).metadata
+        words = {key: str(value) for key, value in metadata.items() if isinstance(value, int | str)}
+        tokens = metadata["tokenizer.ggml.tokens"]
+        assert isinstance(tokens, list)
+        versions = {"xllamacpp": self._module.__version__}
+        features = " ".join(self._module.get_system_info().split())
+        return _about(gguf_facts(Path(path), words, len(tokens)), versions, threads, keeps=True, hardware=features)
+
+    def run(self, tokens: Sequence[int], count: int) -> list[float]:
+        """A chunk comes when its text is whole, so that some have several tokens: each of these came then."""
+        start, times = time.perf_counter(), []
+
+        def note(chunk: dict[str, Any]) -> bool:
+            made = chunk.get("timings", {}).get("predicted_n", len(times))
+            times.extend([time.perf_counter() - start] * (made - len(times)))
+            return False  # True stops
+
+        self._server.handle_completions({"prompt": list(tokens), "n_predict": count, "temperature": 0.0, "stream": True,
+                                         "ignore_eos": True, "timings_per_token": True}, note)  # fmt: skip
+        return times
+
+
+def llama_cpp(path: str, *, threads: int, capacity: int) -> LlamaCpp | XllamaCpp:
+    """By whichever package is there."""
+    kind = XllamaCpp if importlib.util.find_spec("llama_cpp") is None else LlamaCpp
+    return kind(path, threads=threads, capacity=capacity)
 
 
 class Transformers:

@@ -24,6 +24,7 @@ class Peer:
     install: str
     source: str  # what follows the colon
     takes_our_folder: bool = False
+    or_module: str = ""  # which is taken where the others are not installed
 
 
 PEERS: Mapping[str, Peer] = {
@@ -31,7 +32,8 @@ PEERS: Mapping[str, Peer] = {
                 takes_our_folder=True),
     OPENVINO_GENAI: Peer(modules=("openvino_genai",), install="pip install openvino-genai", source="FOLDER",
                          takes_our_folder=True),
-    LLAMA_CPP: Peer(modules=("llama_cpp",), install="pip install llama-cpp-python", source="FILE.gguf"),
+    LLAMA_CPP: Peer(modules=("llama_cpp",), install="pip install xllamacpp (or llama-cpp-python, which is compiled for "
+                    "this CPU)", source="FILE.gguf", or_module="xllamacpp"),
     TRANSFORMERS: Peer(modules=("transformers", "torch"), install="pip install transformers torch", source="FOLDER"),
 }  # fmt: skip
 
@@ -66,7 +68,8 @@ def against_spec(text: str, own: Spec) -> Spec:
     if engine not in PEERS:
         return _ours(text)
     peer = PEERS[engine]
-    if missing := [module for module in peer.modules if importlib.util.find_spec(module) is None]:
+    missing = [module for module in peer.modules if importlib.util.find_spec(module) is None]
+    if missing and not (peer.or_module and importlib.util.find_spec(peer.or_module)):
         raise ValueError(f"'{engine}' is not installed (no module '{missing[0]}'). Install it: {peer.install}")
     if not source and not peer.takes_our_folder:
         raise ValueError(f"--against {engine} does not say what to run; expected {engine}:{peer.source}.")

@@ -36,7 +36,7 @@ def open_engine(config: Mapping[str, Any]) -> Engine:
                     prefix_cache=config["prefix_cache"])  # fmt: skip
     from embedllm.profiling.bench import peers
 
-    kinds = {specs.GENAI: peers.Genai, specs.OPENVINO_GENAI: peers.OpenVINOGenai, specs.LLAMA_CPP: peers.LlamaCpp,
+    kinds = {specs.GENAI: peers.Genai, specs.OPENVINO_GENAI: peers.OpenVINOGenai, specs.LLAMA_CPP: peers.llama_cpp,
              specs.TRANSFORMERS: peers.Transformers}  # fmt: skip
     return kinds[config["engine"]](config["path"], threads=config["threads"], capacity=config["capacity"])
 

@@ -17,6 +17,7 @@ from embedllm.profiling.bench.ours import layers_packing
 from embedllm.profiling.bench.process import Process
 from embedllm.profiling.bench.specs import Spec, own_spec
 from tests.cli.test_commands import embed
+from tests.support.gguf_files import write_gguf
 from tests.support.tiny import tiny_checkpoint
 
 NUMBER, TEXT = {"type": "number", "exclusiveMinimum": 0}, {"type": "string", "minLength": 1}
@@ -273,6 +274,22 @@ def test_genai_goes_on_from_what_it_holds_as_from_nothing(tiny_package: Callable
     assert again._held == fresh._held
     assert len(fresh._held) == 8 + 5  # the last token was not fed
     assert again.about == fresh.about
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_llama_cpp_by_xllamacpp_gives_each_token_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    from embedllm.profiling.bench.peers import XllamaCpp
+
+    tiny_checkpoint(tmp_path, "llama")
+    llama = XllamaCpp(str(write_gguf(tmp_path / "model.gguf", tmp_path)), threads=1, capacity=64)
+    times = llama.run([5, 9, 40, 41, 42, 77], 6)
+    assert len(times) == 6
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert llama.about.vocabulary > 77
+    assert "xllamacpp" in llama.about.versions
 
 
 @pytest.mark.peer
