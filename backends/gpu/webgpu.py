@@ -1,4 +1,4 @@
-"""ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU.
+"""ONNX Runtime's WebGPU provider, a plug-in: KV and logits stay on the GPU, and steps are replayed as captured.
 
 It runs on Vulkan, Direct3D 12 and Metal, through Dawn. There is one GPU of it in a process, which one thread at a time
 may use. Which GPU that is the provider (0.4.0) does not tell and cannot be told: Dawn takes the one that it expects to
@@ -7,36 +7,48 @@ be fastest, and a software driver when there is no other.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
+from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession
+from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
 from embedllm.backends.system import vulkan
-from embedllm.errors import DeviceError
+from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package.entries import Graph
 from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16
 from embedllm.package.package import Package
 
+if TYPE_CHECKING:
+    from embedllm.types import Logits
+
 CHUNK = 512  # tokens of a prompt fed at once: short enough for a display driver's patience, and for an interrupt
 ALLOW_SOFTWARE = "EMBEDLLM_ALLOW_SOFTWARE_GPU"  # environment variable: "1" makes software adapters available
+CAPTURE = "EMBEDLLM_WEBGPU_CAPTURE"  # environment variable: "0" runs each step kernel by kernel
 _SPARE = 2  # buffers of closed sessions that wait for the next one
 _QUIET = 4  # log severity "fatal": errors are raised here, and a library does not print
-_WARM_UP = (32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
+_WARM_UP = (CHUNK, 32, 4, 1)  # tokens fed at once for which the provider has kernels of their own (docs/webgpu.md)
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph that is given as bytes
 # operators that do the work: none of them may be left to the CPU
 _HEAVY = {"MatMul", "MatMulNBits", "GroupQueryAttention", "GatherBlockQuantized", "SimplifiedLayerNormalization",
           "SkipSimplifiedLayerNormalization"}  # fmt: skip
+_NOT_CAPTURED = -1  # in place of the number of a captured graph
+_TOLERANCE = 0.5  # standard deviations of logits: float16 stays below 0.1, a wrong length or position makes over 1
 _NO_FLOAT16 = "requires f16"  # "... Program MatMulNBits requires f16 but the device does not support it."
 _DRIVER = "install the GPU's Vulkan driver: mesa-vulkan-drivers for Intel and AMD, NVIDIA's own for its GPUs"
 _NO_GPU = ("ONNX Runtime finds no GPU here", "docs/webgpu.md tells where it looks")
@@ -63,9 +75,11 @@ def devices() -> list[Device]:
 class WebGpuEngine:
     """A folder's float16 or float32 graph on the GPU."""
 
-    def __init__(self, package: Package, graph: Graph, device: Device) -> None:
+    def __init__(self, package: Package, graph: Graph, device: Device, *, capture: bool | None = None) -> None:
         """Loads the graph and runs it once, so that its shaders are compiled: the first time may take a minute.
 
+        capture: replay decoding steps as they were captured, where that works and gives the same; None: as the
+        environment says.
         Raises DeviceUnavailable when the GPU cannot run this graph, or part of it would run on the CPU.
         """
         self.device = device
@@ -75,13 +89,21 @@ class WebGpuEngine:
         self.dtype: type[np.floating] = np.float16 if graph.activations == "float16" else np.float32
         self.chunk = chunk()
         self.lock = LOCK
+        self.graph_ids = itertools.count(1)
+        self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
         self._spare: list[Buffers] = []
         if _is_packed(package.folder / graph.file):
             lack = f"'{graph.file}' is of an older version: its attention takes q, k and v in one tensor"
             rows = (WEBGPU_FLOAT16.name, GPU_FLOAT32.name)
             remedy = "; ".join(f"embedllm graph {package.folder} --variant {name}" for name in rows)
             raise cannot_run(device, lack, remedy)
-        self._session: ort.InferenceSession | None = self._load(package.folder / graph.file)
+        self._session: ort.InferenceSession | None = None
+        path = package.folder / graph.file
+        if self.captures:
+            self.captures = self._starts_captured(path)
+        if self.captures:
+            return
+        self._session = self._load(path)
         try:
             if left := left_to_the_cpu(self._session, _HEAVY):
                 raise cannot_run(device, f"ONNX Runtime gave {', '.join(left)} to the CPU", "please report it")
@@ -97,11 +119,22 @@ class WebGpuEngine:
         return self._session
 
     def open(self, capacity: int = 0) -> WebGpuSession:
-        return WebGpuSession(self, capacity)
+        return CapturedSession(self, capacity) if self.captures else WebGpuSession(self, capacity)
 
     def close(self) -> None:
+        for spare in self._spare:
+            spare.close()
         self._spare.clear()
         self._session = None
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(_NOT_CAPTURED if graph_id is None else graph_id))
+        return options
+
+    def release_graph(self, graph_id: int) -> None:
+        if self._session is not None:
+            self._session.release_captured_graph(graph_id)
 
     def place(self, array: np.ndarray) -> ort.OrtValue:
         with LOCK, device_errors(self.device):
@@ -122,17 +155,57 @@ class WebGpuEngine:
                 if spare.capacity >= capacity:
                     self._spare.remove(spare)
                     return spare
-            return Buffers(self, capacity)
+            return StepBuffers(self, capacity) if self.captures else Buffers(self, capacity)
 
     def give_back(self, buffers: Buffers) -> None:
         with LOCK:
             if self._session is not None and len(self._spare) < _SPARE:
                 self._spare.append(buffers)
+            else:
+                buffers.close()
+
+    def _starts_captured(self, path: Path) -> bool:
+        """Loads the graph for captured steps and tries them; False, and nothing is loaded, where they do not work."""
+        try:
+            model = with_next_token(path, self.package.decoder.vocabulary)
+            if model is None:
+                raise DeviceError("its graph uses the attention mask for more than lengths")
+            options = _options()
+            options.enable_mem_pattern = False  # capturing takes no others
+            options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
+            self._session = start(model, options, {"enableGraphCapture": "1"})
+            self._warm_up()
+            self._check_steps()
+        except DeviceUnavailable:
+            self.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, steps run without it
+            _log.info("steps of '%s' are not captured here: %s", self.package.name, first_line(error))
+            self.close()
+            return False
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    def _check_steps(self) -> None:
+        """Raises DeviceError where steps are not captured, or give other logits than the same tokens as a prompt."""
+        session, tokens = CapturedSession(self, 0), [1, 2, 3, 4, 5, 6, 7, 8]
+        try:
+            session.check_captured()
+            expected = _values(session.feed(tokens))
+            session.rewind(0)
+            session.feed(tokens[:2])
+            for token in tokens[2:]:
+                found = session.feed([token])
+            difference, spread = np.abs(_values(found) - expected).max(), expected.std()
+        finally:
+            session.close()
+        if not difference <= _TOLERANCE * spread:
+            raise DeviceError(f"captured steps differ by {difference:.3g}, where logits vary by {spread:.3g}")
 
     def _load(self, path: Path) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options = _options()
         try:
             return start(os.fspath(path), options)
         except Exception as error:
@@ -146,9 +219,9 @@ class WebGpuEngine:
         )  # fmt: skip
         session = self.open()
         try:
-            for count in _WARM_UP:
+            for count in sorted({min(count, self.chunk, self.context) for count in _WARM_UP}):
                 session.rewind(0)
-                session.feed([0] * min(count, self.chunk, self.context))
+                session.feed([0] * count)
         except DeviceError as error:
             if _NO_FLOAT16 not in str(error):
                 raise
@@ -159,11 +232,13 @@ class WebGpuEngine:
         _log.info("ready in %.1f s", time.monotonic() - start)
 
 
-def start(path: str, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session on the GPU, without falling back to another device."""
+def start(
+    model: str | bytes, options: ort.SessionOptions, settings: Mapping[str, str] | None = None
+) -> ort.InferenceSession:
+    """A session on the GPU, without falling back to another device. model: a file, or what is in one."""
     with LOCK, plugins.quiet():
-        _attach(options)
-        return ort.InferenceSession(path, options, enable_fallback=0)
+        _attach(options, settings)
+        return ort.InferenceSession(model, options, enable_fallback=0)
 
 
 def put(array: np.ndarray) -> ort.OrtValue:
@@ -195,9 +270,20 @@ def _is_packed(path: Path) -> bool:
     return b"Split" not in data and (b"qk_norm_epsilon" in data or b"local_window_size" in data)
 
 
-def _attach(options: ort.SessionOptions) -> None:
+def _attach(options: ort.SessionOptions, settings: Mapping[str, str] | None = None) -> None:
     """Gives a session the provider."""
-    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], {})
+    options.add_provider_for_devices([plugins.devices(plugins.WEBGPU)[0].handle], dict(settings or {}))
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = _QUIET
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _values(logits: Logits) -> np.ndarray:
+    return np.array(logits.values(range(logits.size)))
 
 
 @cache

@@ -1,7 +1,7 @@
 """One sequence on WebGPU: its KV stays on the GPU, past and present at once.
 
-Not backends/gpu/io_binding_engine.py's: prompts are fed in pieces where attention takes a limited number of tokens,
-and no step is captured, for which attention would have to be told the capacity as the length (docs/webgpu.md#capture).
+Not backends/gpu/io_binding_engine.py's: prompts are fed in pieces where attention takes a limited number of tokens.
+Steps are launched kernel by kernel; webgpu_steps.py has those that are captured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embedllm.backends.ort.runtime import ort
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
-    from embedllm.types import F32
+    from embedllm.types import F32, Logits
 
 _STEP = 1024  # tokens; capacities are multiples of it
 
@@ -38,6 +38,9 @@ class Buffers:
         self.logits = gpu.place(np.zeros((1, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
 
+    def close(self) -> None:
+        """Releases what is not memory."""
+
 
 class WebGpuSession(DeviceSession[Buffers]):
     """One sequence. A step appends in place."""
@@ -47,7 +50,7 @@ class WebGpuSession(DeviceSession[Buffers]):
         self._gpu = gpu
         self._given: dict[str, ort.OrtValue] = {}
 
-    def feed(self, tokens: Sequence[int]) -> NumpyLogits:
+    def feed(self, tokens: Sequence[int]) -> Logits:
         buffers = self._prepare(tokens)
         with self._whole():
             for piece in self._pieces(tokens):

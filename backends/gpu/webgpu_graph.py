@@ -1,0 +1,153 @@
+"""A folder's graph as captured steps need it: its lengths are inputs, and it finds the next token itself.
+
+The provider captures a step only when all of it runs on the GPU, with the same buffers and shapes each time. So in the
+place of the attention mask come `seqlens_k` int32 [1], on the GPU, and `total_sequence_length` int32 [1], on the host;
+and the best token of the last row goes into the inputs of the step that greedy decoding wants next:
+
+    next_ids   int64 [1, 1]           that token
+    next_seqlens_k  int32 [1]         how many tokens are held then, less one
+    next_found  float32 [KEPT, 3]     such tokens, the latest last, each with its logit and the sum of all exponentials
+                                      of logits less that one: `found` of before without its first row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.files.optional_packages import needs
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+NUMBERS = 3  # of each best token
+KEPT = 32  # best tokens that stay on the GPU until the host reads them
+NOWHERE = float(1 << 24)  # in place of a token where no logit equals the highest: they are not numbers
+_LOWEST = -3.0e38  # fills rows up
+_MASK = "attention_mask"
+_SCOPE = "best"
+
+
+def with_next_token(path: Path, vocabulary: int) -> bytes | None:
+    """The graph of a file with these inputs and outputs; None where the mask is used for something else too.
+
+    The weights stay where they are: the session is told the folder.
+    """
+    with needs("onnx", "WebGPU"):
+        import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    if not _takes_lengths(model.graph):
+        return None
+    _find_best(model, vocabulary)
+    return model.SerializeToString()
+
+
+def _takes_lengths(graph: GraphProto) -> bool:
+    """Replaces the mask by lengths, where attention is all that asks for them."""
+    from onnx import TensorProto, helper
+
+    readers = {name: [node for node in graph.node if name in node.input] for name in _named(graph.node)}
+    made = {name: node for node in graph.node for name in node.output}
+    attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    lengths = {(node.input[5], node.input[6]) for node in attentions}
+    if len(lengths) != 1 or not any(one.name == _MASK for one in graph.input):
+        return False
+    own = {node.output[0]: node for name in next(iter(lengths)) for node in _sources(name, made)}
+    if any(reader.output[0] not in own for reader in readers[_MASK]):
+        return False
+    for node in attentions:
+        node.input[5], node.input[6] = "seqlens_k", "total_sequence_length"
+    for name, node in own.items():
+        if all(reader.output[0] in own or reader in attentions for reader in readers[name]):
+            graph.node.remove(node)
+    mask = next(one for one in graph.input if one.name == _MASK)
+    graph.input.remove(mask)
+    graph.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length")
+    )
+    return True
+
+
+def _sources(name: str, made: dict[str, NodeProto]) -> Iterator[NodeProto]:
+    """The node that makes a value, and those that make what it is made of."""
+    if name in made:
+        yield made[name]
+        for source in made[name].input:
+            yield from _sources(source, made)
+
+
+def _named(nodes: Iterable[NodeProto]) -> set[str]:
+    return {name for node in nodes for name in (*node.input, *node.output) if name}
+
+
+def _find_best(model: ModelProto, vocabulary: int) -> None:
+    """Adds the nodes that find the best token.
+
+    Rows of logits are taken as squares, because this provider reduces with one workgroup for each result: a row of
+    150,000 at once would use a hundredth of the GPU. ArgMax has no more than a thread for each result.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = model.graph
+    logits = next(one for one in graph.output if one.name == "logits")
+    kind = logits.type.tensor_type.elem_type
+    across = _side(vocabulary)
+    down = -(-vocabulary // across)
+    missing = down * across - vocabulary
+    constants: dict[str, np.ndarray] = {
+        "square": np.array([-1, down, across]), "column": np.array([-1, 1, down]), "row": np.array([-1, NUMBERS]),
+        "single": np.array([-1, 1]), "axis": np.array([2]), "rows": np.array([0]), "kept": np.array([-KEPT]),
+        "end": np.array([np.iinfo(np.int64).max]), "padding": np.array([0, 0, 0, 0, 0, missing]),
+        "lowest": np.array(_LOWEST, np.float32), "nowhere": np.array(NOWHERE, np.float32),
+        "tokens": np.arange(down * across, dtype=np.float32).reshape(1, down, across), "flat": np.array([-1]),
+    }  # fmt: skip
+
+    def op(operator: str, *inputs: str, name: str, **attributes: int) -> str:
+        made = name if name.startswith("next_") else f"{_SCOPE}.{name}"
+        places = [f"{_SCOPE}.{place}" if place in constants else place for place in inputs]
+        graph.node.append(helper.make_node(operator, places, [made], name=f"{_SCOPE}.{name}", **attributes))
+        return made
+
+    def cast(value: str, kind: int, name: str) -> str:
+        return op("Cast", value, name=name, to=kind)
+
+    def reduced(operator: str, squares: str, name: str) -> str:
+        """[T', D, A] to [T', 1, 1]."""
+        rows = op(operator, squares, "axis", name=f"{name}.rows", keepdims=1)
+        return op(operator, op("Reshape", rows, "column", name=f"{name}.column"), "axis", name=name, keepdims=1)
+
+    floats = "logits" if kind == TensorProto.FLOAT else cast("logits", TensorProto.FLOAT, "floats")
+    full = op("Pad", floats, "padding", "lowest", name="full") if missing else floats
+    squares = op("Reshape", full, "square", name="squares")
+    highest = reduced("ReduceMax", squares, "highest")
+    same = op("Equal", squares, highest, name="same")
+    token = reduced("ReduceMin", op("Where", same, "tokens", "nowhere", name="numbers"), "token")
+    weights = op("Exp", op("Sub", squares, highest, name="below"), name="weights")
+    both = op("Concat", token, highest, reduced("ReduceSum", weights, "sum"), name="both", axis=2)
+    numbers = op("Reshape", both, "row", name="row.of.found")
+    longer = op("Concat", "found", numbers, name="longer", axis=0)
+    op("Slice", longer, "kept", "end", "rows", name="next_found")
+    cast(op("Reshape", token, "single", name="token.single"), TensorProto.INT64, "next_ids")
+    # one more, once all is done: attention still reads the length where this is written
+    done = op("Reshape", op("Equal", token, token, name="is_done"), "flat", name="is_done.flat")
+    op("Add", "seqlens_k", cast(done, TensorProto.INT32, "more"), name="next_seqlens_k")
+    graph.initializer.extend(numpy_helper.from_array(value, f"{_SCOPE}.{name}") for name, value in constants.items())
+    graph.input.append(helper.make_tensor_value_info("found", TensorProto.FLOAT, [KEPT, NUMBERS]))
+    graph.output.extend(
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("next_ids", TensorProto.INT64, ["rows", 1]),
+            ("next_seqlens_k", TensorProto.INT32, ["rows"]),
+            ("next_found", TensorProto.FLOAT, [KEPT, NUMBERS]),
+        )
+    )
+
+
+def _side(vocabulary: int) -> int:
+    """The side of a square of at least that many, with nothing left over where there is a near one like that."""
+    side = max(int(vocabulary**0.5), 1)
+    return next((size for size in range(side, 2 * side) if vocabulary % size == 0), side)

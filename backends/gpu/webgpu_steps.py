@@ -1,0 +1,259 @@
+"""Captured steps on WebGPU: a session that replays its steps, and keeps what they decode greedily on the GPU.
+
+A step takes its token and length from buffers, and puts the best next token and length there (webgpu_graph.py). So
+several steps run one after the other without the host, and their tokens are read together. While the caller has to do
+with those, the GPU already computes the next ones. Steps that were not wanted are forgotten, as a rewind forgets: they
+have written behind the end of the sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from embedllm.backends.gpu.session import bound_to
+from embedllm.backends.gpu.webgpu_graph import KEPT, NUMBERS
+from embedllm.backends.gpu.webgpu_session import Buffers, Gpu, WebGpuSession
+from embedllm.backends.ort.runtime import feed_errors, first_line, ort
+from embedllm.backends.sessions.topk_logits import Best, ListedRow
+from embedllm.errors import DeviceError
+from embedllm.sampling.numpy_logits import NumpyLogits
+
+if TYPE_CHECKING:
+    from embedllm.backends.base import KeyValues
+    from embedllm.types import F32, Logits
+
+_CERTAIN = 2  # greedy steps in a row, after which others run ahead
+_AHEAD_S = 0.01  # of work ahead: what is not wanted delays what comes next by that much
+_log = logging.getLogger("embedllm")
+
+
+class CapturingGpu(Gpu, Protocol):
+    """What captured steps need of their engine."""
+
+    graph_ids: Iterator[int]
+
+    def replaying(self, graph_id: int | None) -> ort.RunOptions:
+        """Options to run what is captured under that number, or is captured so now; None: nothing is."""
+        ...
+
+    def release_graph(self, graph_id: int) -> None:
+        """Forgets what was captured under that number."""
+        ...
+
+
+class StepBuffers(Buffers):
+    """Buffers with a step that is captured over them."""
+
+    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+        super().__init__(gpu, capacity)
+        self._gpu = gpu
+        self.token = gpu.place(np.zeros((1, 1), np.int64))
+        self.length = gpu.place(np.zeros(1, np.int32))  # of the sequence with that token, less one
+        self.found = gpu.place(np.zeros((KEPT, NUMBERS), np.float32))
+        self._fixed = {
+            # what attention is told as the length: docs/webgpu.md#capture
+            "total_sequence_length": gpu.place(np.array([self.capacity], np.int32)),
+            "logits_from": gpu.place(np.array([-1], np.int64)),
+            "input_ids": self.token,
+        }
+        self.step = bound_to(self.kv, gpu.session)
+        for name, value in self._fixed.items():
+            self.step.bind_ortvalue_input(name, value)
+        self.bind_state(self.step)
+        self.step.bind_ortvalue_output("logits", self.logits)
+        self.graph_id = next(gpu.graph_ids)
+        self.options = gpu.replaying(self.graph_id)
+        self.failure = ""  # why the step is not captured
+        self._capture()
+
+    def bind_state(self, binding: ort.IOBinding) -> None:
+        """Binds what a run of one row takes from the run before, and leaves to the next."""
+        binding.bind_ortvalue_input("seqlens_k", self.length)
+        binding.bind_ortvalue_input("found", self.found)
+        binding.bind_ortvalue_output("next_ids", self.token)
+        binding.bind_ortvalue_output("next_seqlens_k", self.length)
+        binding.bind_ortvalue_output("next_found", self.found)
+
+    def close(self) -> None:
+        self._gpu.release_graph(self.graph_id)
+
+    def _capture(self) -> None:
+        """Runs a step over what holds nothing yet. To be captured, it runs twice."""
+        with self._gpu.lock:
+            try:
+                self._gpu.session.run_with_iobinding(self.step, self.options)
+            except Exception as error:  # noqa: BLE001 - whatever it is, steps run without it
+                self.failure = first_line(error)
+                _log.info("steps are not captured: %s", self.failure)
+                self._gpu.release_graph(self.graph_id)
+                self.options = self._gpu.replaying(None)
+
+
+class CapturedSession(WebGpuSession):
+    """One sequence whose steps are captured. Its logits are those of the latest feed: those of before are gone."""
+
+    def __init__(self, gpu: CapturingGpu, capacity: int) -> None:
+        super().__init__(gpu, capacity)
+        self._running = self._not_captured = gpu.replaying(None)
+        self._fed = 0  # how often
+        self._row_at = -1  # tokens held when the latest row came
+        self._last = 0  # the token that it came with
+        self._greedy = 0  # steps in a row that took the best token, and asked for nothing else
+        self._frontier = -1  # tokens up to which steps have run, with the best ones from the latest row on
+        self._best: deque[Best] = deque()  # of the latest row, and of those ahead
+        self._unread = 0  # runs behind these whose best tokens are on the GPU only
+        self._started, self._step_s = 0.0, _AHEAD_S  # when the last steps were started, and how long one takes
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        if len(tokens) == 1 and self.position:
+            return self._step(tokens[0])
+        buffers = self._prepare(tokens)
+        self._forget()
+        with self._whole():
+            for piece in self._pieces(tokens):
+                with self._gpu.lock:
+                    self._bind(buffers, piece, logits_from=-1)
+                    buffers.binding.bind_ortvalue_output("logits", buffers.logits)
+                    self._run(buffers.binding, self._not_captured, self.position + len(piece))
+        self._greedy, self._unread, self._last = 0, 1, tokens[-1]
+        self._row_at = self._frontier = self.position
+        return self._row()
+
+    def feed_all(self, tokens: Sequence[int]) -> F32:
+        self._forget()
+        self._running = self._not_captured
+        return super().feed_all(tokens)
+
+    def import_state(self, state: KeyValues) -> None:
+        self._forget()
+        super().import_state(state)
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+    def check_captured(self) -> None:
+        """Raises DeviceError when steps are launched kernel by kernel here."""
+        if failure := self._steps().failure:
+            raise DeviceError(failure)
+
+    def best(self, index: int, count: int) -> Best:
+        """The best token of the row that came with that feed. Raises ValueError when there was another since."""
+        self._check(index)
+        if not self._best:
+            self._read_best()
+        return self._best[0]
+
+    def whole(self, index: int) -> NumpyLogits:
+        """The row that came with that feed. Raises ValueError when there was another since."""
+        self._check(index)
+        self._greedy = 0
+        if self._frontier != self._row_at:  # steps ahead have taken its place
+            self._run_again()
+        values = self._gpu.read(self._held().logits)[0, 0]
+        return NumpyLogits(values.astype(np.float32, copy=False))
+
+    def _step(self, token: int) -> Logits:
+        self._prepare([token])
+        is_best = self.position == self._row_at and bool(self._best) and self._best[0].tokens[0] == token
+        self._greedy = self._greedy + 1 if is_best else 0
+        if is_best and self._frontier > self._row_at:
+            self._best.popleft()  # it has run already
+        else:
+            is_given = is_best and self._frontier == self._row_at
+            self._best.clear()
+            self._run_steps(1, None if is_given else (token, self.position))
+            self._frontier, self._unread = self.position + 1, 1
+        self._fed += 1
+        self._last = token
+        self.position += 1
+        self._row_at = self.position
+        if self._greedy >= _CERTAIN and self._frontier == self._row_at and not self._best:
+            self._read_best()
+        return self._row()
+
+    def _row(self) -> Logits:
+        return ListedRow(self._decoder.vocabulary, self, self._fed, listed=0)
+
+    def _read_best(self) -> None:
+        """Reads what is on the GPU only; and where it is certain, starts the steps that are wanted behind."""
+        if not self._unread:
+            self._run_again()
+        found = self._gpu.read(self._steps().found)[KEPT - self._unread :]
+        if self._frontier > self._row_at:
+            self._step_s = (time.monotonic() - self._started) / self._unread
+        self._best += map(_best, found.tolist())
+        self._unread = 0
+        room = self.capacity - self._frontier
+        if self._greedy >= _CERTAIN and room > 0 and not self._stopping:
+            count = min(max(int(_AHEAD_S / max(self._step_s, 1e-6)), 1), KEPT, room)
+            self._run_steps(count, None)
+            self._frontier, self._unread = self._frontier + count, count
+
+    def _run_again(self) -> None:
+        """Runs the step that gave the latest row once more: its token and its place are known."""
+        self._best.clear()
+        self._run_steps(1, (self._last, self._row_at - 1))
+        self._frontier, self._unread = self._row_at, 1
+
+    def _run_steps(self, count: int, given: tuple[int, int] | None) -> None:
+        """Runs steps one after the other, each with the best token of the one before.
+
+        given: the first one's token and position; None: they are in the buffers. Raises Interrupted or DeviceError.
+        """
+        buffers, gpu = self._steps(), self._gpu
+        self._running = buffers.options
+        self._running.terminate = self._stopping
+        self._started = time.monotonic()
+        with gpu.lock, feed_errors(self.position, lambda: self._stopping):
+            try:
+                if given is not None:
+                    gpu.write(buffers.token, np.array([given[:1]], np.int64))
+                    gpu.write(buffers.length, np.array(given[1:], np.int32))
+                for _ in range(count):
+                    gpu.session.run_with_iobinding(buffers.step, buffers.options)
+            except BaseException:
+                self._forget()
+                raise
+
+    def _bind(self, buffers: Buffers, tokens: Sequence[int], *, logits_from: int) -> None:
+        steps, end = self._steps(), self.position + len(tokens)
+        given = {
+            "input_ids": np.array([tokens], np.int64),
+            "total_sequence_length": np.array([end], np.int32),
+            "logits_from": np.array([logits_from], np.int64),
+        }
+        self._given = {name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in given.items()}
+        for name, value in self._given.items():
+            buffers.binding.bind_ortvalue_input(name, value)
+        self._gpu.write(steps.length, np.array([end - 1], np.int32))
+        steps.bind_state(buffers.binding)
+        if logits_from >= 0:  # several rows, whose best tokens are of no use
+            for name in ("next_ids", "next_seqlens_k"):
+                buffers.binding.bind_output(name)
+
+    def _steps(self) -> StepBuffers:
+        return cast("StepBuffers", self._held())  # the engine has no others
+
+    def _forget(self) -> None:
+        """Forgets the latest row and what runs ahead of it."""
+        self._fed += 1
+        self._best.clear()
+        self._unread, self._greedy, self._row_at, self._frontier = 0, 0, -1, -1
+
+    def _check(self, fed: int) -> None:
+        self._held()
+        if fed != self._fed:
+            raise ValueError("these logits are gone: their session was fed again, or closed.")
+
+
+def _best(numbers: Sequence[float]) -> Best:
+    token, logit, total = numbers
+    return Best([int(token)], [logit], logit + math.log(total) if total >= 1 else math.nan)
