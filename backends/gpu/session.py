@@ -109,11 +109,18 @@ class DeviceSession(Generic[B]):
 
     def export_state(self, start: int, stop: int) -> KeyValues:
         check_span(start, stop, self.position)
+        return self._exported(start, stop)
+
+    def _exported(self, start: int, stop: int) -> KeyValues:
+        """The KV of a span through the host."""
+        kv, read, attentions = self._held().kv, self._engine.read, self._decoder.kv_attentions
+        if start == stop:
+            none = [np.empty((each.kv_heads, 0, each.head_dim), self._engine.dtype) for each in attentions]
+            return list(zip(none, none, strict=True))
         self._settle()
-        kv, read = self._held().kv, self._engine.read
         return [
             (read(kv[f"{at}.key"])[0, :, start:stop].copy(), read(kv[f"{at}.value"])[0, :, start:stop].copy())
-            for at in range(len(self._decoder.kv_attentions))
+            for at in range(len(attentions))
         ]
 
     def import_state(self, state: KeyValues) -> None:
@@ -172,7 +179,7 @@ class DeviceSession(Generic[B]):
         if tokens <= old.capacity:
             return old
         self._settle()
-        new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
+        new = self._engine.take(self._grown(old, tokens))
         for name, value in old.kv.items():
             held = self._engine.read(value)
             grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
@@ -181,3 +188,7 @@ class DeviceSession(Generic[B]):
         self._engine.give_back(old)
         self._buffers = new
         return new
+
+    def _grown(self, old: B, tokens: int) -> int:
+        """The capacity to grow to."""
+        return min(max(tokens, old.capacity * _GROWTH), self._context)

@@ -24,6 +24,7 @@ from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
+from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort import plugins
@@ -97,6 +98,7 @@ class WebGpuEngine:
             rows = (WEBGPU_FLOAT16.name, GPU_FLOAT32.name)
             remedy = "; ".join(f"embedllm graph {package.folder} --variant {name}" for name in rows)
             raise cannot_run(device, lack, remedy)
+        self.copier = self._start_copier()
         self._session: ort.InferenceSession | None = None
         path = package.folder / graph.file
         if self.captures:
@@ -125,7 +127,7 @@ class WebGpuEngine:
         for spare in self._spare:
             spare.close()
         self._spare.clear()
-        self._session = None
+        self._session = self.copier = None
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
         options = ort.RunOptions()
@@ -164,12 +166,25 @@ class WebGpuEngine:
             else:
                 buffers.close()
 
+    def _start_copier(self) -> KvCopier | None:
+        """Copies KV on the GPU; None, where that fails."""
+        attentions = self.package.decoder.kv_attentions
+        shapes = [(attention.kv_heads, attention.head_dim) for attention in attentions for _ in ("key", "value")]
+        try:
+            with LOCK:
+                copier = KvCopier(shapes, self.dtype, lambda graph: start(graph, _options()))
+                if copier.works(put, get):
+                    return copier
+            reason = "numbers change on the way"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the host can copy too
+            reason = first_line(error)
+        _log.info("KV of '%s' is copied through the host: %s", self.package.name, reason)
+        return None
+
     def _starts_captured(self, path: Path) -> bool:
         """Loads the graph for captured steps and tries them; False, and nothing is loaded, where they do not work."""
         try:
             model = with_next_token(path, self.package.decoder.vocabulary)
-            if model is None:
-                raise DeviceError("its graph uses the attention mask for more than lengths")
             options = _options()
             options.enable_mem_pattern = False  # capturing takes no others
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.fspath(path.parent))
@@ -195,7 +210,7 @@ class WebGpuEngine:
             session.check_captured()
             expected = _values(session.feed(tokens))
             session.rewind(0)
-            session.feed(tokens[:2])
+            found = session.feed(tokens[:2])
             for token in tokens[2:]:
                 found = session.feed([token])
             difference, spread = np.abs(_values(found) - expected).max(), expected.std()

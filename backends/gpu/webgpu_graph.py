@@ -31,34 +31,36 @@ _MASK = "attention_mask"
 _SCOPE = "best"
 
 
-def with_next_token(path: Path, vocabulary: int) -> bytes | None:
-    """The graph of a file with these inputs and outputs; None where the mask is used for something else too.
+def with_next_token(path: Path, vocabulary: int) -> bytes:
+    """The graph of a file with these inputs and outputs. Its weights stay where they are.
 
-    The weights stay where they are: the session is told the folder.
+    Raises ValueError when the graph cannot be captured like that: its mask is used for more than lengths, or it has
+    attention with a window, which a session that captures gets wrong (docs/webgpu.md#faults).
     """
     with needs("onnx", "WebGPU"):
         import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    if not _takes_lengths(model.graph):
-        return None
+    _take_lengths(model.graph)
     _find_best(model, vocabulary)
     return model.SerializeToString()
 
 
-def _takes_lengths(graph: GraphProto) -> bool:
-    """Replaces the mask by lengths, where attention is all that asks for them."""
+def _take_lengths(graph: GraphProto) -> None:
+    """Replaces the mask by lengths. Raises ValueError where more than attention asks for it, or a window is there."""
     from onnx import TensorProto, helper
 
     readers = {name: [node for node in graph.node if name in node.input] for name in _named(graph.node)}
     made = {name: node for node in graph.node for name in node.output}
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    if any(each.name == "local_window_size" and each.i > 0 for node in attentions for each in node.attribute):
+        raise ValueError("its attention has a window")
     lengths = {(node.input[5], node.input[6]) for node in attentions}
     if len(lengths) != 1 or not any(one.name == _MASK for one in graph.input):
-        return False
+        raise ValueError("its attention does not take lengths from one mask")
     own = {node.output[0]: node for name in next(iter(lengths)) for node in _sources(name, made)}
     if any(reader.output[0] not in own for reader in readers[_MASK]):
-        return False
+        raise ValueError("its graph uses the attention mask for more than lengths")
     for node in attentions:
         node.input[5], node.input[6] = "seqlens_k", "total_sequence_length"
     for name, node in own.items():
@@ -69,7 +71,6 @@ def _takes_lengths(graph: GraphProto) -> bool:
     graph.input.extend(
         helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length")
     )
-    return True
 
 
 def _sources(name: str, made: dict[str, NodeProto]) -> Iterator[NodeProto]:
@@ -109,7 +110,9 @@ def _find_best(model: ModelProto, vocabulary: int) -> None:
     def op(operator: str, *inputs: str, name: str, **attributes: int) -> str:
         made = name if name.startswith("next_") else f"{_SCOPE}.{name}"
         places = [f"{_SCOPE}.{place}" if place in constants else place for place in inputs]
-        graph.node.append(helper.make_node(operator, places, [made], name=f"{_SCOPE}.{name}", **attributes))
+        node = helper.make_node(operator, places, [made], name=f"{_SCOPE}.{name}")
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        graph.node.append(node)
         return made
 
     def cast(value: str, kind: int, name: str) -> str:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from embedllm.backends.base import LARGER_EXPORT
+from embedllm.backends.checks import check_room, check_span, check_state
 from embedllm.backends.gpu.session import DeviceEngine, DeviceSession, bound_to, empty_kv
-from embedllm.backends.ort.runtime import ort
+from embedllm.backends.gpu.webgpu_kv import GpuState, KvCopier, host_parts
+from embedllm.backends.ort.runtime import device_errors, ort
+from embedllm.backends.sessions.kv_arrays import on_host
 from embedllm.sampling.numpy_logits import NumpyLogits
 
 if TYPE_CHECKING:
+    from embedllm.backends.base import Device, KeyValues, Span
     from embedllm.types import F32, Logits
 
 _STEP = 1024  # tokens; capacities are multiples of it
@@ -25,7 +30,9 @@ _STEP = 1024  # tokens; capacities are multiples of it
 class Gpu(DeviceEngine["Buffers"], Protocol):
     """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
 
+    device: Device
     chunk: int  # most tokens that attention takes at once
+    copier: KvCopier | None  # None: KV is copied through the host
 
 
 class Buffers:
@@ -72,6 +79,50 @@ class WebGpuSession(DeviceSession[Buffers]):
                     found = buffers.binding.get_outputs()[-1].numpy()  # bound last
                 rows.append(found[0].astype(np.float32, copy=False))
         return np.concatenate(rows)
+
+    def export_state(self, start: int, stop: int) -> KeyValues:
+        return on_host(self.export_stored([(start, stop)])[0])
+
+    def export_stored(self, spans: Sequence[Span]) -> list[KeyValues]:
+        """KV that stays on the GPU. That of one call shares memory, which is freed with the last of it."""
+        for span in spans:
+            check_span(*span, self.position)
+        start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
+        gpu, copier, buffers = self._gpu, self._gpu.copier, self._held()
+        if copier is None or start == stop:
+            return [self._exported(*span) for span in spans]
+        with gpu.lock, device_errors(gpu.device):
+            tensors = copier.copied(list(buffers.kv.values()), start, stop)
+        states = [GpuState(tensors, a - start, b - start, copier, gpu.read) for a, b in spans]
+        return cast("list[KeyValues]", states)  # what is asked of states and their arrays, these have
+
+    def import_state(self, state: KeyValues) -> None:
+        gpu, copier, start = self._gpu, self._gpu.copier, self.position
+        self._held()
+        count = check_state(state, [(a.kv_heads, a.head_dim) for a in self._decoder.kv_attentions])
+        if copier is None or not count:
+            return super().import_state(on_host(state))
+        check_room(start, count, limit=self._context, remedy=LARGER_EXPORT)
+        buffers = self._reserve(start + count)
+        with gpu.lock, device_errors(gpu.device):
+            stored = cast("object", state)
+            is_own = isinstance(stored, GpuState) and stored.copier is copier
+            parts = stored.parts() if is_own else host_parts(state, copier.dtype)
+            copier.write(list(buffers.kv.values()), start, parts)
+        self.position = start + count
+
+    def _reserve(self, tokens: int) -> Buffers:
+        old, gpu, copier = self._held(), self._gpu, self._gpu.copier
+        if tokens <= old.capacity or copier is None:
+            return super()._reserve(tokens)
+        new = gpu.take(self._grown(old, tokens))
+        if self.position:
+            with gpu.lock, device_errors(gpu.device):
+                parts = copier.copied(list(old.kv.values()), 0, self.position)
+                copier.write(list(new.kv.values()), 0, parts)
+        gpu.give_back(old)
+        self._buffers = new
+        return new
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What attention takes at once, one after the other."""

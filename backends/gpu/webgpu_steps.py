@@ -37,7 +37,8 @@ _log = logging.getLogger("embedllm")
 class CapturingGpu(Gpu, Protocol):
     """What captured steps need of their engine."""
 
-    graph_ids: Iterator[int]
+    @property
+    def graph_ids(self) -> Iterator[int]: ...
 
     def replaying(self, graph_id: int | None) -> ort.RunOptions:
         """Options to run what is captured under that number, or is captured so now; None: nothing is."""
@@ -161,13 +162,14 @@ class CapturedSession(WebGpuSession):
         return NumpyLogits(values.astype(np.float32, copy=False))
 
     def _step(self, token: int) -> Logits:
-        self._prepare([token])
+        before = self._held()
+        has_grown = self._prepare([token]) is not before
         is_best = self.position == self._row_at and bool(self._best) and self._best[0].tokens[0] == token
         self._greedy = self._greedy + 1 if is_best else 0
         if is_best and self._frontier > self._row_at:
             self._best.popleft()  # it has run already
         else:
-            is_given = is_best and self._frontier == self._row_at
+            is_given = is_best and self._frontier == self._row_at and not has_grown  # new buffers hold other numbers
             self._best.clear()
             self._run_steps(1, None if is_given else (token, self.position))
             self._frontier, self._unread = self.position + 1, 1

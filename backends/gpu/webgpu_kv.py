@@ -1,0 +1,215 @@
+"""KV moved within the GPU: that of some tokens copied out of a session's buffers, and into another's.
+
+The provider copies whole tensors only, and a whole one through the host takes longer than its tokens to compute. So
+small graphs of one Slice, or one ScatterND, for each key and value tensor do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from embedllm.backends.ort.runtime import ort
+from embedllm.files.optional_packages import needs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import NodeProto, ValueInfoProto
+
+    from embedllm.backends.base import KeyValues
+
+    Place = Callable[[NDArray[Any]], ort.OrtValue]
+    Read = Callable[[ort.OrtValue], NDArray[Any]]
+
+Shape = tuple[int, int]  # kv heads and head size
+_TOKENS = 2  # axis of [1, kv heads, T, D]
+
+
+class KvCopier:
+    """Copies keys and values of one model: tensors [1, kv heads, T, D], in a session's order. Call it with the lock."""
+
+    def __init__(
+        self, shapes: Sequence[Shape], dtype: type[np.floating], start: Callable[[bytes], ort.InferenceSession]
+    ) -> None:
+        """shapes: of every tensor. start: makes a session on the GPU of a graph."""
+        self.shapes = list(shapes)
+        self.dtype = np.dtype(dtype)
+        self._slices = start(slice_graph(shapes, self.dtype))
+        self._scatters = start(scatter_graph(shapes, self.dtype))
+
+    def copied(self, tensors: Sequence[ort.OrtValue], start: int, stop: int) -> list[ort.OrtValue]:
+        """Tensors of the tokens from `start` to before `stop`, at least one."""
+        binding = self._slices.io_binding()
+        copies = [
+            ort.OrtValue.ortvalue_from_shape_and_type((1, heads, stop - start, size), self.dtype, "webgpu")
+            for heads, size in self.shapes
+        ]
+        ends = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.array([at])) for name, at in (("start", start), ("stop", stop))
+        }
+        for name, value in ends.items():
+            binding.bind_ortvalue_input(name, value)
+        for at, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
+            binding.bind_ortvalue_input(f"kv.{at}", tensor)
+            binding.bind_ortvalue_output(f"copy.{at}", copy)
+        self._slices.run_with_iobinding(binding)
+        return copies
+
+    def write(self, tensors: Sequence[ort.OrtValue], start: int, parts: Sequence[ort.OrtValue]) -> None:
+        """Puts tokens where others are, from `start` on. parts: on the GPU or the host."""
+        binding = self._scatters.io_binding()
+        places = {heads: ort.OrtValue.ortvalue_from_numpy(_places(heads, start, parts[0].shape()[_TOKENS]))
+                  for heads, _ in self.shapes}  # fmt: skip
+        for heads, value in places.items():
+            binding.bind_ortvalue_input(f"places.{heads}", value)
+        for at, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
+            binding.bind_ortvalue_input(f"kv.{at}", tensor)
+            binding.bind_ortvalue_input(f"part.{at}", part)
+            binding.bind_ortvalue_output(f"kv.{at}.new", tensor)  # in place
+        self._scatters.run_with_iobinding(binding)
+
+    def works(self, place: Place, read: Read) -> bool:
+        """Whether numbers arrive unchanged, and others stay. It compiles the shaders too."""
+        random = np.random.default_rng(0)
+        before = [random.standard_normal((1, heads, 4, size)).astype(self.dtype) for heads, size in self.shapes]
+        tensors = [place(values) for values in before]
+        self.write(tensors, 0, self.copied(tensors, 2, 4))
+        return all(
+            np.array_equal(read(tensor), values[:, :, [2, 3, 2, 3]])
+            for tensor, values in zip(tensors, before, strict=True)
+        )
+
+
+class GpuArray:
+    """Keys or values [kv heads, T, D] of some tokens of a tensor on the GPU."""
+
+    is_on_device = True
+    ndim = 3
+
+    def __init__(self, tensor: ort.OrtValue, start: int, stop: int, dtype: np.dtype[Any], read: Read) -> None:
+        _, heads, _, size = tensor.shape()
+        self.shape = (heads, stop - start, size)
+        self.dtype = dtype
+        self._tensor, self._span, self._read = tensor, slice(start, stop), read
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """A copy on the host."""
+        if copy is False:
+            raise ValueError("what is on a device comes to the host as a copy only")
+        values = self._read(self._tensor)[0, :, self._span].copy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+
+class GpuState(Sequence[tuple[GpuArray, GpuArray]]):
+    """Keys and values of some tokens, by layer, as a part of tensors on the GPU, which are freed with the last part."""
+
+    is_on_device = True
+
+    def __init__(self, tensors: list[ort.OrtValue], start: int, stop: int, copier: KvCopier, read: Read) -> None:
+        """tensors: keys and values in turn, of the same tokens. The state has those from start to before stop."""
+        self.tensors = tensors
+        self.start = start
+        self.stop = stop
+        self.copier = copier
+        self._read = read
+
+    @property
+    def nbytes(self) -> int:
+        sizes = sum(heads * size for heads, size in self.copier.shapes)
+        return (self.stop - self.start) * sizes * self.copier.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.tensors) // 2
+
+    def __getitem__(self, index: int) -> tuple[GpuArray, GpuArray]:  # type: ignore[override]  # no slices
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} layers; found {index}")
+        at = index % len(self)
+        key, value = (GpuArray(tensor, self.start, self.stop, self.copier.dtype, self._read)
+                      for tensor in self.tensors[2 * at : 2 * at + 2])  # fmt: skip
+        return key, value
+
+    def sliced(self, start: int, stop: int) -> GpuState:
+        """The tokens from start to before stop of these."""
+        stop = min(self.start + stop, self.stop)
+        return GpuState(self.tensors, self.start + start, stop, self.copier, self._read)
+
+    def is_before(self, other: GpuState) -> bool:
+        """Whether the tokens of another one lie right behind these."""
+        return self.tensors is other.tensors and self.stop == other.start
+
+    def with_next(self, other: GpuState) -> GpuState:
+        """These tokens and those of another one that lie right behind them."""
+        return GpuState(self.tensors, self.start, other.stop, self.copier, self._read)
+
+    def parts(self) -> list[ort.OrtValue]:
+        """Tensors of its tokens only. Call it with the lock."""
+        whole = self.tensors[0].shape()[_TOKENS]
+        if (self.start, self.stop) == (0, whole):
+            return self.tensors
+        return self.copier.copied(self.tensors, self.start, self.stop)
+
+
+def host_parts(state: KeyValues, dtype: np.dtype[Any]) -> list[ort.OrtValue]:
+    """The tensors of a state, on the host."""
+    arrays = (np.asarray(array) for pair in state for array in pair)
+    return [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array[None], dtype)) for array in arrays]
+
+
+def slice_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
+    """kv.N [1, kv heads, T, D], start and stop int64 [1] to copy.N."""
+    with needs("onnx", "WebGPU"):
+        from onnx import TensorProto, helper
+
+    spans = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("start", "stop")]
+    nodes = [helper.make_node("Slice", [f"kv.{at}", "start", "stop", "tokens"], [f"copy.{at}"])
+             for at in range(len(shapes))]  # fmt: skip
+    inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *spans]
+    return _model(nodes, inputs, _tensors("copy.{}", shapes, dtype, "part"), {"tokens": np.array([_TOKENS])})
+
+
+def scatter_graph(shapes: Sequence[Shape], dtype: np.dtype[Any]) -> bytes:
+    """kv.N with part.N in the places of places.HEADS int64 [1, kv heads, T of the part, 3] to kv.N.new."""
+    with needs("onnx", "WebGPU"):
+        from onnx import TensorProto, helper
+
+    nodes = [helper.make_node("ScatterND", [f"kv.{at}", f"places.{heads}", f"part.{at}"], [f"kv.{at}.new"])
+             for at, (heads, _) in enumerate(shapes)]  # fmt: skip
+    places = [helper.make_tensor_value_info(f"places.{heads}", TensorProto.INT64, [1, heads, "part", 3])
+              for heads in sorted({heads for heads, _ in shapes})]  # fmt: skip
+    inputs = [*_tensors("kv.{}", shapes, dtype, "T"), *_tensors("part.{}", shapes, dtype, "part"), *places]
+    return _model(nodes, inputs, _tensors("kv.{}.new", shapes, dtype, "T"), {})
+
+
+def _places(heads: int, start: int, count: int) -> NDArray[np.int64]:
+    """Where each row of a part goes: [1, kv heads, T, 3]."""
+    head, token = np.mgrid[:heads, start : start + count]
+    return np.stack([np.zeros_like(head), head, token], axis=-1)[None].astype(np.int64)
+
+
+def _tensors(name: str, shapes: Sequence[Shape], dtype: np.dtype[Any], tokens: str) -> list[ValueInfoProto]:
+    from onnx import helper
+
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    return [helper.make_tensor_value_info(name.format(at), kind, [1, heads, tokens, size])
+            for at, (heads, size) in enumerate(shapes)]  # fmt: skip
+
+
+def _model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Mapping[str, NDArray[Any]],
+) -> bytes:
+    from onnx import helper, numpy_helper
+
+    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "kv", inputs, outputs, initializers)
+    domains = [helper.make_opsetid("", 21)]
+    return cast("bytes", helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString())
