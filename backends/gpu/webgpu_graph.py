@@ -53,7 +53,7 @@ def _take_lengths(graph: GraphProto) -> None:
     readers = {name: [node for node in graph.node if name in node.input] for name in _named(graph.node)}
     made = {name: node for node in graph.node for name in node.output}
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    if any(each.name == "local_window_size" and each.i > 0 for node in attentions for each in node.attribute):
+    if _has_window(attentions):
         raise ValueError("its attention has a window")
     lengths = {(node.input[5], node.input[6]) for node in attentions}
     if len(lengths) != 1 or not any(one.name == _MASK for one in graph.input):
@@ -71,6 +71,10 @@ def _take_lengths(graph: GraphProto) -> None:
     graph.input.extend(
         helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length")
     )
+
+
+def _has_window(attentions: Iterable[NodeProto]) -> bool:
+    return any(each.name == "local_window_size" and each.i > 0 for node in attentions for each in node.attribute)
 
 
 def _sources(name: str, made: dict[str, NodeProto]) -> Iterator[NodeProto]:

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 _STEP = 1024  # tokens; capacities are multiples of it
 
 
-class Gpu(DeviceEngine["Buffers"], Protocol):
-    """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
-
-    device: Device
-    chunk: int  # most tokens that attention takes at once
-    copier: KvCopier | None  # None: KV is copied through the host
-
-
 class Buffers:
     """What a step reads and writes, at fixed places on the GPU."""
 
@@ -47,6 +39,14 @@ class Buffers:
 
     def close(self) -> None:
         """Releases what is not memory."""
+
+
+class Gpu(DeviceEngine[Buffers], Protocol):
+    """What sessions need of an engine. Its lock is held while inputs are bound too, which copies them."""
+
+    device: Device
+    chunk: int  # most tokens that attention takes at once
+    copier: KvCopier | None  # None: KV is copied through the host
 
 
 class WebGpuSession(DeviceSession[Buffers]):
@@ -106,8 +106,10 @@ class WebGpuSession(DeviceSession[Buffers]):
         buffers = self._reserve(start + count)
         with gpu.lock, device_errors(gpu.device):
             stored = cast("object", state)
-            is_own = isinstance(stored, GpuState) and stored.copier is copier
-            parts = stored.parts() if is_own else host_parts(state, copier.dtype)
+            if isinstance(stored, GpuState) and stored.copier is copier:
+                parts = stored.parts()
+            else:
+                parts = host_parts(state, copier.dtype)
             copier.write(list(buffers.kv.values()), start, parts)
         self.position = start + count
 

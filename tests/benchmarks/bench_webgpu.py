@@ -158,7 +158,7 @@ def main() -> None:
             )
         for number in range(-1, options.rounds):  # the first one compiles and captures
             for engine in engines.values():
-                engine.round(random.Random(number), options.tokens, options.vocabulary, counts=number >= 0)
+                engine.round(random.Random(number + 1), options.tokens, options.vocabulary, counts=number >= 0)
     result: dict[str, object] = {}
     plain = engines["embedllm, not captured"].tokens
     for name, engine in engines.items():

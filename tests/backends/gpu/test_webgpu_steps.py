@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embedllm.backends.base import Device, Interrupted, MovesStored, Session
-from embedllm.backends.gpu import webgpu
+from embedllm.backends.gpu import webgpu, webgpu_graph
 from embedllm.backends.gpu.webgpu import WebGpuEngine
 from embedllm.backends.gpu.webgpu_kv import KvCopier
 from embedllm.backends.gpu.webgpu_steps import CapturedSession
@@ -188,6 +188,28 @@ def test_kv_stays_on_the_gpu_between_sessions_while_steps_run_ahead(
         np.testing.assert_allclose(value, plain_value, atol=ATOL, rtol=0)
     for session in (first, second, third, fresh):
         session.close()
+
+
+def test_attention_with_a_window_is_still_wrong_in_a_session_that_captures(
+    device: Device, tiny_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When this fails, the plug-in was mended: backends/gpu/webgpu_graph.py need not refuse windows."""
+    package = open_package(tiny_package("mistral", sliding_window=16))
+    tokens = np.random.default_rng(3).integers(3, 300, 60).tolist()
+    rows = []
+    for refuses in (True, False):
+        if not refuses:
+            monkeypatch.setattr(webgpu_graph, "_has_window", lambda _: False)
+            monkeypatch.setattr(WebGpuEngine, "_check_steps", lambda _: None)
+        engine = engine_of(package, device)
+        assert engine.captures is not refuses
+        session = engine.open()
+        rows.append(session.feed_all(tokens))
+        session.close()
+        engine.close()
+    wrong = np.abs(rows[0] - rows[1]).max(axis=1)
+    assert wrong[:16].max() < ATOL
+    assert wrong.max() > 0.3  # measured: 5.0
 
 
 def test_what_cannot_be_captured_runs_as_before_and_says_why(
