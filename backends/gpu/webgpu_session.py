@@ -32,8 +32,8 @@ class Buffers:
 
     def __init__(self, gpu: Gpu, capacity: int) -> None:
         """capacity: tokens; it is rounded up."""
-        self.capacity = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
-        self.kv = empty_kv(gpu, self.capacity)
+        self.capacity: int = min(-(-max(capacity, 1) // _STEP) * _STEP, gpu.context)
+        self.kv: dict[str, ort.OrtValue] = empty_kv(gpu, self.capacity)
         self.logits = gpu.place(np.zeros((1, 1, gpu.package.decoder.vocabulary), gpu.dtype))
         self.binding = bound_to(self.kv, gpu.session)
 
