@@ -75,7 +75,9 @@ _ENCODERS = """
 
 From [export/encoders](../export/encoders), verified by the cases in
 [tests/support/encoders.py](../tests/support/encoders.py): batches of texts of different lengths, longer than the
-windows, give the vectors or scores that transformers gives of each text alone. With 16-bit weights they are within
+windows, give the vectors or scores that transformers gives of each text alone. (Of Jina Embeddings v2 and Nomic Embed
+2, which transformers lacks, [tests/support/encoder_models.py](../tests/support/encoder_models.py) has the published
+code's formulas in torch.) With 16-bit weights they are within
 0.001 of their standard deviation, on ONNX Runtime's CPU, OpenVINO and the reference; 4-bit weights give the results of
 the reference ([tests/export/encoders/test_encoders.py](../tests/export/encoders/test_encoders.py)). How to use them:
 [guide-embeddings.md](guide-embeddings.md).

@@ -8,7 +8,15 @@ import numpy as np
 
 from embedllm.backends.reference.layers import Layers, Weights
 from embedllm.backends.reference.math import activated, sigmoid, softmax
-from embedllm.package.architecture import Attention, Layer, Mlp
+from embedllm.package.architecture import (
+    Alibi,
+    Attention,
+    DisentangledAttention,
+    Layer,
+    Mlp,
+    RelativePositionBias,
+)
+from embedllm.package.position_bias import alibi_slopes, buckets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +75,38 @@ class EncoderLayers(Layers):
         seen = before >= 0 if self._encoder.causal else np.ones_like(before, bool)
         if attention.window is not None:
             seen &= abs(before) < attention.window
-        weights = softmax(np.where(seen, q @ k.transpose(0, 2, 1) / by, -np.inf))
+        scores = self._biased(attention, q @ k.transpose(0, 2, 1), q, k, before) / by
+        if isinstance(bias := self._encoder.position_bias, Alibi):
+            scores = scores - alibi_slopes(attention.heads, bias.max_bias)[:, None, None] * abs(before).astype(
+                np.float32
+            )
+        elif isinstance(bias, RelativePositionBias):
+            table = self._weights.tensor(f"{bias.table.name}.weight")
+            scores = scores + table[self._buckets(bias, before)].transpose(2, 0, 1)
+        weights = softmax(np.where(seen, scores, -np.inf))
         return (weights @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
+
+    def _biased(self, attention: Attention, scores: F32, q: F32, k: F32, before: NDArray[np.int64]) -> F32:
+        """The scores [H, T, T] of q and k [H, T, D] before their scale, with those of positions.
+
+        before: how many tokens a key is before a query, [T, T].
+        """
+        bias = self._encoder.position_bias
+        if not isinstance(bias, DisentangledAttention):
+            return scores
+        rows = self._norm(self._weights.tensor(f"{bias.table.name}.weight"), bias.norm)
+        of_q, of_k = (self._heads(rows, linear, attention.heads, None) for linear in (attention.q, attention.k))
+        places = np.broadcast_to(self._buckets(bias, before), scores.shape)
+        of_query = np.take_along_axis(q @ of_k.transpose(0, 2, 1), places, axis=2)
+        of_key = np.take_along_axis(k @ of_q.transpose(0, 2, 1), places.transpose(0, 2, 1), axis=2)
+        return scores + of_query + of_key.transpose(0, 2, 1)
+
+    def _buckets(
+        self, bias: RelativePositionBias | DisentangledAttention, before: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The row of the table for each query and key, [T, T]."""
+        longest = len(before)
+        return buckets(bias, longest)[before + longest - 1]
 
 
 def pooled(hidden: F32, lengths: NDArray[np.int64], pooling: str) -> F32:

@@ -42,6 +42,7 @@ from embedllm.package.tensors import (
     altup_scale_name,
     convolution_name,
     decay_name,
+    experts_bias_name,
     rope_name,
     scale_name,
     score_correction_name,
@@ -332,6 +333,8 @@ class Layers:
         if moe.shared is not None:
             made = self._mlp(moe.shared, x)
             total += made if moe.shared_gate is None else made * sigmoid(self._linear(x, moe.shared_gate))
+        if moe.bias:
+            total += self._weights.tensor(experts_bias_name(index))
         return total
 
     def _linear(self, x: F32, linear: Linear) -> F32:

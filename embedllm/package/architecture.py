@@ -93,6 +93,8 @@ class Origin:
     block: int = 0  # rows that are contiguous; 0: all of them
     stride: int = 0  # from the beginning of one block to that of the next
     transposed: bool = False  # the source has [columns, rows]
+    source_columns: int = 0  # of a transposed tensor that is several matrices, behind each other; 0: it is one
+    column_start: int = 0  # the first of those columns that is taken
     head_rows: int = 0  # rows of a head; the fields below reorder rows within each
     interleaved: int = (
         0  # number of leading rows with interleaved (GPT-J style) RoPE pairs; here they are in two halves
@@ -260,6 +262,7 @@ class Moe:
     top_k_groups: int = 1
     shared: Mlp | None = None  # for every token
     shared_gate: Linear | None = None  # [1, hidden]; the sigmoid of its product is the weight of the shared one
+    bias: str = ""  # the tensor in the source, [hidden]: added to the sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +373,47 @@ class NamedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePositionBias:
+    """Relative position bias (T5, Raffel et al. 2020; MPNet): a number of each head, added to scores by distance.
+
+    Half of the buckets are of keys behind the query. Half of those of a side are of one distance each, the others grow
+    with its logarithm up to max_distance; the last one has all that is farther.
+    """
+
+    table: Linear  # [buckets, heads]
+    max_distance: int  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alibi:
+    """Attention with linear biases (ALiBi, Press et al. 2022), the same to both sides: scores - slope * distance.
+
+    The slopes of n heads, a power of two, are 2**(-max_bias / n) to the powers 1 to n; of other numbers of heads, those
+    of the next lower power, followed by every other one of the next higher.
+    """
+
+    max_bias: float = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisentangledAttention:
+    """Disentangled attention (DeBERTa, He et al. 2021): each query also scores the position of a key, and vice versa.
+
+    With r = norm(table) and d the bucket of a query's distance to a key, q . k(r[d]) + k . q(r[d]) is added to q . k
+    before the scale. Distances below buckets / 2 have buckets of their own, larger ones grow with their logarithm up
+    to max_distance (0: every distance has its own); those behind and before have `buckets` each.
+    """
+
+    table: Linear  # [2 * buckets, hidden]
+    norm: Norm | None
+    buckets: int
+    max_distance: int  # tokens
+
+
+PositionBias = RelativePositionBias | Alibi | DisentangledAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
     """What makes an embedding or reranker model of a decoder's layers: whole texts in one pass, no KV cache."""
 
@@ -382,6 +426,7 @@ class Encoder:
     causal: bool = False  # a token sees those before it; else all, and of a window the same number to both sides
     post_norm: bool = False  # x = attention_norm(x + attention(x)); x = mlp_norm(x + mlp(x))
     token_types: Linear | None = None  # token type embeddings (segments of a pair), added to the embedding
+    position_bias: PositionBias | None = None  # what all layers add to their scores by the distance of two tokens
     prompts: tuple[NamedPrompt, ...] = ()
     prompt: str = ""  # the name of the one that is used where none is asked for
 

@@ -43,7 +43,8 @@ def _write(value: object) -> object:
 def _in_unions() -> frozenset[object]:
     """The dataclasses that say what they are; in others, a field of that name is one as all are."""
     # not Attention, Mlp and Decoder, which have been there before there was a choice
-    return frozenset((*typing.get_args(described.RopeScaling), Moe, ShortConv, DeltaNet, ExternalGraph))
+    unions = (*typing.get_args(described.RopeScaling), *typing.get_args(described.PositionBias))
+    return frozenset((*unions, Moe, ShortConv, DeltaNet, ExternalGraph))
 
 
 def _read(kind: type[T], data: object, where: str) -> T:

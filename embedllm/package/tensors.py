@@ -13,6 +13,7 @@ from embedllm.package.architecture import (
     Attention,
     Decoder,
     DeltaNet,
+    DisentangledAttention,
     Layer,
     Linear,
     Mixer,
@@ -20,6 +21,7 @@ from embedllm.package.architecture import (
     Moe,
     Norm,
     Origin,
+    RelativePositionBias,
     ShortConv,
 )
 from embedllm.package.external_graph import ExternalGraph
@@ -104,6 +106,8 @@ def small_matrices(decoder: Decoder) -> Iterator[Linear]:
         yield from (step.linear for step in decoder.encoder.dense)
         if decoder.encoder.token_types is not None:
             yield decoder.encoder.token_types
+        if isinstance(decoder.encoder.position_bias, RelativePositionBias | DisentangledAttention):
+            yield decoder.encoder.position_bias.table
     for layer in decoder.layers:
         if isinstance(layer.attention, DeltaNet):
             yield from (layer.attention.beta, layer.attention.decay)
@@ -141,6 +145,8 @@ def outer_matrices(decoder: Decoder) -> Iterator[Linear]:
 def norms(decoder: Decoder) -> Iterator[Norm]:
     """Every norm of a model, in the order in which they are stored."""
     found = [decoder.embedding_norm, decoder.per_layer_embedding and decoder.per_layer_embedding.norm]
+    bias = decoder.encoder and decoder.encoder.position_bias
+    found += [bias.norm] if isinstance(bias, DisentangledAttention) else []
     for layer in decoder.layers:
         mixer = layer.attention
         own = [mixer.q_norm, mixer.k_norm, mixer.v_norm] if isinstance(mixer, Attention) else []
@@ -186,6 +192,8 @@ def vectors(decoder: Decoder) -> Iterator[Vector]:
             yield Vector(
                 name=score_correction_name(index), source=layer.mlp.score_correction_bias, size=size, width=width
             )
+        if isinstance(layer.mlp, Moe) and layer.mlp.bias:
+            yield Vector(name=experts_bias_name(index), source=layer.mlp.bias, size=decoder.hidden)
 
 
 def scale_name(index: int) -> str:
@@ -236,6 +244,11 @@ def alpha_name(mlp: Mlp, part: str) -> str:
 def score_correction_name(index: int) -> str:
     """Of the stored correction of a layer's router."""
     return f"layers.{index}.mlp.correction"
+
+
+def experts_bias_name(index: int) -> str:
+    """Of what is added to the sum of a layer's experts."""
+    return f"layers.{index}.mlp.bias"
 
 
 def rope_name(index: int, part: str) -> str:

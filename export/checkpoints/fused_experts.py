@@ -56,7 +56,7 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     if blocks is not None or scales is not None:
         lacks = "_scales" if scales is None else "_blocks"
         raise ExportError(f"the checkpoint has no tensor '{base}{lacks}', without which MXFP4 cannot be read.")
-    return None if transposed is None else _Transposed(transposed)
+    return None if transposed is None or len(transposed.shape) == 2 else _Transposed(transposed)
 
 
 @dataclass(frozen=True, slots=True)

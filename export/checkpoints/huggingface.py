@@ -66,10 +66,12 @@ class HuggingFaceSource:
     def _tensor(self, name: str) -> Tensor | None:
         """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
 
-        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta.
+        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta; the matrices of all experts of a layer
+        (MegaBlocks' w1 and w2) are called as what has them.
         """
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
+        names += [part] if end == "weight" else []
         found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
         return next((tensor for tensor in found if tensor is not None), None)
 

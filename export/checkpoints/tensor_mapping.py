@@ -35,8 +35,10 @@ def check_matrix(source: Source, linear: Linear) -> None:
     """Raises ExportError unless the matrix, and its bias if it has one, can be read."""
     origin = linear.origin
     rows = linear.rows if origin is None else origin.rows
-    is_transposed = origin is not None and origin.transposed
-    source.check(f"{linear.source}.weight", (linear.columns, rows) if is_transposed else (rows, linear.columns))
+    shape = (rows, linear.columns)
+    if origin is not None and origin.transposed:
+        shape = (origin.source_columns or linear.columns, rows)
+    source.check(f"{linear.source}.weight", shape)
 
 
 def check_vector(source: Source, vector: Vector) -> None:
@@ -53,7 +55,8 @@ def read_matrix(source: Source, linear: Linear, start: int, stop: int) -> F32:
         return source.rows(name, start, stop)
     wanted = places(origin, start, stop)
     if origin.transposed:
-        return np.ascontiguousarray(source.rows(name, 0, linear.columns)[:, wanted].T)
+        first = origin.column_start
+        return np.ascontiguousarray(source.rows(name, first, first + linear.columns)[:, wanted].T)
     found, order = stretches(wanted)
     return np.concatenate([source.rows(name, first, last) for first, last in found])[order]
 

@@ -22,7 +22,7 @@ from embedllm.package.architecture import Decoder
 TASKS = ("chat", "embed", "rerank")  # what a checkpoint can be exported for
 _CHAT = " As a model that generates text it is: export it with task 'chat'."
 _SHARED = "common"  # files here whose names begin so are no families
-_SPELLED = {"xlm_roberta": "xlm-roberta"}  # model_types that are no names of files
+_SPELLED = {"xlm_roberta": "xlm-roberta", "deberta_v2": "deberta-v2"}  # model_types that are no names of files
 _CLASSIFIER = "ForSequenceClassification"  # ends the name of transformers' class
 # where config.json says by what function sentence-transformers makes a score, newest first; and what they are called
 _ACTIVATION_KEYS = ("activation_fn", "sbert_ce_default_activation_function")
@@ -90,9 +90,7 @@ def describe_encoder(
         encoder = module.scoring(Config(config))
         scores = _score(config)
         kept = decoder.encoder
-        encoder = replace(
-            encoder, score_activation=scores, causal=kept.causal, post_norm=kept.post_norm, token_types=kept.token_types
-        )
+        encoder = replace(kept, pooling=encoder.pooling, dense=encoder.dense, score_activation=scores)
     elif folder is not None:
         limit = min(limit, folder.tokens or limit)
         encoder = folder.applied(decoder.encoder, decoder.hidden)

@@ -24,6 +24,7 @@ _SCORES = 4
 _SCORE, _TYPES, _POSITIONS = "cls.output.weight", "token_types.weight", "position_embd.weight"
 _DENSES = ("dense_2", "dense_3")  # of sentence-transformers, without biases
 _ACTIVATION = "hidden_activation"  # of the gate of a ModernBERT; older files are of models with GELU
+_EVERY = "moe_every_n_layers"  # has experts, of Nomic Embed 2
 _GIVEN = (POOLING, "classifier.output_labels")
 
 
@@ -54,6 +55,16 @@ def _modern_bert(own: Config, names: Collection[str]) -> Mapping[str, object]:
     return found
 
 
+def _nomic_moe(own: Config, names: Collection[str]) -> Mapping[str, object]:
+    """The bias that experts share is left out of such files, as llama.cpp leaves it out."""
+    return {
+        "moe_every_n_layers": own.integer(_EVERY),
+        "moe_top_k": own.integer("expert_used_count"),
+        "hidden_act": "gelu",
+        "experts_bias": False,
+    }
+
+
 def _gemma(own: Config, names: Collection[str]) -> Mapping[str, object]:
     return {"use_bidirectional_attention": True, "query_pre_attn_scalar": own.integer("attention.key_length")}
 
@@ -64,6 +75,13 @@ ENCODERS: Mapping[str, Family] = {
         model_type="modernbert", causal=False, keys=(*_GIVEN, *WINDOW, LOCAL_BASE, _ACTIVATION), more=_modern_bert
     ),
     "nomic-bert": Family(model_type="nomic_bert", causal=False, keys=_GIVEN),
+    "nomic-bert-moe": Family(
+        model_type="nomic_bert",
+        causal=False,
+        keys=(*_GIVEN, "expert_count", "expert_used_count", _EVERY),
+        more=_nomic_moe,
+    ),
+    "jina-bert-v2": Family(model_type="jina_bert_v2", causal=False, keys=_GIVEN),
     "jina-bert-v3": Family(model_type="jina_embeddings_v3", causal=False, keys=_GIVEN),
     "eurobert": Family(model_type="eurobert", causal=False, keys=_GIVEN),
     "gemma-embedding": Family(

@@ -337,8 +337,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2",
                      "jamba"), "it has layers of a state space model (Mamba)"),
     "llama4": "its experts scale what they read, and most of its layers attend within chunks",
-    "nomic-bert-moe": "its encoder has a mixture of experts",
-    "jina-bert-v2": "it has linear biases of attention (ALiBi)",
     **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "it has layers of RWKV"),
     **dict.fromkeys(("t5", "t5encoder"), "it has relative position biases"),
 }  # fmt: skip

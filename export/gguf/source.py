@@ -104,9 +104,10 @@ def _unfused_linear(linear: Linear) -> Linear:
     """One that is part of another gets a name of its own; the order of its rows within a head stays."""
     if linear.origin is None:
         return linear
-    whole = dataclasses.replace(linear.origin, rows=linear.rows, start=0, block=0, stride=0, transposed=False)
+    whole = dataclasses.replace(linear.origin, rows=linear.rows, start=0, block=0, stride=0, transposed=False,
+                                source_columns=0, column_start=0)  # fmt: skip
     return dataclasses.replace(
         linear,
-        source=linear.source if linear.origin.rows == linear.rows else linear.name,
+        source=linear.name if linear.origin.source_columns or linear.origin.rows != linear.rows else linear.source,
         origin=None if whole == Origin(rows=linear.rows) else whole,
     )

@@ -109,6 +109,11 @@ class Graph:
         self._initializers[name] = numpy_helper.from_array(values, name)
         return name
 
+    def table(self, values: NDArray[np.generic], name: str) -> str:
+        """An array that is stored in the graph itself."""
+        self._initializers[name] = numpy_helper.from_array(values, name)
+        return name
+
     @property
     def nodes(self) -> Sequence[onnx.NodeProto]:
         return self._nodes

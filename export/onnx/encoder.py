@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -18,9 +19,19 @@ from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import Attention, Decoder, Encoder, Layer, Linear, Norm
+from embedllm.package.architecture import (
+    Alibi,
+    Attention,
+    Decoder,
+    DisentangledAttention,
+    Encoder,
+    Layer,
+    Linear,
+    Norm,
+)
 from embedllm.package.graph_variants import GraphVariant
 from embedllm.package.packing import Packing
+from embedllm.package.position_bias import alibi_slopes, buckets
 
 _HIDDEN_SCORE = -30000.0  # what a hidden key's score is lowered by: the sum of two stays finite in float16
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -44,6 +55,7 @@ class _Emitter:
         # the places of all tokens begin with 0
         self.attentions = Attentions(decoder, self.products, self.norms, [], graph.constant(0), ())
         self.biases: dict[int | None, str] = {}  # by window
+        self.buckets = ""  # the row of the position bias' table for each query and key, [T, T] or [B, H, T, T]
 
     def model(self) -> onnx.ModelProto:
         graph, decoder = self.graph, self.decoder
@@ -72,6 +84,7 @@ class _Emitter:
         at = [graph.op("Unsqueeze", [places, graph.constant(axis)], f"places.{axis}") for axis in (1, 0)]
         earlier = graph.op("Sub", at, "earlier")  # how many tokens a key is before a query
         apart = graph.op("Abs", [earlier], "apart")
+        by_distance = self.position_bias(earlier, apart)
         given = graph.op("Cast", ["attention_mask"], "given", to=TensorProto.BOOL)
         given = graph.op("Unsqueeze", [given, graph.constant(1, 2)], "given.keys")
         for window in dict.fromkeys(attention.window for attention in self.decoder.attentions):
@@ -82,7 +95,60 @@ class _Emitter:
                 near = graph.op("And", [near, before], f"{name}.causal")
             seen = graph.op("And", [given, near], f"{name}.seen")
             numbers = [graph.number(value) for value in (0.0, _HIDDEN_SCORE)]
-            self.biases[window] = graph.op("Where", [seen, *numbers], name)
+            hidden = graph.op("Where", [seen, *numbers], name)
+            self.biases[window] = graph.op("Add", [hidden, by_distance], f"{name}.biased") if by_distance else hidden
+
+    def position_bias(self, earlier: str, apart: str) -> str:
+        """What scores of all layers have added, [1, H, T, T]; empty where there is nothing that all share.
+
+        earlier: how many tokens a key is before a query, [T, T]; apart: its absolute value.
+        """
+        graph, bias = self.graph, self.encoder.position_bias
+        if isinstance(bias, Alibi):
+            heads = self.decoder.attentions[0].heads
+            slopes = -alibi_slopes(heads, bias.max_bias).reshape(1, heads, 1, 1)
+            kind = FLOAT_TYPES[graph.activations]
+            distance = graph.op("Cast", [apart], "apart.float", to=kind)
+            return graph.op("Mul", [distance, graph.table(slopes.astype(graph.activations), "alibi.slopes")], "alibi")
+        if bias is None:
+            return ""
+        rows = graph.table(buckets(bias, self.decoder.context).astype(np.int32), "position_bias.buckets")
+        first = graph.constant(self.decoder.context - 1, scalar=True)
+        places = graph.op("Add", [earlier, first], "earlier.from_first")
+        self.buckets = graph.op("Gather", [rows, places], "buckets", axis=0)
+        if isinstance(bias, DisentangledAttention):
+            batch, length = (graph.op("Shape", ["input_ids"], f"shape.{axis}", start=axis, end=axis + 1)
+                             for axis in (0, 1))  # fmt: skip
+            heads = graph.constant(self.decoder.attentions[0].heads)
+            shape = graph.op("Concat", [batch, heads, length, length], "buckets.shape", axis=0)
+            self.buckets = graph.op("Expand", [self.buckets, shape], "buckets.by_head")
+            return ""
+        each = graph.op("Gather", [self.small(bias.table), self.buckets], "position_bias.last", axis=0)  # [T, T, H]
+        each = graph.op("Transpose", [each], "position_bias.first", perm=[2, 0, 1])
+        return graph.op("Unsqueeze", [each, graph.constant(0)], "position_bias")
+
+    def disentangled(self, attention: Attention, q: str, k: str) -> str:
+        """The mask of a layer with the scores of positions, [B, H, T, T]. q, k: [B, T, H * D]."""
+        graph, bias, mask = self.graph, self.encoder.position_bias, self.biases[attention.window]
+        if not isinstance(bias, DisentangledAttention):
+            return mask
+        rows = graph.op("Unsqueeze", [self.small(bias.table), graph.constant(0)], "places.rows")
+        rows = self.normed(rows, bias.norm, "places.normed")
+        shape = graph.constant(0, 0, attention.heads, attention.head_dim)
+        found: list[str] = []
+        for x, linear, name in ((q, attention.k, "c2p"), (k, attention.q, "p2c")):
+            places = graph.op("Reshape", [self.products.linear(rows, [linear], f"{name}.rows"), shape], f"{name}.heads")
+            places = graph.op("Transpose", [places], f"{name}.columns", perm=[0, 2, 3, 1])
+            x = graph.op("Reshape", [x, shape], f"{name}.tokens")
+            x = graph.op("Transpose", [x], f"{name}.by_head", perm=[0, 2, 1, 3])
+            found.append(graph.op("MatMul", [x, places], f"{name}.places"))  # [B, H, T, 2 * buckets]
+        across = graph.op("Transpose", [self.buckets], "buckets.across", perm=[0, 1, 3, 2])
+        of_query = graph.op("GatherElements", [found[0], self.buckets], "c2p", axis=3)
+        of_key = graph.op("GatherElements", [found[1], across], "p2c.across", axis=3)
+        of_key = graph.op("Transpose", [of_key], "p2c", perm=[0, 1, 3, 2])
+        total = graph.op("Add", [of_query, of_key], "places.sum")
+        scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        return graph.op("Add", [self.times(total, scale, "places.scaled"), mask], "places.masked")
 
     def embedding(self) -> str:
         graph, decoder = self.graph, self.decoder
@@ -134,7 +200,7 @@ class _Emitter:
         graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
         q, k = self.attentions.normed_and_rotated(attention, q, k)
         k, v = (self.for_each_head(attention, x) for x in (k, v))
-        inputs = [q, k, v, "", "", self.biases[attention.window]]
+        inputs = [q, k, v, "", "", self.disentangled(attention, q, k)]
         scale = {} if attention.scale is None else {"scale": attention.scale}
         return graph.op("MultiHeadAttention", inputs, "context", MICROSOFT, num_heads=attention.heads, **scale)
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.package.architecture import Linear, Mlp, Moe
-from embedllm.package.tensors import alpha_name, score_correction_name
+from embedllm.package.tensors import alpha_name, experts_bias_name, score_correction_name
 
 # by the name that embedllm/package/architecture.py has: the operator, its domain, its attributes
 _ACTIVATIONS: dict[str, tuple[str, str, dict[str, float]]] = {
@@ -97,6 +97,8 @@ class Mlps:
             total = self.expert(expert, number, tokens, weights, total)
         graph.scope = scope
         shape = graph.op("Shape", [x], "mlp.shape")
+        if moe.bias:
+            total = graph.op("Add", [total, graph.stored([experts_bias_name(index)])], "total.biased")
         mixed = graph.op("Reshape", [self.activations(total, "total"), shape], "mixed")
         if moe.shared is None:
             return mixed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.export.openvino.elementwise import capped, multiplied, multiplied_by, normed
@@ -11,6 +11,9 @@ from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mla import latent_qkv, latent_values
 from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
+
+# adds to the scores of a layer, [B, heads, T, T]: made of its q and k, [B, heads, T, D]
+AddedScores = Callable[[Attention, Value, Value], Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class Shared:
     rope_tables: Sequence[tuple[Value, Value]]  # cos and sin [B, 1, T, rotated], by the numbers that Attention.rope has
     masks: Mapping[int | None, Value]  # by window
     temperatures: Mapping[AttentionTemperature, Value]  # of queries, [B, 1, T, 1]
+    added_scores: AddedScores | None = None
 
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
@@ -165,6 +169,8 @@ class Attentions:
         ir, mask = self.ir, self._shared.masks[attention.window]
         if attention.softcap:
             return self._by_scores(index, attention, q, key, value)
+        if self._shared.added_scores is not None:
+            mask = ir.op("Add", [self._shared.added_scores(attention, q, key), mask], "mask.with_scores", **BROADCAST)
         inputs = [q, key, value, mask]
         if attention.scale is not None or attention.sinks:
             inputs.append(ir.constant(_scale(attention), "f32"))

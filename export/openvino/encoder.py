@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embedllm.export.layout import Layout
-from embedllm.export.openvino.attention import Attentions, Shared, rotations
+from embedllm.export.openvino.attention import AddedScores, Attentions, Shared, rotations
 from embedllm.export.openvino.elementwise import multiplied, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.export.openvino.mlp import mixture, mlp
-from embedllm.package.architecture import Attention, Decoder, Encoder, Layer, Mlp, Norm
+from embedllm.package.architecture import (
+    Alibi,
+    Attention,
+    Decoder,
+    DisentangledAttention,
+    Encoder,
+    Layer,
+    Mlp,
+    Norm,
+)
 from embedllm.package.packing import Packing
+from embedllm.package.position_bias import alibi_slopes, buckets
 
 _HIDDEN_SCORE = -30000.0  # as export/onnx/encoder.py has it
 
@@ -37,6 +47,7 @@ class _Emitter:
         self.ir, self.decoder = ir, decoder
         self.encoder: Encoder = decoder.encoder
         self.products = Products(ir, packing)
+        self.buckets: Value | None = None  # [T, T], the row of the position bias' table for each query and key
 
     def model(self) -> Ir:
         ir, decoder = self.ir, self.decoder
@@ -45,8 +56,9 @@ class _Emitter:
         number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
         places = ir.op("Range", [ir.constant(0), number, ir.constant(1)], "places", output_type="i64")
         in_row = ir.op("Unsqueeze", [places, ir.constant(0)], "places.in_row")  # [1, T]
+        masks = self.masks(mask, places, in_row)
         shared = Shared(batch=batch, beams=None, rope_tables=rotations(ir, decoder, in_row), temperatures={},
-                        masks=self.masks(mask, places, in_row))  # fmt: skip
+                        masks=masks, added_scores=self.disentangled(batch, length))  # fmt: skip
         attentions = Attentions(self.products, decoder, shared)
         x = self.embedded(ids, in_row)
         for index, layer in enumerate(decoder.layers):
@@ -66,6 +78,7 @@ class _Emitter:
         apart = ir.op("Abs", [earlier], "apart")
         given = ir.op("NotEqual", [mask, ir.constant(0)], "given.flat", type="boolean", **BROADCAST)
         given = ir.op("Unsqueeze", [given, ir.constant([1, 2])], "given")
+        by_distance = self.position_bias(earlier, apart)
         order = earlier if self.encoder.causal else apart
         seen = ir.op("GreaterEqual", [order, ir.constant(0)], "seen", type="boolean", **BROADCAST)
         seen = ir.op("LogicalAnd", [given, seen], "seen.given", **BROADCAST)
@@ -78,7 +91,60 @@ class _Emitter:
                 here = ir.op("LogicalAnd", [seen, near], f"{name}.seen", **BROADCAST)
             numbers = [ir.constant(0.0, "f32"), ir.constant(_HIDDEN_SCORE, "f32")]
             found[window] = ir.op("Select", [here, *numbers], name, type="f32", **BROADCAST)
+            if by_distance is not None:
+                found[window] = ir.op("Add", [found[window], by_distance], f"{name}.biased", **BROADCAST)
         return found
+
+    def position_bias(self, earlier: Value, apart: Value) -> Value | None:
+        """What scores of all layers have added, [1, H, T, T]; None where there is nothing that all share.
+
+        earlier: how many tokens a key is before a query, [T, T]; apart: its absolute value.
+        """
+        ir, bias = self.ir, self.encoder.position_bias
+        if isinstance(bias, Alibi):
+            slopes = (-alibi_slopes(self.decoder.attentions[0].heads, bias.max_bias)).tolist()
+            by_head = ir.op("Unsqueeze", [ir.constant(slopes, "f32"), ir.constant([0, 2, 3])], "alibi.slopes")
+            distance = ir.op("Convert", [apart], "apart.float", type="f32", destination_type="f32")
+            return ir.op("Multiply", [by_head, distance], "alibi", **BROADCAST)
+        if bias is None:
+            return None
+        first = ir.constant(self.decoder.context - 1)
+        places = ir.op("Add", [earlier, first], "earlier.from_first", **BROADCAST)
+        rows = ir.constant(buckets(bias, self.decoder.context).tolist())
+        self.buckets = ir.op("Gather", [rows, places, ir.constant(0)], "buckets", batch_dims=0)
+        if isinstance(bias, DisentangledAttention):
+            return None
+        each = self.products.rows(bias.table, self.buckets, "position_bias.last")  # [T, T, H]
+        first_heads = ir.op("Transpose", [each, ir.constant([2, 0, 1])], "position_bias.first")
+        return ir.op("Unsqueeze", [first_heads, ir.constant(0)], "position_bias")
+
+    def disentangled(self, batch: Value, length: Value) -> AddedScores | None:
+        """What gives a layer the scores of positions, [B, H, T, T], of its q and k, [B, H, T, D]."""
+        ir, bias = self.ir, self.encoder.position_bias
+        if not isinstance(bias, DisentangledAttention) or self.buckets is None:
+            return None
+        heads = ir.constant([self.decoder.attentions[0].heads])
+        shape = ir.op("Concat", [batch, heads, length, length], "buckets.shape", axis=0)
+        along = ir.op("Broadcast", [self.buckets, shape], "buckets.by_head", mode="numpy")
+        across = ir.op("Transpose", [along, ir.constant([0, 1, 3, 2])], "buckets.across")
+        table = ir.stored([f"{bias.table.name}.weight"], "f32", [1, bias.table.rows, bias.table.columns])
+        rows = normed(ir, table, bias.norm, "places.normed")
+
+        def scores(attention: Attention, q: Value, k: Value) -> Value:
+            found: list[Value] = []
+            for x, linear, name, at in ((q, attention.k, "c2p", along), (k, attention.q, "p2c", across)):
+                of_places = self.products.linear(rows, [linear], f"{name}.rows")
+                split = ir.constant([0, 0, attention.heads, attention.head_dim])
+                columns = ir.op("Reshape", [of_places, split], f"{name}.heads", special_zero=True)
+                columns = ir.op("Transpose", [columns, ir.constant([0, 2, 3, 1])], f"{name}.columns")
+                every = ir.op("MatMul", [x, columns], f"{name}.places", transpose_a=False, transpose_b=False)
+                found.append(ir.op("GatherElements", [every, at], name, axis=3))
+            of_key = ir.op("Transpose", [found[1], ir.constant([0, 1, 3, 2])], "p2c.by_query")
+            total = ir.op("Add", [found[0], of_key], "places.sum", **BROADCAST)
+            scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+            return multiplied(ir, total, scale, "places.scaled")
+
+        return scores
 
     def embedded(self, ids: Value, in_row: Value) -> Value:
         """What the first layer is given, [B, T, hidden]."""

@@ -118,7 +118,7 @@ class Ir:
         self.split("Result", [value], name, 0)
         return len(self._layers) - 1
 
-    def constant(self, values: float | Sequence[int], type: str = "i64") -> Value:
+    def constant(self, values: float | Sequence[int] | Sequence[float], type: str = "i64") -> Value:
         """A small constant, one for equal ones: a number as a scalar, a sequence as a vector."""
         array = np.array(values, _NUMPY[type])
         return self._small(array.tobytes(), type, array.shape)

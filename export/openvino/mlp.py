@@ -6,7 +6,7 @@ from embedllm.export.openvino.elementwise import activated, beyond, multiplied, 
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.package.architecture import Mlp, Moe
-from embedllm.package.tensors import score_correction_name
+from embedllm.package.tensors import experts_bias_name, score_correction_name
 
 _SMALLEST = 1e-20  # added to a sum that is divided by
 
@@ -47,6 +47,9 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
     by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
     weighted = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
     total = ir.op("ReduceSum", [weighted, ir.constant([1])], "experts.sum", keep_dims=False)
+    if moe.bias:
+        bias = ir.stored([experts_bias_name(index)], "f32", [1, hidden])
+        total = ir.op("Add", [total, bias], "experts.biased", **BROADCAST)
     shape = ir.op("ShapeOf", [x], "experts.shape", type="i64", output_type="i64")
     total = ir.op("Reshape", [total, shape], "experts.output", special_zero=False)
     return total if moe.shared is None else _with_shared(products, moe, x, total)

@@ -103,6 +103,8 @@ def main() -> None:
             except ValueError as error:
                 found["malformed"] += 1
                 print(f"{written.calls.name}, schema {seed}: {error}\n  {text!r}", flush=True)
+        if seed % 50 == 49:
+            print(f"{seed + 1} schemas: {dict(found)}", flush=True)
     print(f"{dict(found)} in {time.perf_counter() - started:.0f} s")
 
 

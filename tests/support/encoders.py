@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,18 @@ _DISTIL = {"dim": HIDDEN, "hidden_dim": 96, "n_layers": 3, "n_heads": 4, "hidden
 _MODERN = {"local_attention": 2 * (WINDOW - 1), "global_attn_every_n_layers": 2, "initializer_cutoff_factor": 5.0}
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 _GEMMA = {**_GROUPED, "sliding_window": 2 * (WINDOW - 1), "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}
+_DEBERTA = {"relative_attention": True, "share_att_key": True, "pos_att_type": "p2c|c2p", "type_vocab_size": 0,
+            "position_biased_input": False, "max_relative_positions": -1}  # fmt: skip
+_JINA = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu",
+         "layer_norm_eps": 1e-12, "type_vocab_size": 2}  # fmt: skip
+_NOMIC_MOE = {
+    "model_type": "nomic_bert", "n_embd": HIDDEN, "n_head": 4, "n_inner": 96, "n_layer": 4, "n_positions": 130,
+    "layer_norm_epsilon": 1e-5, "rotary_emb_base": 10_000, "rotary_emb_fraction": 1.0, "activation_function": "gelu",
+    "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 1, "moe_every_n_layers": 2,
+    "num_experts": 4, "moe_top_k": 2, "expert_choice_router": False, "moe_normalize_expert_weights": False,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "max_position_embeddings"), ...),
+}  # fmt: skip
 _ONE = {"num_labels": 1}
 
 
@@ -82,6 +95,14 @@ ENCODERS: dict[str, Case] = {
     "xlm-roberta-scored": _scored("xlm-roberta", "XLMRoberta", "scores of pairs as they are", {"type_vocab_size": 1},
                                   said={"sentence_transformers": {"activation_fn": IDENTITY}}),
     "distilbert": _case("distilbert", "DistilBert", "weighted mean pooling", values=_DISTIL, pooling="weightedmean"),
+    "mpnet": _case("mpnet", "MPNet", "mean pooling, L2-normalised, relative position bias", pooling="mean",
+                   normalised=True),
+    "deberta-v2": _case("deberta-v2", "DebertaV2", "CLS pooling, disentangled attention in buckets", pooling="cls",
+                        values={**_DEBERTA, "position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
+    "deberta-v2-each": _case("deberta-v2", "DebertaV2", "each distance by itself, token type embeddings",
+                             values={**_DEBERTA, "max_relative_positions": 40, "type_vocab_size": 2}),
+    "deberta-v2-scored": _scored("deberta-v2", "DebertaV2", "scores of pairs",
+                                 {**_DEBERTA, "position_buckets": 16, "norm_rel_ebd": "layer_norm"}),
     "modernbert": _case("modernbert", "ModernBert", "windows, both RoPE bases", values=_MODERN),
     "modernbert-biased": _case("modernbert", "ModernBert", "all biases, mean over sqrt of the length",
                                pooling="mean_sqrt_len",
@@ -92,6 +113,16 @@ ENCODERS: dict[str, Case] = {
                    pooling="lasttoken",
                    normalised=True),
     "nomic_bert": _case("nomic_bert", "NomicBert", "mean pooling, token type embeddings, RoPE"),
+    "nomic_bert-moe": dataclasses.replace(
+        _case("nomic_bert", "NomicMoe", "mixture of experts on every other layer", values=_NOMIC_MOE),
+        config_class="EncoderConfig"),
+    "jina_bert_v2": dataclasses.replace(
+        _case("jina_bert_v2", "JinaBert", "mean pooling, ALiBi, gated MLP", values=_JINA, pooling="mean"),
+        config_class="EncoderConfig"),
+    "jina_bert_v2-scored": dataclasses.replace(
+        _scored("jina_bert_v2", "JinaBert", "scores of pairs, heads that are no power of two",
+                {**_JINA, "feed_forward_type": "reglu", "hidden_size": 96, "num_attention_heads": 6}),
+        config_class="EncoderConfig"),
     "jina_embeddings_v3": _case("jina_embeddings_v3", "JinaEmbeddingsV3", "mean pooling, L2-normalised, RoPE",
                                 pooling="mean", normalised=True),
     "eurobert": _case("eurobert", "EuroBert", "last-token pooling, grouped-query attention", pooling="lasttoken",
@@ -106,10 +137,15 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
     import torch
     import transformers
 
+    from tests.support.encoder_models import CLASSES
+
+    def found(name: str) -> Any:  # noqa: ANN401  # a class of transformers', or one that it has not
+        return CLASSES.get(name) or getattr(transformers, name)
+
     torch.manual_seed(seed)
     values = {key: value for key, value in {**BASE, **case.values}.items() if value is not ...}
-    config = getattr(transformers, case.config_class)(**values, attn_implementation="eager")
-    model = getattr(transformers, case.model_class)(config).float().eval()
+    config = found(case.config_class)(**values, attn_implementation="eager")
+    model = found(case.model_class)(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.numel() == 1 or parameter.std() == 0:

@@ -22,13 +22,18 @@ _ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma3_text": "gemma-embedding",
     "nomic_bert": "nomic-bert",
+    "nomic_bert moe": "nomic-bert-moe",
+    "bert alibi": "jina-bert-v2",
     "jina_embeddings_v3": "jina-bert-v3",
     "eurobert": "eurobert",
 }  # fmt: skip; others are "bert"
 _PREFIXES = ("bert.", "distilbert.", "roberta.", "model.")
 _LEFT_OUT = ("pooler.dense.", "embeddings.position_ids")
-_DISTIL = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
-           "num_attention_heads": "n_heads"}  # fmt: skip
+# what some configs call sizes
+_OTHER_KEYS = {"dim": "hidden_size", "hidden_dim": "intermediate_size", "n_layers": "num_hidden_layers",
+               "n_heads": "num_attention_heads", "n_embd": "hidden_size", "n_inner": "intermediate_size",
+               "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+               "n_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps"}  # fmt: skip
 
 
 def write_encoder(
@@ -49,8 +54,8 @@ def write_encoder(
     denses: matrices behind the pooling, as EmbeddingGemma has them.
     """
     config = json.loads((folder / "config.json").read_text())
-    config |= {ours: config[theirs] for ours, theirs in _DISTIL.items() if theirs in config}
-    name = _ARCHITECTURES.get(config["model_type"], "bert")
+    config |= {ours: config[theirs] for theirs, ours in _OTHER_KEYS.items() if theirs in config}
+    name = _ARCHITECTURES.get(_kind(config), "bert")
     if tokens is None:
         tokens = word_piece_metadata(Tokenizer.from_file(str(folder / "tokenizer.json")), config["vocab_size"])
     tensors = _prepared(loaded(folder / "model.safetensors"), config)
@@ -60,6 +65,13 @@ def write_encoder(
     if flat:
         tensors = {key: values.reshape(-1) if values.shape[0] == 1 else values for key, values in tensors.items()}
     return write_file(path, name, said, tensors, kind=kind)
+
+
+def _kind(config: Config) -> str:
+    """The model_type, and what a config that shares it has besides."""
+    if config.get("position_embedding_type") == "alibi":
+        return "bert alibi"
+    return f"{config['model_type']} moe" if config.get("moe_every_n_layers") else str(config["model_type"])
 
 
 def _prepared(tensors: Tensors, config: Config) -> Tensors:
@@ -73,6 +85,11 @@ def _prepared(tensors: Tensors, config: Config) -> Tensors:
             values = values[config["pad_token_id"] + 1 :]
         if config["model_type"] in ("modernbert", "bert") and place.startswith("classifier."):
             place = place.replace("classifier.", "classifier.out_proj.")
+        if place.endswith("experts.bias"):
+            continue
+        if place.endswith((".w1", ".w2")):  # a stack of matrices, the second ones transposed
+            stack = values.reshape(config["num_experts"], -1, values.shape[-1])
+            place, values = f"{place}.weight", stack if place.endswith(".w1") else stack.swapaxes(1, 2)
         if not place.startswith(_LEFT_OUT):
             found[place] = values
     return found
@@ -97,6 +114,10 @@ def _metadata(config: Config, tensors: Tensors, name: str) -> dict[str, Any]:
                   "attention.value_length": config["head_dim"]}  # fmt: skip
     if name in ("nomic-bert", "jina-bert-v3", "eurobert"):
         found["rope.freq_base"] = ropes["rope_theta"]
+    if name == "nomic-bert-moe":
+        found |= {"rope.freq_base": float(config["rotary_emb_base"]), "expert_count": config["num_experts"],
+                  "expert_used_count": config["moe_top_k"],
+                  "moe_every_n_layers": config["moe_every_n_layers"]}  # fmt: skip
     if name == "eurobert":
         del found["attention.layer_norm_epsilon"]
         found |= {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.scaling.type": "none",

@@ -23,6 +23,8 @@ NEW: dict[str, Any] = {
     "num_hidden_layers": 2, "max_position_embeddings": 8192, "layer_norm_eps": 1e-12, "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}, "type_vocab_size": 2,
 }  # fmt: skip
+_MOE = {"moe_every_n_layers": 2, "num_experts": 4, "moe_top_k": 2, "qkv_proj_bias": True, "mlp_fc1_bias": True,
+        "mlp_fc2_bias": True, "activation_function": "gelu"}  # fmt: skip
 
 
 def test_the_keys_of_gpt_2_say_the_same() -> None:
@@ -34,7 +36,9 @@ def test_texts_are_as_long_as_need_no_dynamic_scaling() -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"moe_every_n_layers": 2}, "mixture of experts"),
+    ({"moe_every_n_layers": 2}, "qkv_proj_bias is false"),
+    ({**_MOE, "moe_normalize_expert_weights": True}, "moe_normalize_expert_weights is true"),
+    ({**_MOE, "moe_top_k": 9}, "9 experts of a token; expected at most all 4 of a layer"),
     ({"qkv_proj_bias": True}, "qkv_proj_bias is true"),
     ({"prenorm": True}, "prenorm is true"),
     ({"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),

@@ -29,6 +29,7 @@ from embedllm.package.package import open_package
 from embedllm.text.tokenizer import Tokenizer as Texts
 from tests.support.described import RandomSource
 from tests.support.encoder_folders import CONFIG, write_embedder
+from tests.support.encoder_models import zero_experts_bias
 from tests.support.encoders import ENCODERS, TEXTS, Case, make_checkpoint
 from tests.support.gguf_bytes import damaged
 from tests.support.gguf_encoders import CLS, LAST, MEAN, write_encoder
@@ -215,7 +216,7 @@ CASES = {
         _case("modernbert"), values={**ENCODERS["modernbert"].values, "hidden_activation": "silu"}
     ),
     "qwen3": _case("qwen3", "lasttoken"),
-    **{name: _case(name) for name in ("nomic_bert", "jina_embeddings_v3")},
+    **{name: _case(name) for name in ("nomic_bert", "nomic_bert-moe", "jina_embeddings_v3", "jina_bert_v2")},
     "eurobert": _case("eurobert", "lasttoken"),
     "gemma3_text": dataclasses.replace(
         _case("gemma3_text"), values={**ENCODERS["gemma3_text"].values, "query_pre_attn_scalar": 16}
@@ -232,6 +233,9 @@ def test_vectors_of_each_architecture_follow_transformers(name: str, tmp_path: P
     pytest.importorskip("transformers")
     case = CASES[name]
     model = make_checkpoint(tmp_path / "checkpoint", case)
+    if name == "nomic_bert-moe":
+        zero_experts_bias(model)
+        model.save_pretrained(tmp_path / "checkpoint")
     file = write_encoder(tmp_path / "m.gguf", tmp_path / "checkpoint", pooling=POOLINGS[case.pooling])
     ours = convert(file, tmp_path / "ours", FLOATS)
     found = vectors(ours, texts=list(TEXTS))
