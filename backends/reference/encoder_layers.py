@@ -97,8 +97,8 @@ class EncoderLayers(Layers):
         rows = self._norm(self._weights.tensor(f"{bias.table.name}.weight"), bias.norm)
         of_q, of_k = (self._heads(rows, linear, attention.heads, None) for linear in (attention.q, attention.k))
         places = np.broadcast_to(self._buckets(bias, before), scores.shape)
-        of_query = np.take_along_axis(q @ of_k.transpose(0, 2, 1), places, axis=2)
-        of_key = np.take_along_axis(k @ of_q.transpose(0, 2, 1), places.transpose(0, 2, 1), axis=2)
+        of_query: F32 = np.take_along_axis(q @ of_k.transpose(0, 2, 1), places, axis=2)
+        of_key: F32 = np.take_along_axis(k @ of_q.transpose(0, 2, 1), places.transpose(0, 2, 1), axis=2)
         return scores + of_query + of_key.transpose(0, 2, 1)
 
     def _buckets(

@@ -30,6 +30,11 @@ def describe(config: Config) -> Decoder:
     longest = config.integer("max_relative_positions", -1, least=-1)
     longest = longest if longest > 0 else config.integer("max_position_embeddings")
     size = buckets if buckets > 0 else longest
+    if buckets > 0 and not 1 <= buckets // 2 < longest - 1:
+        raise UnsupportedModel(
+            f"position_buckets is {buckets}; expected 2 to {2 * longest - 3}, half of which grow up to "
+            f"max_relative_positions, {longest} tokens."
+        )
     normed = "layer_norm" in config.text("norm_rel_ebd", "none").lower().split("|")
     bias = DisentangledAttention(
         table=Linear(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures.config import Config
 from embedllm.export.encoders.common import BERT, NAMES, describe_behind
 from embedllm.package.architecture import Decoder, Encoder, Linear, RelativePositionBias
@@ -18,10 +19,16 @@ _MAX_DISTANCE = 128  # tokens; config.json does not say it
 
 def describe(config: Config) -> Decoder:
     decoder = describe_behind(config, replace(BERT, model_type="mpnet", names=_NAMES, positions_start=_FIRST))
+    buckets = config.integer("relative_attention_num_buckets", 32)
+    if not 4 <= buckets < 4 * _MAX_DISTANCE:
+        raise UnsupportedModel(
+            f"relative_attention_num_buckets is {buckets}; expected 4 to {4 * _MAX_DISTANCE - 1}, some of which "
+            f"grow up to a distance of {_MAX_DISTANCE} tokens."
+        )
     table = Linear(
         name="position_bias",
         source=_NAMES.in_model("encoder.relative_attention_bias"),
-        rows=config.integer("relative_attention_num_buckets", 32, least=4),
+        rows=buckets,
         columns=config.integer("num_attention_heads"),
     )
     bias = RelativePositionBias(table=table, max_distance=_MAX_DISTANCE)

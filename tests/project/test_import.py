@@ -49,6 +49,7 @@ HOMES = {
         "embedllm.kv_cache.kv_file",
         "embedllm.package.hadamard",
         "embedllm.package.packing",
+        "embedllm.package.position_bias",
         "embedllm.package.rope",
         "embedllm.sampling.numpy_logits",
     ),

@@ -28,6 +28,12 @@ class EncoderConfig(SimpleNamespace):
 class _Saved(nn.Module):
     config: EncoderConfig
 
+    def init_weights(self) -> None:
+        """The matrices as transformers draws them, so that tokens and their positions count."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.config.initializer_range)
+
     def save_pretrained(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(
@@ -84,6 +90,7 @@ class JinaBertModel(_Saved):
 
         self.encoder = _modules(layer=nn.ModuleList(layer() for _ in range(config.num_hidden_layers)))
         self.pooler = _modules(dense=nn.Linear(hidden, hidden))
+        self.init_weights()
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> tuple[Tensor]:
         config, heads = self.config, self.config.num_attention_heads
@@ -109,6 +116,7 @@ class JinaBertForSequenceClassification(_Saved):
         super().__init__()
         self.config, self.bert = config, JinaBertModel(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.init_weights()
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> SimpleNamespace:
         (hidden,) = self.bert(input_ids, token_type_ids)
@@ -167,6 +175,7 @@ class NomicMoeModel(_Saved):
             )
 
         self.encoder = _modules(layers=nn.ModuleList(layer(index) for index in range(config.n_layer)))
+        self.init_weights()
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor]:
         tables = self.embeddings

@@ -36,6 +36,10 @@ def test_a_bert_with_alibi_is_jinas() -> None:
     ({**DEBERTA, "position_biased_input": True}, "position_biased_input is true"),
     ({**DEBERTA, "conv_kernel_size": 3}, "conv_kernel_size is 3"),
     ({**DEBERTA, "embedding_size": 32}, "embedding_size is 32; expected hidden_size, 64"),
+    ({**DEBERTA, "position_buckets": 1}, "position_buckets is 1; expected 2 to 257"),
+    ({**DEBERTA, "position_buckets": 258}, "position_buckets is 258; expected 2 to 257"),
+    ({**BERT, "model_type": "mpnet", "relative_attention_num_buckets": 512},
+     "relative_attention_num_buckets is 512; expected 4 to 511"),
     ({**DEBERTA, "pos_att_type": ["c2p"]}, r"pos_att_type is \['c2p'\]; expected 'p2c|c2p'"),
 ])  # fmt: skip
 def test_other_variants_are_refused(config: dict[str, Any], message: str) -> None:
