@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Read = Callable[[Tensor, int, int], bytearray]  # bytes of a tensor: the first, how many
 
 _BLOCK = 32  # values
+_MEGABLOCKS = (".experts.mlp.w1", ".experts.mlp.w2")  # of Nomic Embed 2
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _BIAS, _NAN = 127, 255  # of E8M0: the exponent of 1, and what is no number
 
@@ -56,7 +57,12 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     if blocks is not None or scales is not None:
         lacks = "_scales" if scales is None else "_blocks"
         raise ExportError(f"the checkpoint has no tensor '{base}{lacks}', without which MXFP4 cannot be read.")
-    return None if transposed is None or len(transposed.shape) == 2 else _Transposed(transposed)
+    return None if transposed is None or is_megablocks(base) else _Transposed(transposed)
+
+
+def is_megablocks(name: str) -> bool:
+    """Whether a tensor of this name has the matrices of all experts behind each other, [experts * rows, columns]."""
+    return name.endswith(_MEGABLOCKS)
 
 
 @dataclass(frozen=True, slots=True)

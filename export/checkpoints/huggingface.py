@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, PackageError
-from embedllm.export.checkpoints.fused_experts import find_experts
+from embedllm.export.checkpoints.fused_experts import find_experts, is_megablocks
 from embedllm.export.checkpoints.open_files import OpenFiles
 from embedllm.export.checkpoints.quantized.detect import QuantizedMatrix, find_quantized
 from embedllm.export.checkpoints.quantized.packed_integers import PackedMatrix
@@ -66,12 +66,12 @@ class HuggingFaceSource:
     def _tensor(self, name: str) -> Tensor | None:
         """A model that was saved without its head (gpt2, Qwen3-Embedding) has names that lack their first part.
 
-        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta; the matrices of all experts of a layer
-        (MegaBlocks' w1 and w2) are called as what has them.
+        Norms of the first BERTs (bert-base-uncased) have a gamma and a beta; MegaBlocks' tensors have no ".weight"
+        behind their names.
         """
         part, _, end = name.rpartition(".")
         names = [name, f"{part}.{_OLD[end]}"] if end in _OLD else [name]
-        names += [part] if end == "weight" else []
+        names += [part] if end == "weight" and is_megablocks(part) else []
         found = (self._tensors.get(each) or self._tensors.get(each.partition(".")[2]) for each in names)
         return next((tensor for tensor in found if tensor is not None), None)
 
