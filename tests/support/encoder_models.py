@@ -146,14 +146,6 @@ class _Experts(nn.Module):
         return (weights[0][..., None] * taken).sum(1)[None] + experts.bias
 
 
-def zero_experts_bias(model: nn.Module) -> None:
-    """GGUF files have no such bias."""
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if name.endswith("experts.bias"):
-                values.zero_()
-
-
 class NomicMoeModel(_Saved):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

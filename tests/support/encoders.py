@@ -197,6 +197,13 @@ def write_sentence_files(folder: Path, case: Case, *, seed: int = 0) -> None:
         columns = rows
 
 
+def zero_experts_bias(model: PreTrainedModel) -> None:
+    """GGUF files have no such bias."""
+    for name, values in model.named_parameters():
+        if name.endswith("experts.bias"):
+            values.data.zero_()
+
+
 def _write(folder: Path, config: Mapping[str, object]) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

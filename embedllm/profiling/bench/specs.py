@@ -32,8 +32,8 @@ PEERS: Mapping[str, Peer] = {
                 takes_our_folder=True),
     OPENVINO_GENAI: Peer(modules=("openvino_genai",), install="pip install openvino-genai", source="FOLDER",
                          takes_our_folder=True),
-    LLAMA_CPP: Peer(modules=("llama_cpp",), install="pip install xllamacpp (or llama-cpp-python, which is compiled for "
-                    "this CPU)", source="FILE.gguf", or_module="xllamacpp"),
+    LLAMA_CPP: Peer(modules=("llama_cpp",), install="pip install xllamacpp", source="FILE.gguf",
+                    or_module="xllamacpp"),
     TRANSFORMERS: Peer(modules=("transformers", "torch"), install="pip install transformers torch", source="FOLDER"),
 }  # fmt: skip
 

@@ -158,6 +158,8 @@ def test_attention_over_many_tokens_at_once_is_still_wrong_on_vulkan(
     if sys.platform != "linux":
         pytest.skip("Direct3D and Metal get other code")
     engine = open_engine(demo)
+    if "software" not in engine.device.description:
+        pytest.skip("drivers of GPUs differ; NVIDIA's is right")
     tokens = random_tokens(3, 60)
     expected = ReferenceEngine(demo).open().feed_all(tokens)
     assert engine.chunk == 31

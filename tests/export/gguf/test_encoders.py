@@ -29,8 +29,7 @@ from embedllm.package.package import open_package
 from embedllm.text.tokenizer import Tokenizer as Texts
 from tests.support.described import RandomSource
 from tests.support.encoder_folders import CONFIG, write_embedder
-from tests.support.encoder_models import zero_experts_bias
-from tests.support.encoders import ENCODERS, TEXTS, Case, make_checkpoint
+from tests.support.encoders import ENCODERS, TEXTS, Case, make_checkpoint, zero_experts_bias
 from tests.support.gguf_bytes import damaged
 from tests.support.gguf_encoders import CLS, LAST, MEAN, write_encoder
 from tests.support.gguf_files import Tensors, loaded, write_gguf

@@ -15,7 +15,6 @@ from tests.export.gguf.test_encoders import CASES as ENCODERS
 from tests.export.gguf.test_encoders import POOLINGS
 from tests.export.gguf.test_source import CASES
 from tests.support import encoders
-from tests.support.encoder_models import zero_experts_bias
 from tests.support.families import FAMILIES, make_checkpoint
 from tests.support.gguf_encoders import write_encoder
 from tests.support.gguf_files import write_gguf
@@ -54,7 +53,7 @@ def test_vectors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     case = ENCODERS[name]
     model = encoders.make_checkpoint(tmp_path, case)
     if name == "nomic_bert-moe":
-        zero_experts_bias(model)
+        encoders.zero_experts_bias(model)
         model.save_pretrained(tmp_path)
     rows = {"tokenizer.ggml.token_type_count": getattr(model.config, "type_vocab_size", 0)}
     file = write_encoder(tmp_path / "m.gguf", tmp_path, pooling=POOLINGS[case.pooling], more=rows)
