@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from embedllm.backends.sessions.kv_arrays import DeviceKv
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -185,45 +187,20 @@ class DeviceArray:
         return values if dtype is None else values.astype(dtype, copy=False)
 
 
-class DeviceState(Sequence[tuple[DeviceArray, DeviceArray]]):
-    """Keys and values of some tokens, by layer, as a part of arrays on a device: to cut it costs nothing.
+class DeviceState(DeviceKv):
+    """A part of arrays on a device."""
 
-    Blocks of a prefix are cut and put together by the dozen, and each has two arrays a layer.
-    """
-
-    __slots__ = ("arrays", "start", "stop")
-    is_on_device = True
-
-    def __init__(self, arrays: list[DeviceArray], start: int, stop: int) -> None:
-        """arrays: keys and values in turn, of the same tokens. The state has those from start to before stop."""
-        self.arrays = arrays
-        self.start = start
-        self.stop = stop
+    __slots__ = ()
 
     @property
     def nbytes(self) -> int:
-        return (self.stop - self.start) * sum(array.shape[0] * array.strides[1] for array in self.arrays)
+        return (self.stop - self.start) * sum(array.shape[0] * array.strides[1] for array in self.values)
 
-    def __len__(self) -> int:
-        return len(self.arrays) // 2
+    def part(self, start: int, stop: int) -> DeviceState:
+        return DeviceState(self.values, start, stop)
 
-    def __getitem__(self, index: int) -> tuple[DeviceArray, DeviceArray]:  # type: ignore[override]  # no slices
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} layers; found {index}")
-        key, value = self.arrays[2 * index], self.arrays[2 * index + 1]
-        return key[:, self.start : self.stop], value[:, self.start : self.stop]
-
-    def sliced(self, start: int, stop: int) -> DeviceState:
-        """The tokens from start to before stop of these."""
-        return DeviceState(self.arrays, self.start + start, min(self.start + stop, self.stop))
-
-    def is_before(self, other: DeviceState) -> bool:
-        """Whether the tokens of another one lie right behind these."""
-        return self.arrays is other.arrays and self.stop == other.start
-
-    def with_next(self, other: DeviceState) -> DeviceState:
-        """These tokens and those of another one that lie right behind them."""
-        return DeviceState(self.arrays, self.start, other.stop)
+    def array(self, value: DeviceArray) -> DeviceArray:
+        return value[:, self.start : self.stop]
 
 
 def new_arrays(

@@ -174,21 +174,21 @@ class DeviceSession(Generic[B]):
         self.position = end
 
     def _reserve(self, tokens: int) -> B:
-        """Buffers with room for that many tokens; the KV goes over through the host."""
+        """Buffers with room for that many tokens, with what was held."""
         old = self._held()
         if tokens <= old.capacity:
             return old
         self._settle()
-        new = self._engine.take(self._grown(old, tokens))
+        new = self._engine.take(min(max(tokens, old.capacity * _GROWTH), self._context))
+        self._copy_kv(old, new)
+        self._engine.give_back(old)
+        self._buffers = new
+        return new
+
+    def _copy_kv(self, old: B, new: B) -> None:
+        """Copies what is held into larger buffers, through the host."""
         for name, value in old.kv.items():
             held = self._engine.read(value)
             grown = np.zeros((*held.shape[:2], new.capacity, held.shape[3]), held.dtype)
             grown[:, :, : self.position] = held[:, :, : self.position]
             self._engine.write(new.kv[name], grown)
-        self._engine.give_back(old)
-        self._buffers = new
-        return new
-
-    def _grown(self, old: B, tokens: int) -> int:
-        """The capacity to grow to."""
-        return min(max(tokens, old.capacity * _GROWTH), self._context)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from embedllm.backends.ort.runtime import ort
+from embedllm.backends.sessions.kv_arrays import DeviceKv
 from embedllm.files.optional_packages import needs
 
 if TYPE_CHECKING:
@@ -106,16 +107,11 @@ class GpuArray:
         return values if dtype is None else values.astype(dtype, copy=False)
 
 
-class GpuState(Sequence[tuple[GpuArray, GpuArray]]):
-    """Keys and values of some tokens, by layer, as a part of tensors on the GPU, which are freed with the last part."""
-
-    is_on_device = True
+class GpuState(DeviceKv):
+    """A part of tensors on the GPU, which are freed with the last part."""
 
     def __init__(self, tensors: list[ort.OrtValue], start: int, stop: int, copier: KvCopier, read: Read) -> None:
-        """tensors: keys and values in turn, of the same tokens. The state has those from start to before stop."""
-        self.tensors = tensors
-        self.start = start
-        self.stop = stop
+        super().__init__(tensors, start, stop)
         self.copier = copier
         self._read = read
 
@@ -124,36 +120,18 @@ class GpuState(Sequence[tuple[GpuArray, GpuArray]]):
         sizes = sum(heads * size for heads, size in self.copier.shapes)
         return (self.stop - self.start) * sizes * self.copier.dtype.itemsize
 
-    def __len__(self) -> int:
-        return len(self.tensors) // 2
+    def part(self, start: int, stop: int) -> GpuState:
+        return GpuState(self.values, start, stop, self.copier, self._read)
 
-    def __getitem__(self, index: int) -> tuple[GpuArray, GpuArray]:  # type: ignore[override]  # no slices
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} layers; found {index}")
-        at = index % len(self)
-        key, value = (GpuArray(tensor, self.start, self.stop, self.copier.dtype, self._read)
-                      for tensor in self.tensors[2 * at : 2 * at + 2])  # fmt: skip
-        return key, value
-
-    def sliced(self, start: int, stop: int) -> GpuState:
-        """The tokens from start to before stop of these."""
-        stop = min(self.start + stop, self.stop)
-        return GpuState(self.tensors, self.start + start, stop, self.copier, self._read)
-
-    def is_before(self, other: GpuState) -> bool:
-        """Whether the tokens of another one lie right behind these."""
-        return self.tensors is other.tensors and self.stop == other.start
-
-    def with_next(self, other: GpuState) -> GpuState:
-        """These tokens and those of another one that lie right behind them."""
-        return GpuState(self.tensors, self.start, other.stop, self.copier, self._read)
+    def array(self, value: ort.OrtValue) -> GpuArray:
+        return GpuArray(value, self.start, self.stop, self.copier.dtype, self._read)
 
     def parts(self) -> list[ort.OrtValue]:
         """Tensors of its tokens only. Call it with the lock."""
-        whole = self.tensors[0].shape()[_TOKENS]
+        whole = self.values[0].shape()[_TOKENS]
         if (self.start, self.stop) == (0, whole):
-            return self.tensors
-        return self.copier.copied(self.tensors, self.start, self.stop)
+            return self.values
+        return self.copier.copied(self.values, self.start, self.stop)
 
 
 def host_parts(state: KeyValues, dtype: np.dtype[Any]) -> list[ort.OrtValue]:

@@ -113,18 +113,14 @@ class WebGpuSession(DeviceSession[Buffers]):
             copier.write(list(buffers.kv.values()), start, parts)
         self.position = start + count
 
-    def _reserve(self, tokens: int) -> Buffers:
-        old, gpu, copier = self._held(), self._gpu, self._gpu.copier
-        if tokens <= old.capacity or copier is None:
-            return super()._reserve(tokens)
-        new = gpu.take(self._grown(old, tokens))
-        if self.position:
+    def _copy_kv(self, old: Buffers, new: Buffers) -> None:
+        gpu, copier = self._gpu, self._gpu.copier
+        if copier is None:
+            super()._copy_kv(old, new)
+        elif self.position:
             with gpu.lock, device_errors(gpu.device):
                 parts = copier.copied(list(old.kv.values()), 0, self.position)
                 copier.write(list(new.kv.values()), 0, parts)
-        gpu.give_back(old)
-        self._buffers = new
-        return new
 
     def _pieces(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         """What attention takes at once, one after the other."""
