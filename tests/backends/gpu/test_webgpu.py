@@ -53,16 +53,6 @@ MODELS: dict[str, tuple[str, Recipe, dict[str, object]]] = {
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
-    from embedllm.backends.gpu import webgpu
-
-    found = webgpu.devices()[0]
-    if not found.available:
-        pytest.skip(f"no WebGPU: {found.reason}")
-    return found
-
-
-@pytest.fixture(scope="module")
 def open_engine(device: Device) -> Iterator[Opens]:
     """A function that loads a package in a variant, once for equal ones."""
     from embedllm.backends.gpu import webgpu

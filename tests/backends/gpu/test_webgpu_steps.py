@@ -29,14 +29,6 @@ PROMPT = [11, 5, 200, 31, 7, 90, 14]
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
-    found = webgpu.devices()[0]
-    if not found.available:
-        pytest.skip(f"no WebGPU: {found.reason}")
-    return found
-
-
-@pytest.fixture(scope="module")
 def package(tiny_package: Callable[..., Path]) -> Package:
     return open_package(tiny_package("qwen3", max_position_embeddings=4096))
 
