@@ -1,0 +1,48 @@
+"""A vision encoder and its projector in plain NumPy: what the graphs compute, tile by tile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embedllm.backends.images import encode_tiles
+from embedllm.backends.reference.layers import Layers
+from embedllm.backends.reference.math import softmax
+from embedllm.package.tensors import PATCHES
+
+if TYPE_CHECKING:
+    from embedllm.backends.reference.layers import Weights
+    from embedllm.package.architecture import Attention, Vision
+    from embedllm.types import F32
+
+
+class ReferenceVision(Layers):
+    """Follows the mathematics of embedllm/package/architecture.py literally, in float32."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        vision = weights.decoder.vision
+        assert vision is not None
+        self._vision: Vision = vision
+
+    def encode(self, pixel_values: F32) -> F32:
+        return encode_tiles(self._vision, pixel_values, lambda tile: self._tile(tile[0])[None])
+
+    def _tile(self, pixels: F32) -> F32:
+        """The rows [tokens, hidden] of a tile [3, S, S]."""
+        vision, weights = self._vision, self._weights
+        side, grid, by = vision.patch_size, vision.grid, vision.pixel_shuffle
+        patches = pixels.reshape(3, grid, side, grid, side).transpose(1, 3, 0, 2, 4).reshape(grid * grid, -1)
+        kernel = weights.tensor(f"{PATCHES}.weight").reshape(vision.hidden, -1)
+        x = patches @ kernel.T + weights.tensor(f"{PATCHES}.bias")
+        x = x + weights.tensor(f"{vision.positions.name}.weight")
+        for index, layer in enumerate(vision.layers):
+            x = self._layer(index, layer, x)
+        squares = self._norm(x, vision.norm).reshape(grid // by, by, grid // by, by, vision.hidden)
+        shuffled = squares.transpose(0, 2, 1, 3, 4).reshape(vision.tile_tokens, -1)
+        return self._linear(shuffled, vision.projector)
+
+    def _attended(self, index: int, attention: Attention, q: F32, k: F32, v: F32) -> F32:
+        scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(attention.head_dim))
+        return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)

@@ -1,0 +1,163 @@
+"""Images in messages: parts to sources, and a rendered prompt to one with a token for each row of their features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, TypeGuard
+
+from embedllm.errors import ContextFull, TemplateError
+from embedllm.images.limits import MAX_IMAGES
+from embedllm.images.processors import Processor
+from embedllm.images.sources import ImageSource, data_url, open_image
+from embedllm.text.content_marks import RenderedPrompt
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import Message
+    from embedllm.types import F32
+
+_KINDS = ("image", "image_url", "input_image")
+_NAMES = ("image", "image_url", "url")  # under which a part may have its image
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedImage:
+    """An image of a prompt (see ImageInput, embedllm/backends/base.py). Nothing is decoded until pixels are read."""
+
+    source: ImageSource
+    processor: Processor
+
+    @property
+    def sha256(self) -> str:
+        return sha256(f"{self.source.digest} {self.processor}".encode()).hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        return self.processor.token_count(self.source.width, self.source.height)
+
+    @property
+    def pixel_values(self) -> F32:
+        return self.processor.pixel_values(self.source.decode())
+
+
+def has_images(messages: Sequence[Message]) -> bool:
+    """Whether a part of a message is an image."""
+    return any(True for message in messages for _ in _image_parts(message))
+
+
+def split_images(messages: Sequence[Message]) -> tuple[list[Message], list[ImageSource]]:
+    """Messages with {"type": "image"} in place of each image, as templates take them, and the images in their order.
+
+    Raises ValueError, which names the message, for what is no image, and what open_image() raises.
+    """
+    shown: list[Message] = []
+    sources: list[ImageSource] = []
+    for place, message in enumerate(messages):
+        if not any(True for _ in _image_parts(message)):
+            shown.append(message)
+            continue
+        content = message["content"]
+        parts = []
+        for part in content if isinstance(content, list | tuple) else ():
+            if is_image_part(part):
+                if len(sources) == MAX_IMAGES:
+                    raise ValueError(f"the messages have more than {MAX_IMAGES} images; send fewer.")
+                sources.append(_opened(part, place))
+                parts.append({"type": "image"})
+            else:
+                parts.append(part)
+        shown.append({**message, "content": parts})
+    return shown, sources
+
+
+def check_count(images: Sequence[PreparedImage], limit: int | None) -> None:
+    """Raises ContextFull for images that alone have more tokens than the limit, before a prompt is made of them."""
+    tokens = sum(image.tokens for image in images)
+    if limit is not None and tokens > limit:
+        raise ContextFull(
+            f"the {len(images)} images of the prompt have {tokens} tokens; {limit} can be held together with the "
+            "reply. Send fewer or smaller images.",
+            tokens=tokens,
+            limit=limit,
+        )
+
+
+def portable(message: Message) -> Message:
+    """A message whose images are data URLs, which JSON can hold: bytes, files, arrays and Pillow images become some.
+
+    Raises what split_images() raises.
+    """
+    if not any(True for _ in _image_parts(message)):
+        return message
+    content = message["content"]
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(image_of(part))}} if is_image_part(part) else part
+        for part in (content if isinstance(content, list | tuple) else ())
+    ]
+    return {**message, "content": parts}
+
+
+def expand(prompt: RenderedPrompt, processor: Processor, sources: Sequence[ImageSource]) -> RenderedPrompt:
+    """The prompt with the tokens of the images in place of the template's placeholders.
+
+    A placeholder's text in a message is only text. Raises TemplateError where the template writes more or less of them.
+    """
+    mark, text = processor.placeholder, prompt.text
+    places = [place for place in _occurrences(text, mark) if place not in prompt.literal]
+    if len(places) != len(sources):
+        raise TemplateError(
+            f"the chat template writes {len(places)} placeholders '{mark}' for {len(sources)} images; it has to write "
+            "one for each part of the type 'image'."
+        )
+    pieces: list[str] = []
+    literal: set[int] = set()
+    done = length = 0
+    for place, source in [*zip(places, sources, strict=True), (len(text), None)]:
+        literal.update(at - done + length for at in prompt.literal if done <= at < place)
+        pieces.append(text[done:place])
+        length += place - done
+        done = place
+        if source is not None:
+            pieces.append(processor.prompt_text(source.width, source.height))
+            length += len(pieces[-1])
+            done += len(mark)
+    return RenderedPrompt("".join(pieces), frozenset(literal))
+
+
+def is_image_part(part: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a part of a content is an image, as OpenAI or transformers have it."""
+    return isinstance(part, Mapping) and part.get("type") in _KINDS
+
+
+def image_of(part: Mapping[str, object]) -> object:
+    """What a part has as its image. Raises ValueError where there is none, or more than one."""
+    found = [part[name] for name in _NAMES if part.get(name) is not None]
+    if len(found) == 1 and isinstance(found[0], Mapping):  # {"image_url": {"url": ...}}
+        found = [found[0]["url"]] if found[0].get("url") is not None else []
+    if len(found) != 1:
+        raise ValueError(
+            f"a part of the type {part.get('type')!r} has {len(found)} images, under the names {sorted(part)}; "
+            "expected one: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}, or {'type': "
+            "'image', 'image': bytes, a pathlib.Path, a Pillow image or an array}."
+        )
+    return found[0]
+
+
+def _opened(part: Mapping[str, object], place: int) -> ImageSource:
+    try:
+        return open_image(image_of(part))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"messages[{place}]: {error}") from error
+
+
+def _image_parts(message: object) -> Iterator[Mapping[str, object]]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return (part for part in (content if isinstance(content, list | tuple) else ()) if is_image_part(part))
+
+
+def _occurrences(text: str, mark: str) -> Iterator[int]:
+    at = text.find(mark)
+    while at >= 0:
+        yield at
+        at = text.find(mark, at + len(mark))

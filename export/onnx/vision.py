@@ -1,0 +1,93 @@
+"""A vision encoder and its projector -> an ONNX graph of a few kilobytes whose weights lie in weights.safetensors.
+
+Input: pixel_values [tiles, 3, S, S]. Output: image_features [tiles, rows of a tile, the decoder's hidden]. The names
+are onnxruntime-genai's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from embedllm.export.layout import Layout
+from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
+from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.mlp import Mlps
+from embedllm.export.onnx.norms import Norms
+from embedllm.package.architecture import Attention, Decoder, Layer, Norm, Vision
+from embedllm.package.graph_variants import GraphVariant
+from embedllm.package.packing import Packing
+from embedllm.package.tensors import PATCHES
+
+
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing], variant: GraphVariant) -> onnx.ModelProto:
+    """The graph of a decoder's vision encoder. packing: by the name of the matrix."""
+    assert decoder.vision is not None
+    return _Emitter(decoder.vision, Graph(layout, variant.activations), packing, variant).model(decoder)
+
+
+class _Emitter:
+    def __init__(self, vision: Vision, graph: Graph, packing: Mapping[str, Packing], variant: GraphVariant) -> None:
+        self.vision, self.graph = vision, graph
+        self.products = Products(graph, packing, variant)
+        self.norms, self.mlps = Norms(graph), Mlps(self.products)
+
+    def model(self, decoder: Decoder) -> onnx.ModelProto:
+        graph, vision = self.graph, self.vision
+        graph.scope = "vision"
+        x = self.embedded()
+        for index, layer in enumerate(vision.layers):
+            graph.scope = f"vision.layers.{index}"
+            x = self.layer(index, layer, x)
+        graph.scope = "vision"
+        x = self.shuffled(self.norms.plain(x, vision.norm, "norm"))
+        self.products.linear(x, [vision.projector], "projector", output="image_features")
+        kind, size = FLOAT_TYPES[graph.activations], vision.image_size
+        pixels = helper.make_tensor_value_info("pixel_values", kind, ["tiles", 3, size, size])
+        shape = ["tiles", vision.tile_tokens, decoder.hidden]
+        features = helper.make_tensor_value_info("image_features", kind, shape)
+        return graph.model(decoder.model_type, [pixels], [features])
+
+    def embedded(self) -> str:
+        """Patches with their positions, [tiles, patches, hidden]."""
+        graph, vision = self.graph, self.vision
+        side, hidden = vision.patch_size, vision.hidden
+        kernel = graph.stored([f"{PATCHES}.weight"], shape=[hidden, 3, side, side], name="vision.patches.kernel")
+        bias = graph.stored([f"{PATCHES}.bias"])
+        grid = graph.op("Conv", ["pixel_values", graph.cast(kernel), graph.cast(bias)], "grid", strides=[side, side])
+        flat = graph.op("Reshape", [grid, graph.constant(0, 0, -1)], "grid.flat")
+        rows = graph.op("Transpose", [flat], "patches", perm=[0, 2, 1])
+        positions = graph.cast(graph.stored([f"{vision.positions.name}.weight"]))
+        return graph.op("Add", [rows, positions], "placed")
+
+    def layer(self, index: int, layer: Layer, x: str) -> str:
+        """The stream behind a layer."""
+        graph, attention = self.graph, layer.attention
+        assert isinstance(attention, Attention)
+        made = self.products.linear(self.context(attention, self.normed(x, layer.attention_norm)), [attention.o], "o")
+        x = graph.op("Add", [x, made], "attended.sum")
+        assert layer.mlp is not None, "layers of encoders have one"
+        made = self.mlps.write(index, layer.mlp, self.normed(x, layer.mlp_norm))
+        return graph.op("Add", [x, made], "made.sum")
+
+    def normed(self, x: str, norm: Norm | None) -> str:
+        return x if norm is None else self.norms.plain(x, norm, norm.name.rsplit(".", 1)[-1])
+
+    def context(self, attention: Attention, read: str) -> str:
+        """What the patches find, [tiles, patches, heads * D]: all see all."""
+        graph, parts = self.graph, [attention.q, attention.k, attention.v]
+        product = self.products.linear(read, parts, "qkv")
+        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
+        sizes = graph.constant(*(part.rows for part in parts))
+        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+        return graph.op("MultiHeadAttention", [q, k, v], "context", MICROSOFT, num_heads=attention.heads)
+
+    def shuffled(self, x: str) -> str:
+        """Pixel shuffle: the patches of a square side by side, row by row, [tiles, rows, hidden * square]."""
+        graph, vision, by = self.graph, self.vision, self.vision.pixel_shuffle
+        side = vision.grid // by
+        squares = graph.op("Reshape", [x, graph.constant(0, side, by, side, by, vision.hidden)], "squares")
+        ordered = graph.op("Transpose", [squares], "squares.ordered", perm=[0, 1, 3, 2, 4, 5])
+        return graph.op("Reshape", [ordered, graph.constant(0, side * side, by * by * vision.hidden)], "shuffled")

@@ -1,0 +1,97 @@
+"""A vision encoder and its projector -> an OpenVINO model whose weights lie in weights.safetensors.
+
+Input and output are those of export/onnx/vision.py. The file's name is optimum-intel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedllm.export.layout import VISION_CONSTANTS, Layout
+from embedllm.export.openvino.elementwise import normed
+from embedllm.export.openvino.ir import BROADCAST, Ir, Value
+from embedllm.export.openvino.linear import Products
+from embedllm.export.openvino.mlp import mlp
+from embedllm.package.architecture import Attention, Decoder, Layer, Mlp, Vision
+from embedllm.package.packing import Packing
+from embedllm.package.tensors import PATCHES
+
+FILE = "openvino_vision_embeddings_model.xml"
+
+
+def build(decoder: Decoder, layout: Layout, packing: Mapping[str, Packing]) -> bytes:
+    """The model of a decoder's vision encoder, as the text of an IR file. packing: by the name of the matrix."""
+    return _written(Ir(layout, VISION_CONSTANTS), decoder, packing).xml(f"{decoder.model_type}.vision").encode()
+
+
+def constants(decoder: Decoder, packing: Mapping[str, Packing]) -> bytes:
+    """The small constants that the model needs, to be stored as one entry of the weights file."""
+    return _written(Ir(None, VISION_CONSTANTS), decoder, packing).pool
+
+
+def _written(ir: Ir, decoder: Decoder, packing: Mapping[str, Packing]) -> Ir:
+    vision = decoder.vision
+    assert vision is not None
+    products = Products(ir, packing)
+    x = _embedded(ir, vision)
+    for index, layer in enumerate(vision.layers):
+        ir.scope = f"vision.layers.{index}"
+        x = _layer(products, layer, x)
+    ir.scope = "vision"
+    x = _shuffled(ir, vision, normed(ir, x, vision.norm, "norm"))
+    features = products.linear(x, [vision.projector], "projector", tensor="image_features")
+    ir.split("Result", [features], "image_features.result", 0)
+    return ir
+
+
+def _embedded(ir: Ir, vision: Vision) -> Value:
+    """Patches with their positions, [tiles, patches, hidden]."""
+    side, hidden = vision.patch_size, vision.hidden
+    pixels = ir.parameter("pixel_values", "f32", 4)
+    ir.scope = "vision"
+    kernel = ir.stored([f"{PATCHES}.weight"], "f32", [hidden, 3, side, side])
+    grid = ir.op("Convolution", [pixels, kernel], "grid", strides=f"{side}, {side}", pads_begin="0, 0",
+                 pads_end="0, 0", dilations="1, 1", auto_pad="explicit")  # fmt: skip
+    flat = ir.op("Reshape", [grid, ir.constant([0, hidden, -1])], "grid.flat", special_zero=True)
+    rows = ir.op("Transpose", [flat, ir.constant([0, 2, 1])], "patches")
+    rows = ir.op("Add", [rows, ir.stored([f"{PATCHES}.bias"], "f32", [hidden])], "patches.biased", **BROADCAST)
+    positions = ir.stored([f"{vision.positions.name}.weight"], "f32", [vision.positions.rows, hidden])
+    return ir.op("Add", [rows, positions], "placed", **BROADCAST)
+
+
+def _layer(products: Products, layer: Layer, x: Value) -> Value:
+    """The stream behind a layer."""
+    ir, attention = products.ir, layer.attention
+    assert isinstance(attention, Attention)
+    assert isinstance(layer.mlp, Mlp)
+    context = _context(products, attention, normed(ir, x, layer.attention_norm, "norm"))
+    x = ir.op("Add", [x, products.linear(context, [attention.o], "o")], "attention.sum", **BROADCAST)
+    made = mlp(products, layer.mlp, normed(ir, x, layer.mlp_norm, "mlp.norm"))
+    return ir.op("Add", [x, made], "mlp.sum", **BROADCAST)
+
+
+def _context(products: Products, attention: Attention, read: Value) -> Value:
+    """What the patches find, [tiles, patches, heads * D]: all see all."""
+    ir, parts = products.ir, [attention.q, attention.k, attention.v]
+    lengths = ir.constant([part.rows for part in parts])
+    together = products.linear(read, parts, "qkv")
+    by_head: list[Value] = []
+    for x, name in zip(
+        ir.split("VariadicSplit", [together, ir.constant(2), lengths], "qkv.split", 3), "qkv", strict=True
+    ):
+        shape = ir.constant([0, 0, attention.heads, attention.head_dim])
+        heads = ir.op("Reshape", [x, shape], f"{name}.heads", special_zero=True)
+        by_head.append(ir.op("Transpose", [heads, ir.constant([0, 2, 1, 3])], f"{name}.by_head"))
+    seen = ir.op("ScaledDotProductAttention", by_head, "attention", causal=False)
+    merged = ir.op("Transpose", [seen, ir.constant([0, 2, 1, 3])], "attention.tokens")
+    return ir.op("Reshape", [merged, ir.constant([0, 0, attention.o.columns])], "context", special_zero=True)
+
+
+def _shuffled(ir: Ir, vision: Vision, x: Value) -> Value:
+    """Pixel shuffle, as export/onnx/vision.py has it."""
+    by, side = vision.pixel_shuffle, vision.grid // vision.pixel_shuffle
+    shape = ir.constant([0, side, by, side, by, vision.hidden])
+    squares = ir.op("Reshape", [x, shape], "squares", special_zero=True)
+    ordered = ir.op("Transpose", [squares, ir.constant([0, 1, 3, 2, 4, 5])], "squares.ordered")
+    flat = ir.constant([0, side * side, by * by * vision.hidden])
+    return ir.op("Reshape", [ordered, flat], "shuffled", special_zero=True)

@@ -1,0 +1,101 @@
+"""Vision-language models against transformers: tiny random ones of its own classes, from pixels to greedy tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import embedllm
+from embedllm import Model
+from embedllm.backends.base import FeedsAll
+from embedllm.backends.images import image_ids, images_of, place_images
+from embedllm.export import Recipe, convert
+from tests.support.families import FAMILIES, make_checkpoint
+from tests.support.vision import IMAGE_TOKEN, TILE, Image, image, seeing_prompt, seeing_request
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.peer
+
+TOLERANCE = 1e-4  # of the spread: both sides compute in float32
+REPLY = 12  # tokens
+ONE, TWO = image(1), image(2, tiles=3)
+PROMPTS: dict[str, tuple[Image | list[int], ...]] = {
+    "text behind": (ONE, [5, 6, 7]),
+    "text around": ([5, 6], ONE, [7, 8, 9]),
+    "several images": ([5], ONE, [6, 7], TWO, [8], ONE, [9]),
+    "text only": ([5, 6, 7, 8],),
+}
+
+
+class Made(NamedTuple):
+    theirs: Any  # of transformers, without types
+    package: Path
+
+
+@pytest.fixture(scope="module", params=["smolvlm", "idefics3"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("family")
+    theirs = make_checkpoint(root / "checkpoint", FAMILIES[request.param])
+    return Made(theirs, convert(root / "checkpoint", root / "package", Recipe(bits=32)))
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu", "openvino"])
+def llm(request: pytest.FixtureRequest, made: Made) -> Iterator[Model]:
+    with embedllm.load(made.package, device=request.param, exact=request.param != "reference") as opened:
+        yield opened
+
+
+def pixels(images: tuple[Image, ...]) -> dict[str, Any]:
+    """As transformers takes them: of one prompt, the tiles of all images."""
+    if not images:
+        return {}
+    return {"pixel_values": torch.from_numpy(np.concatenate([one.pixel_values for one in images]))[None]}
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert expected.std() > 0.3  # else a term could be missing unseen
+    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+
+
+def test_features_follow_transformers(made: Made, llm: Model) -> None:
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add([TWO])
+    found = llm.runner.call(lambda: kept.rows(image_ids(TWO)))
+    with torch.no_grad():
+        expected = made.theirs.model.get_image_features(**pixels((TWO,))).pooler_output
+    assert_close(found, torch.cat(list(expected)).numpy())
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_logits_and_greedy_tokens_follow_transformers(made: Made, llm: Model, name: str) -> None:
+    tokens, images = seeing_prompt(*PROMPTS[name])
+    kept = images_of(llm.runner.engine)
+    assert kept is not None
+    kept.add(images)
+
+    def fed() -> np.ndarray:
+        session = llm.runner.engine.open()
+        assert isinstance(session, FeedsAll)
+        return session.feed_all(place_images(tokens, images, IMAGE_TOKEN))
+
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        logits = made.theirs(input_ids=ids, **pixels(images)).logits[0].numpy()
+        reply = made.theirs.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels(images),
+                                     max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)  # fmt: skip
+    assert_close(llm.runner.call(fed), logits)
+    request = seeing_request(llm, *PROMPTS[name], tokens=REPLY)
+    request = replace(request, stop_tokens=frozenset({2}), min_tokens=REPLY)  # as min_new_tokens has it
+    found = [chunk.token for chunk in llm.runner.stream(request, embedllm.Cancel()) if chunk.token is not None]
+    assert found == reply[0, len(tokens) :].tolist()
+
+
+def test_the_tile_of_the_test_is_that_of_the_model(made: Made) -> None:
+    assert made.theirs.config.vision_config.image_size == TILE

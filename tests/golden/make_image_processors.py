@@ -1,0 +1,72 @@
+"""Records pixel values of transformers' image processors, in levels of 255: needs torch and torchvision.
+
+Made with transformers 5.23.0, torch 2.13.0 and torchvision 0.28.0.
+
+python -m tests.golden.make_image_processors
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+PATH = Path(__file__).with_name("image_processors.json")
+SIZES = ((1, 1), (3, 40), (20, 40), (41, 17), (32, 32), (33, 32), (100, 75))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An image processor of a small model. settings: preprocessor_config.json. tile: pixels a side."""
+
+    processor: str
+    settings: dict[str, Any]
+    tile: int
+
+
+_PIXELS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_SMOLVLM = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 32},
+            "max_image_size": {"longest_edge": 16}, **_PIXELS}  # fmt: skip
+CASES = {
+    "smolvlm": Case("SmolVLMProcessor", _SMOLVLM, 16),
+    "smolvlm whole": Case("SmolVLMProcessor", {**_SMOLVLM, "do_image_splitting": False}, 16),
+    "smolvlm bicubic": Case("SmolVLMProcessor", {**_SMOLVLM, "resample": 3}, 16),
+    "gemma 3": Case(
+        "Gemma3Processor",
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 24, "width": 24}, "resample": 2, **_PIXELS},
+        24,
+    ),
+}
+
+
+def noise(width: int, height: int) -> Image.Image:
+    """Coarse noise with fine noise upon it, the same at every call."""
+    rng = np.random.default_rng((width, height))
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
+        (width, height), Image.Resampling.NEAREST
+    )
+    fine = rng.integers(-40, 41, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(coarse).astype(int) + fine, 0, 255).astype(np.uint8))
+
+
+def record(case: Case) -> list[dict[str, object]]:
+    import transformers
+
+    processor = getattr(transformers, case.settings["image_processor_type"])(**case.settings)
+    found: list[dict[str, object]] = []
+    for size in SIZES:
+        values = np.asarray(processor([noise(*size)], return_tensors="np")["pixel_values"])
+        values = np.rint((values.reshape(-1, *values.shape[-3:]) * 0.5 + 0.5) * 255).astype(np.uint8)
+        packed = base64.b64encode(zlib.compress(values.tobytes(), 9)).decode()
+        found.append({"size": size, "shape": values.shape, "levels": packed})
+    return found
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps({name: record(case) for name, case in CASES.items()}, indent=1) + "\n")

@@ -1,0 +1,104 @@
+"""Image processors against those of transformers: recorded pixel values, and any size where torchvision is installed.
+
+Both round between the two directions of a resize, and after it. transformers' kernels have weights of 16 bits: a resize
+differs by a level of 255 at most from Pillow's, seldom by two where an image becomes larger; three in a row, by three.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from embedllm.images.processors import Processor, open_processor
+from embedllm.package.architecture import Vision
+from tests.golden.make_image_processors import CASES, PATH, noise
+
+FEW = 1e-3  # the part of the values that differ by more than a level
+
+
+def opened(folder: Path, name: str) -> Processor:
+    """The processor of a case."""
+    case = CASES[name]
+    (folder / "preprocessor_config.json").write_text(json.dumps(case.settings))
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": case.processor}))
+    return open_processor(folder, cast("Vision", SimpleNamespace(image_size=case.tile, tile_tokens=4)), {})
+
+
+def check_levels(found: np.ndarray, expected: np.ndarray, most: int) -> None:
+    """Both in levels of 255."""
+    assert found.shape == expected.shape
+    difference = np.abs(found.astype(int) - expected.astype(int))
+    assert difference.max() <= most
+    assert (difference > 1).mean() <= FEW
+
+
+def levels(values: np.ndarray) -> np.ndarray:
+    """Pixel values of mean 0.5 and deviation 0.5 as levels of 255."""
+    return np.rint((values * 0.5 + 0.5) * 255)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pixel_values_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    processor, recorded = opened(tmp_path, name), json.loads(PATH.read_text())[name]
+    assert recorded
+    for entry in recorded:
+        width, height = entry["size"]
+        found = processor.pixel_values(noise(width, height))
+        assert list(found.shape) == entry["shape"]
+        expected = np.frombuffer(zlib.decompress(base64.b64decode(entry["levels"])), np.uint8).reshape(entry["shape"])
+        check_levels(levels(found), expected, most=3)
+        assert processor.token_count(width, height) == 4 * len(found)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.peer
+@pytest.mark.parametrize("name", CASES)
+def test_any_size_is_processed_as_transformers_does(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    pytest.importorskip("torchvision")
+    import transformers
+
+    case = CASES[name]
+    theirs = getattr(transformers, case.settings["image_processor_type"])(**case.settings)
+    processor = opened(tmp_path_factory.mktemp(name), name)
+
+    @settings(max_examples=25, deadline=None)
+    @given(width=st.integers(1, 300), height=st.integers(1, 300))
+    def check(width: int, height: int) -> None:
+        image = noise(width, height)
+        values = theirs([image], return_tensors="np")["pixel_values"]
+        found = processor.pixel_values(image)
+        check_levels(levels(found), levels(np.asarray(values).reshape(found.shape)), most=3)
+
+    check()
+
+
+def test_the_text_of_an_image_is_that_of_transformers(tmp_path: Path) -> None:
+    """As processing_idefics3.py writes it for two rows of one tile, and for an image that is not split."""
+    processor = opened(tmp_path, "smolvlm")
+    fake, tokens = "<fake_token_around_image>", "<image>" * 4
+    rows = f"{fake}<row_1_col_1>{tokens}\n{fake}<row_2_col_1>{tokens}\n"
+    whole = f"{fake}<global-img>{tokens}{fake}"
+    assert processor.prompt_text(20, 40) == f"{rows}\n{whole}"
+    (tmp_path / "whole").mkdir()
+    assert opened(tmp_path / "whole", "smolvlm whole").prompt_text(20, 40) == whole
+
+
+def test_the_text_of_gemma_3_is_that_of_transformers(tmp_path: Path) -> None:
+    text = opened(tmp_path, "gemma 3").prompt_text(9, 9)
+    assert text == f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"
+
+
+def test_a_flat_image_stays_flat(tmp_path: Path) -> None:
+    values = opened(tmp_path, "smolvlm").pixel_values(Image.new("RGB", (7, 5), (0, 255, 128)))
+    assert np.allclose(values[:, 0], -1, atol=1e-6)
+    assert np.allclose(values[:, 1], 1, atol=1e-6)

@@ -1,0 +1,65 @@
+"""A chat with images against transformers, from files to greedy tokens: its processor, template and model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import embedllm
+from embedllm.export import Recipe, convert
+from tests.support.vision import LONGEST_EDGE, TILE, TILE_TOKENS, chat_checkpoint
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.peer
+
+REPLY = 8  # tokens
+
+
+def pictures(*sizes: tuple[int, int]) -> list[Image.Image]:
+    random = np.random.default_rng(3)
+    return [Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)) for width, height in sizes]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_checkpoint(tmp_path_factory.mktemp("seeing") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint: Path) -> tuple[Any, Any]:
+    """transformers' processor and model of the same folder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    edges = {"size": {"longest_edge": LONGEST_EDGE}, "max_image_size": {"longest_edge": TILE}}
+    # SmolVLM's in all but videos, which need torchvision
+    pixels = transformers.Idefics3ImageProcessorPil(**edges)
+    processor = transformers.Idefics3Processor(pixels, tokenizer, image_seq_len=TILE_TOKENS)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
+    return processor, model.eval()
+
+
+@pytest.mark.parametrize("device", ["cpu", "openvino"])
+@pytest.mark.parametrize("sizes", [[(40, 40)], [(64, 20)], [(30, 64), (17, 9)]], ids=str)
+def test_a_chat_says_what_transformers_says(
+    checkpoint: Path, theirs: tuple[Any, Any], tmp_path: Path, device: str, sizes: list[tuple[int, int]]
+) -> None:
+    package = convert(checkpoint, tmp_path / "package", Recipe(bits=32))
+    processor, model = theirs
+    images = pictures(*sizes)
+    content = [{"type": "text", "text": "look: "}]
+    for image in images:
+        content += [{"type": "image", "image": image}, {"type": "text", "text": " and "}]
+    messages = [{"role": "user", "content": content}]
+    text = processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=text, images=images, return_tensors="pt")
+    with torch.no_grad():
+        reply = model.generate(**inputs, max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=False)
+    expected = reply[0, inputs["input_ids"].shape[1] :].tolist()
+    with embedllm.load(package, device=device, exact=True) as llm:
+        found = llm.chat(messages, temperature=0, max_tokens=REPLY, min_tokens=REPLY, stop_tokens=[])  # type: ignore[arg-type]  # images are no JSON
+        assert found.statistics.prompt_tokens == inputs["input_ids"].shape[1]
+        assert list(found.tokens) == expected

@@ -1,0 +1,109 @@
+"""A tiny vision-language model without torch, and random images for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from embedllm.backends.images import place_images
+from embedllm.export.architectures import describe
+from embedllm.export.architectures.config import Config
+from tests.support.described import RandomSource
+from tests.support.families import SIGLIP, SMOLVLM
+from tests.support.tiny import tiny_config, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from embedllm import Model
+    from embedllm.generation.request import Request
+    from embedllm.types import F32
+
+IMAGE_TOKEN, TILE, TILE_TOKENS = 300, 32, 16  # of the tiny model: pixels a side, rows of a tile
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Noise, as a processor gives it."""
+
+    pixel_values: F32  # [tiles, 3, TILE, TILE]
+
+    @property
+    def tokens(self) -> int:
+        return TILE_TOKENS * len(self.pixel_values)
+
+    @property
+    def sha256(self) -> str:
+        return sha256(self.pixel_values.tobytes()).hexdigest()
+
+
+def image(seed: int, tiles: int = 1) -> Image:
+    pixels = np.random.default_rng(seed).standard_normal((tiles, 3, TILE, TILE))
+    return Image(pixels.astype(np.float32))
+
+
+def vision_checkpoint(folder: Path) -> Path:
+    """A random SmolVLM with config.json, weights and tokenizer; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = tiny_config("llama", attention_bias=False, eos_token_id=None, max_position_embeddings=512)
+    config = {**SMOLVLM, "model_type": "smolvlm", "text_config": text, "vision_config": SIGLIP}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = RandomSource(describe(Config(config))).tensors
+    kernel = "model.vision_model.embeddings.patch_embedding.weight"
+    side = int(str(SIGLIP["patch_size"]))
+    tensors[kernel] = tensors[kernel].reshape(-1, 3, side, side)
+    save_file(tensors, folder / "model.safetensors")
+    write_tokenizer(folder, 307)
+    return folder
+
+
+def seeing_prompt(*parts: Image | Sequence[int]) -> tuple[list[int], tuple[Image, ...]]:
+    """Token ids, each image as its placeholder tokens; and the images."""
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [IMAGE_TOKEN] * part.tokens if isinstance(part, Image) else part
+    return tokens, tuple(part for part in parts if isinstance(part, Image))
+
+
+def seeing_request(llm: Model, *parts: Image | Sequence[int], tokens: int = 8) -> Request:
+    """A greedy request of a prompt with images."""
+    ids, images = seeing_prompt(*parts)
+    plain = llm.request(ids, temperature=0, max_tokens=tokens, stop_tokens=[])
+    request = replace(plain, prompt=place_images(ids, images, IMAGE_TOKEN), images=images)
+    llm.runner.check(request)
+    return request
+
+
+_TEMPLATE = (  # as SmolVLM's: contents are lists of parts
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}: {% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+LONGEST_EDGE = 2 * TILE  # of an image whose tiles are 2 by 2, or fewer
+
+
+def chat_checkpoint(folder: Path) -> Path:
+    """As vision_checkpoint(), with the tokens, the chat template and the image processor of SmolVLM."""
+    vision_checkpoint(folder)
+    write_tokenizer(folder, IMAGE_TOKEN - 10)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"<unused{place}>" for place in range(IMAGE_TOKEN - tokenizer.get_vocab_size())])
+    tags = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokenizer.add_special_tokens(["<image>", "<fake_token_around_image>", "<global-img>", *tags])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "image_token": "<image>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": _TEMPLATE}))
+    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": TILE_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    pixels = {"size": {"longest_edge": LONGEST_EDGE}, "max_image_size": {"longest_edge": TILE}}
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "SmolVLMImageProcessor", **pixels})
+    )
+    return folder
