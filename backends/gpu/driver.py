@@ -67,6 +67,10 @@ def _open_cuda(options: OpenOptions) -> Engine:
         from embedllm.backends.gpu.external_placement import on_cuda
 
         return _open_external(options, on_cuda(options.device))
+    if options.package.decoder.is_recurrent:
+        from embedllm.backends.gpu.cuda_recurrent import RecurrentCudaEngine
+
+        return RecurrentCudaEngine(options.package, options.require_graph(), options.device)
     from embedllm.backends.gpu.cuda import CudaEngine
 
     return CudaEngine(options.package, options.require_graph(), options.device)
@@ -116,13 +120,15 @@ DRIVER = Driver(
             open=_open_cuda,
             open_encoder=_open_cuda_encoder,
             # its operators misread them: docs/cuda.md
-            capabilities=replace(CUDA.capabilities(), external_graphs=(EXTERNAL.name,), odd_zero_points=False),
+            capabilities=replace(
+                CUDA.capabilities(), external_graphs=(EXTERNAL.name,), odd_zero_points=False, recurrent=True
+            ),
             version=CUDA.version,
         ),
         DeviceFamily(
             name=WEBGPU.device,
             open=_open_webgpu,
-            capabilities=replace(WEBGPU.capabilities(), external_graphs=(EXTERNAL.name,)),
+            capabilities=replace(WEBGPU.capabilities(), external_graphs=(EXTERNAL.name,), recurrent=True),
             python_package=WEBGPU.module,
             version=WEBGPU.version,
         ),

@@ -22,6 +22,7 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import cannot_run
+from embedllm.backends.gpu.recurrent_session import RecurrentSession
 from embedllm.backends.gpu.webgpu_attention_check import SAFE, attends_to_many
 from embedllm.backends.gpu.webgpu_graph import with_next_token
 from embedllm.backends.gpu.webgpu_kv import KvCopier
@@ -29,10 +30,11 @@ from embedllm.backends.gpu.webgpu_session import Buffers, WebGpuSession
 from embedllm.backends.gpu.webgpu_steps import CapturedSession, StepBuffers
 from embedllm.backends.ort import plugins
 from embedllm.backends.ort.runtime import device_errors, first_line, left_to_the_cpu, ort
+from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.backends.system import vulkan
 from embedllm.errors import DeviceError, DeviceUnavailable
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import GPU_FLOAT32, WEBGPU_FLOAT16
+from embedllm.package.graph_variants import GPU_FLOAT32
 from embedllm.package.package import Package
 
 if TYPE_CHECKING:
@@ -93,12 +95,9 @@ class WebGpuEngine:
         self.lock = LOCK
         self.graph_ids = itertools.count(1)
         self.captures = os.environ.get(CAPTURE) != "0" if capture is None else capture
+        if package.decoder.is_recurrent:
+            self.captures = False  # a step would have to read and write the same states
         self._spare: list[Buffers] = []
-        if _is_packed(package.folder / graph.file):
-            lack = f"'{graph.file}' is of an older version: its attention takes q, k and v in one tensor"
-            rows = (WEBGPU_FLOAT16.name, GPU_FLOAT32.name)
-            remedy = "; ".join(f"embedllm graph {package.folder} --variant {name}" for name in rows)
-            raise cannot_run(device, lack, remedy)
         self.copier = self._start_copier()
         self._session: ort.InferenceSession | None = None
         path = package.folder / graph.file
@@ -122,6 +121,8 @@ class WebGpuEngine:
         return self._session
 
     def open(self, capacity: int = 0) -> WebGpuSession:
+        if self.package.decoder.is_recurrent:
+            return StatefulSession(self, RecurrentSession(self, capacity))  # type: ignore[return-value]  # a Session, too
         return CapturedSession(self, capacity) if self.captures else WebGpuSession(self, capacity)
 
     def close(self) -> None:
@@ -281,12 +282,6 @@ def chunk() -> int:
 
 def _write(value: ort.OrtValue, array: np.ndarray) -> None:
     ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))], [value])
-
-
-def _is_packed(path: Path) -> bool:
-    """Whether a graph lacks the Split that this provider's attention needs for it: docs/webgpu.md#faults."""
-    data = path.read_bytes()
-    return b"Split" not in data and (b"qk_norm_epsilon" in data or b"local_window_size" in data)
 
 
 def _attach(options: ort.SessionOptions, settings: Mapping[str, str] | None = None) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from embedllm.types import F32, Logits
 
 _CERTAIN = 2  # greedy steps in a row, after which others run ahead
-_AHEAD_S = 0.01  # of work ahead: what is not wanted delays what comes next by that much
+_AHEAD_S = 0.02  # of work ahead: what is not wanted delays what comes next by that much
 _log = logging.getLogger("embedllm")
 
 

@@ -40,6 +40,7 @@ DRIVER = Driver(
                 moves_kv=False,
                 adapters=True,
                 recurrent=True,
+                chunks=True,
                 uses_host_memory=True,
                 dequantizes=True,
                 tested=TESTED_LINUX,

@@ -60,6 +60,7 @@ class EncoderLayers(Layers):
     def _behind(self, index: int, layer: Layer, x: F32) -> F32:
         """A layer whose norms are behind the sums."""
         x = self._norm(self._added(layer, x, self._mixed(index, layer.attention, x)), layer.attention_norm)
+        assert layer.mlp is not None, "layers of encoders have one"
         made = self._mlp(layer.mlp, x) if isinstance(layer.mlp, Mlp) else self._moe(index, layer.mlp, x)
         return self._norm(self._added(layer, x, made), layer.mlp_norm)
 

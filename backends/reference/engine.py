@@ -13,7 +13,9 @@ import numpy as np
 
 from embedllm.backends.base import LARGER_EXPORT, Device
 from embedllm.backends.checks import check_change, check_room, check_span, check_state, check_tokens
+from embedllm.backends.images import ImageFeatures, images_of
 from embedllm.backends.reference.layers import Layers
+from embedllm.backends.reference.vision import ReferenceVision
 from embedllm.backends.sessions.recurrent_session import StatefulSession
 from embedllm.errors import PackageError
 from embedllm.files.safetensors_header import TensorFile, read_header
@@ -48,6 +50,9 @@ class ReferenceEngine:
         self.decoder = package.decoder
         self.context = package.context
         self.remedy = LARGER_EXPORT
+        self.images: ImageFeatures | None = None
+        if self.decoder.vision is not None:
+            self.images = ImageFeatures(lambda: ReferenceVision(self))
         self._packing = packings(package.manifest)
         self._matrices: dict[str, F32] | None = {} if parameters(self.decoder) < _KEPT else None
 
@@ -116,6 +121,7 @@ class ReferenceSession(Layers):
     def __init__(self, engine: ReferenceEngine) -> None:
         super().__init__(engine)
         self._engine = engine
+        self._images = images_of(engine)
 
     def feed(self, tokens: Sequence[int]) -> NumpyLogits:
         return NumpyLogits(self._step(tokens, only_last=True)[-1])
@@ -154,8 +160,13 @@ class ReferenceSession(Layers):
 
     def _step(self, tokens: Sequence[int], only_last: bool) -> F32:
         engine, decoder = self._engine, self._engine.decoder
-        check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT)
-        x = self._embedded(engine.rows(decoder.embedding, tokens), self.position)  # [T, hidden]
+        check_tokens(tokens, self.position, vocabulary=decoder.vocabulary, limit=decoder.context, remedy=LARGER_EXPORT,
+                     images=self._images)  # fmt: skip
+        seen = None if self._images is None else self._images.take(tokens)
+        rows = engine.rows(decoder.embedding, tokens if seen is None else seen.tokens.tolist())
+        x = self._embedded(rows, self.position)  # [T, hidden]
+        if seen is not None:
+            x[seen.places] = seen.features
         if decoder.per_layer_embedding is not None:
             table = decoder.per_layer_embedding.table
             self._set_per_layer_inputs(x, engine.rows(table, [token if token < table.rows else 0 for token in tokens]))

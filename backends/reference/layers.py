@@ -28,6 +28,7 @@ from embedllm.package.architecture import (
     DeltaNet,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -42,6 +43,7 @@ from embedllm.package.tensors import (
     altup_scale_name,
     convolution_name,
     decay_name,
+    expert_scales_name,
     experts_bias_name,
     rope_name,
     scale_name,
@@ -165,6 +167,9 @@ class Layers:
         mixer = layer.attention
         attended = self._norm(self._mixed(index, mixer, normed), layer.attention_post_norm)
         before, x = x, self._added(layer, x, attended)
+        mlp = layer.mlp
+        if mlp is None:
+            return x
         if layer.laurel is not None:
             way = self._norm(self._linear(self._linear(normed, layer.laurel.down), layer.laurel.up), layer.laurel.norm)
             x = (x + normed + way) / np.float32(np.sqrt(2))
@@ -172,7 +177,6 @@ class Layers:
             read = normed if layer.mlp_norm is None else self._norm(before, layer.mlp_norm)
         else:
             read = self._norm(x, layer.mlp_norm)
-        mlp = layer.mlp
         made = self._mlp(mlp, read) if isinstance(mlp, Mlp) else self._moe(index, mlp, read)
         return self._added(layer, x, self._norm(made, layer.mlp_post_norm))
 
@@ -184,6 +188,8 @@ class Layers:
     def _mixed(self, index: int, mixer: Mixer, x: F32) -> F32:
         if isinstance(mixer, ShortConv):
             return self._short_convolution(index, mixer, x)
+        if isinstance(mixer, Mamba2):
+            return self._mamba2(index, mixer, x)
         return self._attention(index, mixer, x) if isinstance(mixer, Attention) else self._delta_net(index, mixer, x)
 
     def _added(self, layer: Layer, x: F32, more: F32) -> F32:
@@ -242,6 +248,8 @@ class Layers:
         seen = key_at <= query_at
         if attention.window is not None:
             seen &= key_at > query_at - attention.window
+        if attention.chunk is not None:
+            seen &= key_at // attention.chunk == query_at // attention.chunk
         scores = np.where(seen, scores, -np.inf)
         if attention.sinks:
             sinks = self._weights.tensor(sinks_name(index))[:, None, None]
@@ -269,13 +277,34 @@ class Layers:
         gate = activated(self._linear(x, mixer.z), "silu")
         return self._linear(self._norm(found, mixer.norm).reshape(len(x), -1) * gate, mixer.o)
 
-    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32) -> F32:
-        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; kept (of the state), beta: [T, H]."""
+    def _mamba2(self, index: int, mixer: Mamba2, x: F32) -> F32:
+        weights, parts = self._weights, (mixer.x, mixer.b, mixer.c)
+        entering = np.concatenate([self._linear(x, linear) for linear in parts], axis=1)
+        passed = activated(self._convolved(index, mixer.kernel, entering, has_bias=bool(mixer.bias)), "silu")
+        values, b, c = np.split(passed, np.cumsum([mixer.x.rows, mixer.b.rows]), axis=1)
+        shared = mixer.heads // mixer.groups
+        b, c = (each.reshape(len(x), mixer.groups, -1).repeat(shared, axis=1) for each in (b, c))
+        stored = ("log_decay", "step_bias", "skip")
+        log_decay, bias, skip = (weights.tensor(decay_name(index, part)) for part in stored)
+        step = np.logaddexp(x @ weights.matrix(mixer.step).T + bias, 0).astype(np.float32)
+        values = values.reshape(len(x), mixer.heads, -1)
+        kept = np.exp(-np.exp(log_decay) * step)
+        found = self._recurred(index, c, b, values, kept, step, is_delta=False) + skip[:, None] * values
+        gate = activated(self._linear(x, mixer.z), "silu")
+        by_group = (found.reshape(len(x), -1) * gate).reshape(len(x), mixer.groups, -1).transpose(1, 0, 2)
+        return self._linear(self._norm(by_group, mixer.norm).transpose(1, 0, 2).reshape(len(x), -1), mixer.o)
+
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
+        """What each head finds, [T, H, value size]. q, k, v: [T, H, size]; kept (of the state), beta: [T, H].
+
+        is_delta: by the delta rule, what keys find already is not added once more.
+        """
         name = f"recurrent.{index}"
         state, found = self._states[name], np.empty_like(v)
         for at in range(len(v)):
             state = state * kept[at, :, None, None]
-            new = beta[at, :, None] * (v[at] - (k[at, :, None] @ state)[:, 0])
+            known = (k[at, :, None] @ state)[:, 0] if is_delta else np.float32(0)
+            new = beta[at, :, None] * (v[at] - known)
             state = state + k[at, :, :, None] * new[:, None]
             found[at] = (q[at, :, None] @ state)[:, 0]
         self._states[name] = state
@@ -324,12 +353,21 @@ class Layers:
 
     def _moe(self, index: int, moe: Moe, x: F32) -> F32:
         correction = self._weights.tensor(score_correction_name(index)) if moe.score_correction_bias else None
-        weights = expert_weights(moe, self._linear(x, moe.router), correction)  # [T, experts]
+        scales = self._weights.tensor(expert_scales_name(index)) if moe.expert_scales else None
+        stream, norms = x, moe.norms
+        read = x if norms is None else self._norm(x, norms.router)
+        weights = expert_weights(moe, self._linear(read, moe.router), correction, scales)  # [T, experts]
+        x = x if norms is None else self._norm(x, norms.experts)
         total = np.zeros_like(x)
         for expert, mlp in enumerate(moe.experts):
             of = np.flatnonzero(weights[:, expert])
             if len(of):
-                total[of] += self._mlp(mlp, x[of]) * weights[of, expert, None]
+                weight = weights[of, expert, None]
+                total[of] += self._mlp(mlp, x[of] * weight) if moe.scales_input else self._mlp(mlp, x[of]) * weight
+        if norms is not None:
+            assert moe.shared is not None
+            shared = self._norm(self._mlp(moe.shared, self._norm(stream, norms.shared)), norms.shared_post)
+            return self._norm(total, norms.experts_post) + shared
         if moe.shared is not None:
             made = self._mlp(moe.shared, x)
             total += made if moe.shared_gate is None else made * sigmoid(self._linear(x, moe.shared_gate))

@@ -60,7 +60,7 @@ def activated(x: F32, activation: str, slope: float = 1.0) -> F32:
 
 def temperature(grows: AttentionTemperature, positions: NDArray[np.int64]) -> F32:
     """What queries at these positions are multiplied by."""
-    later = np.log1p(positions // grows.original_context)
+    later = np.log1p((positions + grows.offset) // grows.original_context)
     return (1 + grows.beta * later).astype(np.float32)
 
 
@@ -86,11 +86,12 @@ def alike(x: F32, like: F32) -> F32:
     return x * (size / own)
 
 
-def expert_weights(moe: Moe, routed: F32, correction: F32 | None) -> F32:
+def expert_weights(moe: Moe, routed: F32, correction: F32 | None, scales: F32 | None = None) -> F32:
     """The weight of each expert for each token, [T, experts]; 0 for those that were not chosen.
 
-    routed: what the router made of the tokens. correction: [experts].
+    routed: what the router made of the tokens. correction, scales: [experts].
     """
+    routed = routed * np.float32(moe.router_multiplier)
     scores = (
         sigmoid(routed)
         if moe.scoring_func == "sigmoid"
@@ -109,7 +110,7 @@ def expert_weights(moe: Moe, routed: F32, correction: F32 | None) -> F32:
         chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + np.float32(1e-20))
     weights = np.zeros_like(scores)
     np.put_along_axis(weights, best, chosen * np.float32(moe.scale), axis=-1)
-    return weights
+    return weights if scales is None else weights * scales
 
 
 def _of_best_groups(moe: Moe, choosing: F32, *, by_two: bool) -> F32:

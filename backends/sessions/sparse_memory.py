@@ -6,6 +6,7 @@ What is read there afterwards are zeros. Elsewhere the memory of layers with win
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
 from contextlib import suppress
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from embedllm.backends.base import Cached
     from embedllm.backends.sessions.window_retention import Rows, WindowedKvRetention
 
+_MAPPED = 128 << 10  # bytes, from which on glibc may ask the system for memory
+_LARGE = 4 << 20  # bytes, from which on large pages are asked for, as NumPy does it
 GIVES_BACK = sys.platform == "linux"  # madvise of others frees nothing
 
 
@@ -34,13 +37,22 @@ class Holder(Protocol):
 
 
 def empty_rows(shape: tuple[int, ...], dtype: DTypeLike, *, is_windowed: bool) -> NDArray[Cached]:
-    """Zeros that take no memory yet; with a window in pages that are not large, which are given back whole only."""
-    if not is_windowed:
+    """Zeros that take no memory yet; with a window in pages that are not large, which are given back whole only.
+
+    On Linux the system's own: a C library that keeps freed memory has to clear it (docs/performance.md#many-sequences).
+    Raises MemoryError.
+    """
+    count = math.prod(shape)
+    size = count * np.dtype(dtype).itemsize
+    if not is_windowed and (not GIVES_BACK or size < _MAPPED):
         return np.zeros(shape, dtype)
-    count = int(np.prod(shape))
-    pages = mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that was built without large pages
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from error
+    if is_windowed or size >= _LARGE:
+        with suppress(OSError):  # a kernel that was built without large pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE if is_windowed else mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype, count).reshape(shape)
 
 

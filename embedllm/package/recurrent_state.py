@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from embedllm.package.architecture import Attention, Decoder, Mixer, ShortConv
+from embedllm.package.architecture import Attention, Decoder, Mamba2, Mixer, ShortConv
 from embedllm.package.external_graph import ExternalGraph
 
 LENGTH_EPSILON = 1e-6  # what the square of a length is raised by where a delta rule divides by it
@@ -19,6 +19,9 @@ def layer_states(mixer: Mixer) -> dict[str, tuple[int, ...]]:
         return {}
     if isinstance(mixer, ShortConv):
         return {"conv": (mixer.kernel - 1, mixer.x.rows)}
+    if isinstance(mixer, Mamba2):
+        values = mixer.x.rows + mixer.b.rows + mixer.c.rows
+        return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.heads, mixer.state_dim, mixer.head_dim)}
     values = mixer.q.rows + mixer.k.rows + mixer.v.rows
     return {"conv": (mixer.kernel - 1, values), "recurrent": (mixer.value_heads, mixer.key_dim, mixer.value_dim)}
 

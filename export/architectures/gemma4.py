@@ -1,4 +1,4 @@
-"""Gemma 4 (E2B, E4B, 31B): multimodal checkpoint (vision, audio); text decoder only."""
+"""Gemma 4 (E2B, E4B, 26B-A4B, 31B): multimodal checkpoint (vision, audio); text decoder only."""
 
 from __future__ import annotations
 

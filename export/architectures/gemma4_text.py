@@ -1,4 +1,4 @@
-"""Gemma 4 (text only): per-layer embeddings (PLE), KV sharing across layers, larger heads in global layers."""
+"""Gemma 4 (text only): per-layer embeddings (PLE), KV sharing across layers, larger heads in global layers, experts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from dataclasses import dataclass, replace
 
 from embedllm.errors import UnsupportedModel
 from embedllm.export.architectures._shared.decoder_shape import refuse
+from embedllm.export.architectures._shared.moe import Experts, mixture
 from embedllm.export.architectures._shared.parts import RMS, Names, Parts, Sizes, activation
 from embedllm.export.architectures._shared.per_layer_embeddings import kv_sources, per_layer_embedding, per_layer_input
 from embedllm.export.architectures._shared.rope import FULL, SLIDING, RopeKeys, describe_rope
 from embedllm.export.architectures._shared.sliding_window import all_but_every, sliding_layers
 from embedllm.export.architectures.config import Config
 from embedllm.export.architectures.gemma2 import NAMES
-from embedllm.package.architecture import Attention, Decoder, Layer, Linear, Norm, Origin, ProportionalScaling, Rope
+from embedllm.package.architecture import (
+    Attention,
+    Decoder,
+    Layer,
+    Linear,
+    Moe,
+    MoeNorms,
+    Norm,
+    Origin,
+    ProportionalScaling,
+    Rope,
+)
 
 _DEFAULTS = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
@@ -46,7 +58,6 @@ def describe(config: Config) -> Decoder:
 def describe_text(config: Config, model_type: str, place: str) -> Decoder:
     """The decoder of a Gemma 4 whose tensors have names that begin with `place`."""
     config = config.filled(_DEFAULTS)
-    refuse(config, "enable_moe_block", True)
     refuse(config, "attention_bias", True)
     if config.text("use_bidirectional_attention", "vision") != "vision":
         raise UnsupportedModel("use_bidirectional_attention is 'all'; such a model is no decoder.")
@@ -107,6 +118,7 @@ def _full_rope(config: Config, head_dim: int) -> Rope:
 
 def _layer(model: _Model, index: int) -> Layer:
     parts, config, names = model.parts(index), model.config, model.names
+    has_experts = config.flag("enable_moe_block", False)
     is_wide = model.sources[index] is not None and config.flag("use_double_wide_mlp", False)
     inner = config.integer("intermediate_size") * (2 if is_wide else 1)
     active = activation(config, "hidden_activation", "gelu_pytorch_tanh")
@@ -114,11 +126,46 @@ def _layer(model: _Model, index: int) -> Layer:
         attention_norm=parts.norm("attention_norm", names.attention_norm),
         attention=_attention(model, index),
         attention_post_norm=parts.norm("attention_post_norm", names.attention_post_norm),
-        mlp_norm=parts.norm("mlp_norm", names.mlp_norm),
-        mlp=parts.mlp(inner, active),
+        mlp_norm=None if has_experts else parts.norm("mlp_norm", names.mlp_norm),
+        mlp=_mixture(parts, inner, active) if has_experts else parts.mlp(inner, active),
         mlp_post_norm=parts.norm("mlp_post_norm", names.mlp_post_norm),
         per_layer_input=per_layer_input(parts, model.ple_size, active) if model.ple_size else None,
         scale=f"{parts.source}.layer_scalar",
+    )
+
+
+def _mixture(parts: Parts, inner: int, active: str) -> Moe:
+    """Experts and an mlp, both of which read the stream, as their router does."""
+    config, source = parts.config, parts.source
+    experts = Experts(
+        count=config.integer("num_experts"),
+        top_k=config.integer("top_k_experts"),
+        inner=config.integer("moe_intermediate_size"),
+        router="router.proj",
+        place="experts",
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
+    )
+
+    def norm(part: str, where: str) -> Norm:
+        return RMS.named(config, f"{parts.name}.mlp.{part}", f"{source}.{where}", parts.sizes.hidden)
+
+    mlp = parts.mlp(inner, active)
+    assert mlp.gate is not None
+    named = {part: replace(linear, name=linear.name.replace(".mlp.", ".mlp.shared."))
+             for part, linear in (("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down))}  # fmt: skip
+    return replace(
+        mixture(parts, experts, norm_topk=True),
+        shared=replace(mlp, **named),
+        norms=MoeNorms(
+            router=replace(norm("router_norm", ""), source=f"{source}.router.scale"),
+            experts=norm("experts_norm", "pre_feedforward_layernorm_2"),
+            experts_post=norm("experts_post_norm", "post_feedforward_layernorm_2"),
+            shared=norm("shared_norm", parts.names.mlp_norm),
+            shared_post=norm("shared_post_norm", "post_feedforward_layernorm_1"),
+        ),
+        router_multiplier=parts.sizes.hidden**-0.5,
+        expert_scales=f"{source}.router.per_expert_scale",
     )
 
 

@@ -19,12 +19,16 @@ def describe(config: Config) -> Decoder:
 
 def _mixture(parts: Parts) -> Moe:
     moe = packed_mixture(parts)
-    inner, hidden = parts.config.integer("shared_intermediate_size", 0, least=0), parts.sizes.hidden
-    if not inner:
-        return moe
+    inner = parts.config.integer("shared_intermediate_size", 0, least=0)
+    return replace(moe, shared=shared_mlp(parts, inner, "mlp.shared")) if inner else moe
+
+
+def shared_mlp(parts: Parts, inner: int, part: str) -> Mlp:
+    """What every token passes, of `inner` values."""
+    hidden = parts.sizes.hidden
     gate, up = (
-        parts.linear(f"mlp.shared.{part}", "shared_mlp.input_linear", inner, hidden, origin=origin)
-        for part, origin in (("gate", Origin(rows=2 * inner)), ("up", Origin(rows=2 * inner, start=inner)))
+        parts.linear(f"{part}.{half}", "shared_mlp.input_linear", inner, hidden, origin=origin)
+        for half, origin in (("gate", Origin(rows=2 * inner)), ("up", Origin(rows=2 * inner, start=inner)))
     )
-    down = parts.linear("mlp.shared.down", "shared_mlp.output_linear", hidden, inner)
-    return replace(moe, shared=Mlp(gate=gate, up=up, down=down, activation=activation(parts.config)))
+    down = parts.linear(f"{part}.down", "shared_mlp.output_linear", hidden, inner)
+    return Mlp(gate=gate, up=up, down=down, activation=activation(parts.config))

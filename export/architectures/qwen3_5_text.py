@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from embedllm.export.architectures._shared.decoder_shape import describe_shaped
 from embedllm.export.architectures._shared.gated_delta_net import Sizes, shape_of, stretches, whole
 from embedllm.export.architectures._shared.parts import LLAMA, Names, Parts
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Decoder, Linear
+from embedllm.package.architecture import Decoder, Linear, Moe
 
 
 def describe(config: Config) -> Decoder:
     return describe_text(config, "qwen3_5_text", LLAMA)
 
 
-def describe_text(config: Config, model_type: str, names: Names) -> Decoder:
-    """Where the text model's tensors have these names."""
-    return describe_shaped(config, shape_of(config, model_type, names, _inputs))
+def describe_text(
+    config: Config,
+    model_type: str,
+    names: Names,
+    mixture: Callable[[Parts, int], Moe | None] = lambda parts, index: None,
+) -> Decoder:
+    """Where the text model's tensors have these names. mixture: of Shape."""
+    return describe_shaped(config, shape_of(config, model_type, names, _inputs, mixture))
 
 
 def _inputs(parts: Parts, sizes: Sizes) -> tuple[Linear, ...]:

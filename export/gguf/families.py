@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError, UnsupportedModel
+from embedllm.export.architectures._shared.rope import FULL
 from embedllm.export.architectures.config import Config
 from embedllm.export.gguf import gemma
 from embedllm.export.gguf.keys import (
@@ -20,6 +21,7 @@ from embedllm.export.gguf.keys import (
     NEXTN_LAYERS,
     POOLING,
     WINDOW,
+    windowed_layers,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +86,31 @@ def _llama(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     if own.integer("expert_count", 0, least=0):
         return {"model_type": "mixtral"}
     return {"model_type": "mistral"} if own.integer("attention.sliding_window", 0, least=0) else {}
+
+
+def _llama4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
+    """Files say neither chunks nor temperature, nor which layers have RoPE: those are the same for all (llama4.cpp).
+
+    The norms of q and k are left out in models of 128 experts.
+    """
+    if own.has(WINDOW[0]) and not own.integer(WINDOW[0], least=0):
+        raise UnsupportedModel(
+            f"a Llama 4 whose layers all see the whole context ('{WINDOW[0]}' is 0), as MobileLLM-R1 is. llama.cpp "
+            "takes its last layer for a NoPE layer, which the file does not say. Take the checkpoint that it was made "
+            "from."
+        )
+    layers, inner = own.integer("block_count"), own.integer("feed_forward_length")
+    windowed = windowed_layers(own, layers) or [(index + 1) % 4 != 0 for index in range(layers)]
+    return {
+        "intermediate_size_mlp": inner,
+        "intermediate_size": own.integer("expert_feed_forward_length", inner),
+        "moe_layers": [index for index in range(layers) if f"blk.{index}.ffn_gate_inp.weight" in tensors],
+        "use_qk_norm": own.integer("expert_count", 0, least=0) != _MAVERICK,
+        "layer_types": ["chunked_attention" if each else FULL for each in windowed],
+    }
+
+
+_MAVERICK = 128  # experts
 
 
 def _granite_moe(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
@@ -234,6 +261,9 @@ def _deepseek_rope(own: Config, section: Mapping[str, object]) -> Mapping[str, o
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(model_type="llama", permuted_qk=True, keys=(*_EXPERTS, WINDOW[0]), more=_llama),
+    "llama4": Family(
+        model_type="llama4_text", keys=(*_EXPERTS[:3], *WINDOW, "interleave_moe_layer_step"), more=_llama4
+    ),
     "qwen2": Family(model_type="qwen2"),
     "qwen2moe": Family(model_type="qwen2_moe", keys=_EXPERTS, values={"norm_topk_prob": False}),
     "qwen3": Family(model_type="qwen3", keys=(POOLING,)),
@@ -326,6 +356,12 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35": Family(
         model_type="qwen3_5_text", keys=(*_DELTA, "rope.dimension_sections"), interleaved_value_heads=True, more=_delta
     ),
+    "qwen35moe": Family(
+        model_type="qwen3_5_moe_text",
+        keys=(*_EXPERTS, *_DELTA, "rope.dimension_sections"),
+        interleaved_value_heads=True,
+        more=_delta,
+    ),
     "gpt2": Family(model_type="gpt2"),
     "jais2": Family(model_type="jais2"),
     "gptneox": Family(model_type="gpt_neox"),
@@ -336,7 +372,6 @@ FAMILIES: Mapping[str, Family] = {
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2",
                      "jamba"), "it has layers of a state space model (Mamba)"),
-    "llama4": "its experts scale what they read, and most of its layers attend within chunks",
     **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "it has layers of RWKV"),
     **dict.fromkeys(("t5", "t5encoder"), "it has relative position biases"),
 }  # fmt: skip

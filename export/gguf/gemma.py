@@ -83,11 +83,6 @@ def _shares(value: object, layers: int) -> list[float]:
 
 def gemma4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     """Layers without a window have heads of their own size and number; where they have no values these are the keys."""
-    if own.integer("expert_count", 0, least=0):
-        raise UnsupportedModel(
-            "a Gemma 4 with a mixture of experts beside the MLP (26B-A4B), which is not described. Known are those "
-            "without experts: E2B, E4B, 31B."
-        )
     layers = own.integer("block_count")
     windowed = windowed_layers(own, layers)
     if windowed is None or len(windowed) != layers or windowed[-1]:
@@ -111,6 +106,9 @@ def gemma4(own: Config, tensors: Mapping[str, Placed]) -> Mapping[str, object]:
     if without and without != makers:
         raise UnsupportedModel(f"a Gemma 4 of whose layers without a window some have values and others, {without}, "
                                "not; such models are not described.")  # fmt: skip
+    experts = own.integer("expert_count", 0, least=0)
+    if experts:
+        found |= {"enable_moe_block": True, "top_k_experts": own.integer("expert_used_count")}
     return {
         **found,
         **_inner(own.one_or_each("feed_forward_length", 0, layers), shared),

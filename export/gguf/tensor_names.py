@@ -34,6 +34,7 @@ from embedllm.package.architecture import (
     Linear,
     Mlp,
     Moe,
+    MoeNorms,
     MultiHeadLatent,
     Norm,
     ShortConv,
@@ -65,8 +66,9 @@ def tensor_locations(decoder: Decoder, family: Family, tensors: Mapping[str, Pla
             found |= short_convolution(mixer, block)
         elif isinstance(mixer, DeltaNet):
             found |= delta_net(mixer, block, tensors, interleaved_value_heads=family.interleaved_value_heads)
-        else:
+        elif isinstance(mixer, Attention):
             found |= _attention(mixer, block, family, tensors)
+        assert layer.mlp is not None, "no architecture that is read has layers without one"
         found |= _mlp(layer.mlp, block, tensors) | layer_parts(layer, block)
     return found
 
@@ -183,11 +185,23 @@ def _mlp(mlp: Mlp | Moe, block: str, tensors: Mapping[str, Placed]) -> dict[str,
         )
     for number, expert in enumerate(mlp.experts):
         found |= _expert(expert, number, block, tensors)
+    if mlp.norms is not None:
+        found |= _norms_of_parts(mlp.norms, block)
+    if mlp.expert_scales:
+        found[mlp.expert_scales] = TensorLocation(tensor=f"{block}.ffn_down_exps.scale")
     if mlp.shared is not None:
-        found |= _one(mlp.shared, block, "_shexp", tensors)
+        found |= _one(mlp.shared, block, "_shexp" if mlp.norms is None else "", tensors)
     if mlp.shared_gate is not None:
         found |= matrix(mlp.shared_gate, f"{block}.ffn_gate_inp_shexp", SingleRow())
     return found
+
+
+def _norms_of_parts(norms: MoeNorms, block: str) -> dict[str, TensorLocation]:
+    """Gemma 4's. The MLP beside the experts has the names of one that is alone."""
+    found = norm_weights(norms.experts, f"{block}.pre_ffw_norm_2") | norm_weights(norms.shared, f"{block}.ffn_norm")
+    found |= norm_weights(norms.experts_post, f"{block}.post_ffw_norm_2")
+    found |= norm_weights(norms.shared_post, f"{block}.post_ffw_norm_1")
+    return found | {norms.router.source: TensorLocation(tensor=f"{block}.ffn_gate_inp.scale")}
 
 
 def _one(mlp: Mlp, block: str, end: str, tensors: Mapping[str, Placed]) -> dict[str, TensorLocation]:

@@ -8,7 +8,7 @@ from embedllm.export.onnx.builder import MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
 from embedllm.export.onnx.mlp import Mlps
 from embedllm.export.onnx.norms import Norms
-from embedllm.package.architecture import DeltaNet, ShortConv
+from embedllm.package.architecture import DeltaNet, Mamba2, ShortConv
 from embedllm.package.recurrent_state import LENGTH_EPSILON
 from embedllm.package.tensors import convolution_name, decay_name
 
@@ -22,10 +22,12 @@ class Recurrent:
         self.graph: Graph = products.graph
         self.products, self.norms, self.mlps = products, norms, mlps
 
-    def context(self, index: int, mixer: ShortConv | DeltaNet, normed: str) -> str:
+    def context(self, index: int, mixer: ShortConv | DeltaNet | Mamba2, normed: str) -> str:
         """[B, T, values], in front of the output projection."""
         if isinstance(mixer, ShortConv):
             return self.short_convolution(index, mixer, normed)
+        if isinstance(mixer, Mamba2):
+            return self.mamba2(index, mixer, normed)
         return self.delta_net(index, mixer, normed)
 
     def short_convolution(self, index: int, mixer: ShortConv, normed: str) -> str:
@@ -49,11 +51,11 @@ class Recurrent:
         sizes = graph.constant(mixer.q.rows, mixer.k.rows, mixer.v.rows)
         graph.node("Split", [passed, sizes], [q, k, v], graph.named("qkv.split"), axis=-1)
         q, k = (self.of_length_one(x, mixer.key_heads, mixer.key_dim) for x in (q, k))
-        beta = graph.op("Sigmoid", [self.mlps.product(normed, mixer.beta, "beta.product")], "beta")
+        decay, beta = self.gates(index, mixer, normed)
         found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
         graph.node(
             "LinearAttention",
-            [q, k, v, past, self.decay(index, mixer, normed), beta],
+            [q, k, v, past, decay, beta],
             [found, present],
             found,
             MICROSOFT,
@@ -65,6 +67,42 @@ class Recurrent:
         found = self.norms.heads(found, mixer.norm, mixer.value_heads, mixer.value_dim)
         return graph.op("Mul", [found, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context")
 
+    def mamba2(self, index: int, mixer: Mamba2, normed: str) -> str:
+        graph, parts, heads = self.graph, [mixer.x, mixer.b, mixer.c], mixer.heads
+        product = self.products.linear(normed, [*parts, mixer.z], "xbcz")
+        entering, x, b, c, z = (graph.named(part) for part in ("entering", "x", "b", "c", "z"))
+        rows = [part.rows for part in parts]
+        graph.node("Split", [product, graph.constant(sum(rows), mixer.z.rows)], [entering, z], graph.named("split"),
+                   axis=-1)  # fmt: skip
+        passed = self.convolved(index, mixer.kernel, entering, has_bias=bool(mixer.bias), activation="silu")
+        graph.node("Split", [passed, graph.constant(*rows)], [x, b, c], graph.named("xbc.split"), axis=-1)
+        single = self.step(index, "step", self.mlps.product(normed, mixer.step, "step.product"))
+        step, decay = self.mlps.activations(single, "step.activations"), self.decay(index, single)
+        by_head, flat = graph.constant(0, 0, heads, mixer.head_dim), graph.constant(0, 0, heads * mixer.head_dim)
+        values = graph.op("Reshape", [x, by_head], "x.by_head")
+        each = graph.op("Unsqueeze", [step, graph.constant(-1)], "step.apart")
+        entering = graph.op("Reshape", [graph.op("Mul", [values, each], "x.stepped"), flat], "x.flat")
+        found, (past, present) = graph.named("found"), (f"{prefix}_recurrent.{index}" for prefix in STATE_PREFIXES)
+        graph.node(
+            "LinearAttention",
+            [c, b, entering, past, decay],
+            [found, present],
+            found,
+            MICROSOFT,
+            q_num_heads=mixer.groups,
+            kv_num_heads=heads,
+            scale=1.0,
+            update_rule="gated",
+        )
+        entry = decay_name(index, "skip")
+        shares = graph.cast(graph.stored([entry], shape=(heads, 1), name=entry))
+        skipped = graph.op("Mul", [values, shares], "x.skipped")
+        total = graph.op("Add", [found, graph.op("Reshape", [skipped, flat], "skipped")], "context.total")
+        gated = graph.op("Mul", [total, graph.op("QuickGelu", [z], "z.silu", MICROSOFT, alpha=1.0)], "context.gated")
+        if mixer.groups > 1:
+            return self.norms.heads(gated, mixer.norm, mixer.groups, mixer.norm.size)
+        return self.norms.plain(gated, mixer.norm, "context")
+
     def of_length_one(self, x: str, heads: int, size: int) -> str:
         """Each head divided by its length: the root of the mean square, times that of the size."""
         graph = self.graph
@@ -74,14 +112,24 @@ class Recurrent:
                           epsilon=LENGTH_EPSILON / size, stash_type=1)  # fmt: skip
         return graph.op("Reshape", [normed, graph.constant(0, 0, heads * size)], f"{x}.flat")
 
-    def decay(self, index: int, mixer: DeltaNet, normed: str) -> str:
+    def gates(self, index: int, mixer: DeltaNet, normed: str) -> tuple[str, str]:
+        """The logarithm of what is kept of the state of each head, and the share of what is new, [B, T, heads]."""
+        graph, mlps = self.graph, self.mlps
+        step = self.step(index, "decay", mlps.product(normed, mixer.decay, "decay.product"))
+        beta = graph.op("Sigmoid", [mlps.product(normed, mixer.beta, "beta.product")], "beta.single")
+        return self.decay(index, step), mlps.activations(beta, "beta")
+
+    def step(self, index: int, kind: str, product: str) -> str:
+        """A positive number for each head, [B, T, heads] in float32."""
+        biased = self.graph.op("Add", [product, self.graph.stored([decay_name(index, f"{kind}_bias")])], "step.biased")
+        return self.graph.op("Softplus", [biased], "step")
+
+    def decay(self, index: int, step: str) -> str:
         """The logarithm of what is kept of the state of each head, [B, T, heads]."""
         graph = self.graph
-        rate, bias = (graph.stored([decay_name(index, part)]) for part in ("log_decay", "decay_bias"))
-        biased = graph.op("Add", [self.mlps.product(normed, mixer.decay, "decay.product"), bias], "decay.biased")
-        positive = graph.op("Softplus", [biased], "decay.positive")
-        rate = graph.op("Neg", [graph.op("Exp", [rate], "decay.rate")], "decay.negative")
-        return graph.op("Mul", [positive, rate], "decay")
+        rate = graph.op("Exp", [graph.stored([decay_name(index, "log_decay")])], "decay.rate")
+        product = graph.op("Mul", [step, graph.op("Neg", [rate], "decay.negative")], "decay.single")
+        return self.mlps.activations(product, "decay")
 
     def convolved(self, index: int, kernel: int, x: str, *, has_bias: bool, activation: str = "none") -> str:
         """Each value of x [B, T, values] with those of the tokens before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from embedllm.export.openvino.elementwise import capped, multiplied, multiplied_by, normed
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
@@ -26,6 +26,7 @@ class Shared:
     masks: Mapping[int | None, Value]  # by window
     temperatures: Mapping[AttentionTemperature, Value]  # of queries, [B, 1, T, 1]
     added_scores: AddedScores | None = None
+    chunk_masks: Mapping[int, Value] = field(default_factory=dict[int, Value])  # of chunked attention, by its chunk
 
 
 def rotations(ir: Ir, decoder: Decoder, positions: Value) -> list[tuple[Value, Value]]:
@@ -50,7 +51,10 @@ def temperatures(ir: Ir, decoder: Decoder, positions: Value) -> dict[AttentionTe
     ir.is_precise = True  # positions are more than half precision can count
     for number, temperature in enumerate(kind for kind in kinds if kind is not None):
         name = f"temperature.{number}"
-        floats = ir.op("Convert", [positions], f"{name}.positions", type="f32", destination_type="f32")
+        at = positions
+        if temperature.offset:
+            at = ir.op("Add", [positions, ir.constant(temperature.offset)], f"{name}.moved", **BROADCAST)
+        floats = ir.op("Convert", [at], f"{name}.positions", type="f32", destination_type="f32")
         trained = ir.constant(float(temperature.original_context), "f32")
         parts = ir.op("Divide", [floats, trained], f"{name}.parts", m_pythondiv=True, **BROADCAST)
         floor = ir.op("Floor", [parts], f"{name}.floor")
@@ -166,7 +170,7 @@ class Attentions:
 
     def _seen(self, index: int, attention: Attention, q: Value, key: Value, value: Value) -> Value:
         """What the queries [B, heads, T, D] find among the keys."""
-        ir, mask = self.ir, self._shared.masks[attention.window]
+        ir, mask = self.ir, self._mask(attention)
         if attention.softcap:
             return self._by_scores(index, attention, q, key, value)
         if self._shared.added_scores is not None:
@@ -178,9 +182,13 @@ class Attentions:
             inputs.append(self._sinks(index, attention))
         return ir.op("ScaledDotProductAttention", inputs, "attention", causal=False)
 
+    def _mask(self, attention: Attention) -> Value:
+        chunk = self._decoder.chunk_of(attention)
+        return self._shared.masks[attention.window] if chunk is None else self._shared.chunk_masks[chunk]
+
     def _by_scores(self, index: int, attention: Attention, q: Value, key: Value, value: Value) -> Value:
         """The same in single operations: ScaledDotProductAttention has no cap (OpenVINO 2026.4)."""
-        ir, mask = self.ir, self._shared.masks[attention.window]
+        ir, mask = self.ir, self._mask(attention)
         scores = ir.op("MatMul", [q, key], "scores.products", transpose_a=False, transpose_b=True)
         scores = multiplied(ir, scores, _scale(attention), "scores.scaled")
         scores = capped(ir, scores, attention.softcap, "scores.capped")

@@ -64,10 +64,12 @@ class _Emitter:
         beams = ir.parameter("beam_idx", "i32", 1)
         batch, length = ir.size(ids, 0, "batch"), ir.size(ids, 1, "length")
         rope_tables = rotations(ir, decoder, positions)
-        windows = dict.fromkeys(attention.window for attention in decoder.attentions)
-        seen = masks(ir, mask, positions, length, list(windows))
+        chunks = [chunk for attention in decoder.attentions if (chunk := decoder.chunk_of(attention))]
+        windows = dict.fromkeys(each.window for each in decoder.attentions if decoder.chunk_of(each) is None)
+        seen, in_chunks = masks(ir, mask, positions, length, list(windows), chunks)
         scales = temperatures(ir, decoder, positions)
-        shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, temperatures=scales)
+        shared = Shared(batch=batch, beams=beams, rope_tables=rope_tables, masks=seen, chunk_masks=in_chunks,
+                        temperatures=scales)  # fmt: skip
         attentions = Attentions(self.products, decoder, shared)
         recurrent = Recurrent(self.products, batch=batch, beams=beams)
         x = self.embedded(ids, positions)
@@ -207,7 +209,10 @@ class _Emitter:
         else:
             context = recurrent.context(index, mixer, first)
         attended = self.products.linear(context, [mixer.o], "o")
-        total = self.added(layer, x, attended, layer.attention_post_norm, "attention", "sum")
+        total_name = name if layer.mlp is None else "sum"
+        total = self.added(layer, x, attended, layer.attention_post_norm, "attention", total_name)
+        if layer.mlp is None:
+            return total
         if layer.laurel is not None:
             total = self.with_laurel(layer.laurel, first, total)
         if layer.parallel:

@@ -171,6 +171,7 @@ class _Emitter:
             x = read = normed(ir, x, layer.attention_norm, "norm")
         else:
             read = normed(ir, x, layer.mlp_norm, "mlp.norm")
+        assert layer.mlp is not None, "layers of encoders have one"
         made = mlp(self.products, layer.mlp, read) if isinstance(layer.mlp, Mlp) else mixture(
             self.products, index, layer.mlp, read)  # fmt: skip
         x = self.added(layer, x, made, layer.mlp_post_norm, "mlp")

@@ -1,4 +1,4 @@
-"""The gated delta rule in an OpenVINO model: a loop over tokens, whose body has products and sums only."""
+"""The gated delta rule, or Mamba-2's, in an OpenVINO model: a loop over tokens, with products and sums only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from embedllm.export.openvino.ir import Ir, Value
 _BY_TOKEN = 'axis="2" start="0" end="-1" stride="1" part_size="1"'
 
 
-def delta_rule(ir: Ir, inputs: Sequence[Value], state: Value) -> list[Value]:
+def delta_rule(ir: Ir, inputs: Sequence[Value], state: Value, *, is_delta: bool = True) -> list[Value]:
     """What each head finds, [B, H, T, value size], and the state after the last token.
 
     inputs: q and k [B, H, T, key size], v [B, H, T, value size], kept (of the state) and beta [B, H, T, 1].
-    state: [B, H, key size, value size].
+    state: [B, H, key size, value size]. q and k may be the same for all heads, [B, 1, T, key size]. is_delta: what
+    keys find already is not added once more.
     """
     body = Ir(None)
     body.is_precise = True  # what is rounded of a state stays in it
     parameters = [body.parameter(name, "f32", 4) for name in ("q", "k", "v", "kept", "beta", "state")]
     q, k, v, kept, beta, held = parameters
     left = multiplied_by(body, [held, kept], "left")
-    read = body.op("MatMul", [k, left], "read", transpose_a=False, transpose_b=False)
-    missing = body.op("Subtract", [v, read], "missing", auto_broadcast="numpy")
+    missing = v
+    if is_delta:
+        read = body.op("MatMul", [k, left], "read", transpose_a=False, transpose_b=False)
+        missing = body.op("Subtract", [v, read], "missing", auto_broadcast="numpy")
     new = multiplied_by(body, [missing, beta], "new")
     written = body.op("MatMul", [k, new], "written", transpose_a=True, transpose_b=False)
     after = added(body, [left, written], "after")

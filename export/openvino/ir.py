@@ -44,13 +44,14 @@ class Ir:
     """A model in the making. Layers are named by their place in the model: `scope` is the present one.
 
     is_precise: what is added meanwhile is computed in float32, whatever the precision of the rest.
-    layout: where the weights lie; None to learn which small constants the model needs.
+    layout: where the weights lie; None to learn which small constants the model needs. constants: their entry.
     """
 
-    def __init__(self, layout: Layout | None) -> None:
+    def __init__(self, layout: Layout | None, constants: str = CONSTANTS) -> None:
         self.scope = ""
         self.is_precise = False
         self._layout = layout
+        self._entry = constants
         self._layers: list[str] = []
         self._edges: list[str] = []
         self._pool = bytearray()
@@ -168,7 +169,7 @@ class Ir:
         key = (data, type, *shape)
         if key not in self._constants:
             self._pool += bytes(-len(self._pool) % _ALIGNMENT)
-            start = self._layout.placed[CONSTANTS].offset if self._layout else 0
+            start = self._layout.placed[self._entry].offset if self._layout else 0
             place = start + len(self._pool)
             self._pool += data
             self._constants[key] = self._constant(f"constant.{len(self._constants)}", type, shape, place, len(data))

@@ -11,9 +11,9 @@ _HIDDEN_SCORE = -65504.0  # the smallest float16: what a hidden key's score is l
 
 
 def masks(
-    ir: Ir, mask: Value, positions: Value, length: Value, windows: Sequence[int | None]
-) -> dict[int | None, Value]:
-    """What is added to the scores, [B, 1, T, past + T], by window: 0, or much less for what is hidden."""
+    ir: Ir, mask: Value, positions: Value, length: Value, windows: Sequence[int | None], chunks: Sequence[int]
+) -> tuple[dict[int | None, Value], dict[int, Value]]:
+    """What is added to the scores, [B, 1, T, past + T], by window and by chunk: 0, or much less for what is hidden."""
     total = ir.op("Squeeze", [ir.size(mask, 1, "total"), ir.constant(0)], "total.number")
     number = ir.op("Squeeze", [length, ir.constant(0)], "length.number")
     past = ir.op("Subtract", [total, number], "past.number", **BROADCAST)
@@ -31,7 +31,29 @@ def masks(
             found[window] = ir.op("Select", [both, *_scores(ir)], "mask", type="f32", **BROADCAST)
         else:
             found[window] = _window_mask(ir, mask, positions, window, (earlier, given))
-    return found
+    return found, {chunk: _chunk_mask(ir, mask, positions, chunk, (earlier, given)) for chunk in dict.fromkeys(chunks)}
+
+
+def _chunk_mask(ir: Ir, mask: Value, positions: Value, chunk: int, others: tuple[Value, Value]) -> Value:
+    """The mask of attention within chunks of tokens, and of them what all of `others` let through."""
+    name, size = f"mask.chunk.{chunk}", ir.constant(chunk)
+    query_at, key_at = _places(ir, mask, positions, name)
+    of_query, of_key = (
+        ir.op("Divide", [at, size], f"{name}.of_{part}", m_pythondiv=True, **BROADCAST)
+        for part, at in (("query", query_at), ("key", key_at))
+    )
+    same = ir.op("Equal", [of_query, of_key], f"{name}.same", type="boolean", **BROADCAST)
+    both = ir.op("LogicalAnd", list(others), f"{name}.others", **BROADCAST)
+    seen = ir.op("LogicalAnd", [both, same], f"{name}.seen", **BROADCAST)
+    return ir.op("Select", [seen, *_scores(ir)], name, type="f32", **BROADCAST)
+
+
+def _places(ir: Ir, mask: Value, positions: Value, name: str) -> tuple[Value, Value]:
+    """The positions of queries [B, 1, T, 1] and of keys [B, 1, 1, total]."""
+    query_at = ir.op("Unsqueeze", [positions, ir.constant([1, 3])], f"{name}.queries")
+    count = ir.op("CumSum", [mask, ir.constant(1)], f"{name}.count", exclusive=False, reverse=False)
+    flat = ir.op("Subtract", [count, ir.constant(1)], f"{name}.keys.flat", **BROADCAST)
+    return query_at, ir.op("Unsqueeze", [flat, ir.constant([1, 2])], f"{name}.keys")
 
 
 def _window_mask(ir: Ir, mask: Value, positions: Value, window: int, others: Sequence[Value]) -> Value:
@@ -42,10 +64,7 @@ def _window_mask(ir: Ir, mask: Value, positions: Value, window: int, others: Seq
     (tests/export/openvino/test_genai_peer.py).
     """
     name = f"mask.window.{window}"
-    query_at = ir.op("Unsqueeze", [positions, ir.constant([1, 3])], f"{name}.queries")  # [B, 1, T, 1]
-    count = ir.op("CumSum", [mask, ir.constant(1)], f"{name}.count", exclusive=False, reverse=False)
-    flat = ir.op("Subtract", [count, ir.constant(1)], f"{name}.keys.flat", **BROADCAST)
-    key_at = ir.op("Unsqueeze", [flat, ir.constant([1, 2])], f"{name}.keys")  # [B, 1, 1, total]
+    query_at, key_at = _places(ir, mask, positions, name)
     oldest = ir.op("Add", [query_at, ir.constant(-window)], f"{name}.oldest", **BROADCAST)
     near = ir.op("Greater", [key_at, oldest], f"{name}.near", type="boolean", **BROADCAST)
     yes = ir.constant(1, "boolean")

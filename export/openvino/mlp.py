@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from embedllm.export.openvino.elementwise import activated, beyond, multiplied, xielu
+from embedllm.export.openvino.elementwise import activated, beyond, multiplied, normed, xielu
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
 from embedllm.package.architecture import Mlp, Moe
-from embedllm.package.tensors import experts_bias_name, score_correction_name
+from embedllm.package.tensors import expert_scales_name, experts_bias_name, score_correction_name
 
 _SMALLEST = 1e-20  # added to a sum that is divided by
 
@@ -35,29 +35,41 @@ def mixture(products: Products, index: int, moe: Moe, x: Value) -> Value:
     piece, none where nobody chose it; what they give is brought back into the order of the tokens.
     """
     ir, used, hidden = products.ir, moe.top_k, moe.router.columns
-    tokens = ir.op("Reshape", [x, ir.constant([1, -1, hidden])], "tokens", special_zero=False)
+    norms, stream = moe.norms, x
+    x = x if norms is None else normed(ir, x, norms.experts, "experts.norm")
+    flat = ir.constant([1, -1, hidden])
+    tokens = ir.op("Reshape", [x, flat], "tokens", special_zero=False)
     ir.is_precise = True  # a score that is rounded may choose another expert
-    weights, chosen = _chosen(products, index, moe, tokens)
+    read = tokens
+    if norms is not None:
+        read = normed(ir, stream, norms.router, "router.norm")
+        read = ir.op("Reshape", [read, flat], "router.tokens", special_zero=False)
+    weights, chosen = _chosen(products, index, moe, read)
     ir.is_precise = False
     slots, counts = _by_expert(ir, chosen, len(moe.experts))
-    made = _expert_rows(products, moe, tokens, slots, counts)
+    made = _expert_rows(products, moe, tokens, weights, slots, counts)
     back = _inverse(ir, slots)
     in_order = ir.op("Gather", [made, back, ir.constant(1)], "experts.in_order", batch_dims=0)
     of_token = ir.op("Reshape", [in_order, ir.constant([-1, used, hidden])], "experts.of_token", special_zero=False)
-    by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
-    weighted = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
-    total = ir.op("ReduceSum", [weighted, ir.constant([1])], "experts.sum", keep_dims=False)
+    if not moe.scales_input:
+        by_slot = ir.op("Reshape", [weights, ir.constant([-1, used, 1])], "experts.weights", special_zero=False)
+        of_token = ir.op("Multiply", [of_token, by_slot], "experts.weighted", **BROADCAST)
+    total = ir.op("ReduceSum", [of_token, ir.constant([1])], "experts.sum", keep_dims=False)
     if moe.bias:
         bias = ir.stored([experts_bias_name(index)], "f32", [1, hidden])
         total = ir.op("Add", [total, bias], "experts.biased", **BROADCAST)
     shape = ir.op("ShapeOf", [x], "experts.shape", type="i64", output_type="i64")
     total = ir.op("Reshape", [total, shape], "experts.output", special_zero=False)
+    if norms is not None:
+        total = normed(ir, total, norms.experts_post, "experts.post_norm")
+        x = normed(ir, stream, norms.shared, "shared.norm")
     return total if moe.shared is None else _with_shared(products, moe, x, total)
 
 
 def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Value, Value]:
     """The weights of each token's experts and their numbers, [1, T, used] both."""
     ir, scores = products.ir, products.linear(tokens, [moe.router], "router")
+    scores = multiplied(ir, scores, moe.router_multiplier, "router.multiplied")
     if moe.scoring_func == "sigmoid":
         scores = ir.op("Sigmoid", [scores], "router.scores")
     elif moe.scoring_func == "softmax":
@@ -77,7 +89,12 @@ def _chosen(products: Products, index: int, moe: Moe, tokens: Value) -> tuple[Va
         total = ir.op("ReduceSum", [weights, ir.constant([-1])], "router.sum", keep_dims=True)
         total = ir.op("Add", [total, ir.constant(_SMALLEST, "f32")], "router.sum.epsilon", **BROADCAST)
         weights = ir.op("Divide", [weights, total], "router.normalised", m_pythondiv=True, **BROADCAST)
-    return multiplied(ir, weights, moe.scale, "router.scaled"), chosen
+    weights = multiplied(ir, weights, moe.scale, "router.scaled")
+    if not moe.expert_scales:
+        return weights, chosen
+    scales = ir.stored([expert_scales_name(index)], "f32", [len(moe.experts)])
+    own = ir.op("Gather", [scales, chosen, ir.constant(0)], "router.scales", batch_dims=0)
+    return ir.op("Multiply", [weights, own], "router.by_expert", **BROADCAST), chosen
 
 
 def _of_best_groups(ir: Ir, moe: Moe, choosing: Value) -> Value:
@@ -116,11 +133,15 @@ def _by_expert(ir: Ir, chosen: Value, experts: int) -> tuple[Value, Value]:
     return slots, ir.op("ReduceSum", [ones, ir.constant([1])], "slots.counts", keep_dims=False)
 
 
-def _expert_rows(products: Products, moe: Moe, tokens: Value, slots: Value, counts: Value) -> Value:
+def _expert_rows(products: Products, moe: Moe, tokens: Value, weights: Value, slots: Value, counts: Value) -> Value:
     """What the experts make of the rows of their slots, [1, T * used, hidden], sorted by expert."""
     ir, scope = products.ir, products.ir.scope
     of_token = ir.op("Divide", [slots, ir.constant(moe.top_k)], "slots.token", m_pythondiv=True, **BROADCAST)
     rows = ir.op("Gather", [tokens, of_token, ir.constant(1)], "slots.rows", batch_dims=0)
+    if moe.scales_input:
+        by_slot = ir.op("Reshape", [weights, ir.constant([1, -1, 1])], "slots.weights", special_zero=False)
+        own = ir.op("Gather", [by_slot, slots, ir.constant(1)], "slots.weight", batch_dims=0)
+        rows = ir.op("Multiply", [rows, own], "slots.weighted", **BROADCAST)
     parts = ir.split("VariadicSplit", [rows, ir.constant(1), counts], "slots.split", len(moe.experts))
     made: list[Value] = []
     for number, (expert, part) in enumerate(zip(moe.experts, parts, strict=True)):
@@ -143,6 +164,7 @@ def _with_shared(products: Products, moe: Moe, x: Value, total: Value) -> Value:
     assert moe.shared is not None
     ir.scope = f"{scope}.shared"
     made = mlp(products, moe.shared, x)
+    made = made if moe.norms is None else normed(ir, made, moe.norms.shared_post, "post_norm")
     if moe.shared_gate is not None:
         gate = ir.op("Sigmoid", [products.linear(x, [moe.shared_gate], "weight")], "weight.sigmoid")
         made = ir.op("Multiply", [made, gate], "weighted", **BROADCAST)

@@ -8,7 +8,7 @@ from embedllm.export.openvino.elementwise import added, multiplied, multiplied_b
 from embedllm.export.openvino.gated_delta import delta_rule
 from embedllm.export.openvino.ir import BROADCAST, Ir, Value
 from embedllm.export.openvino.linear import Products
-from embedllm.package.architecture import DeltaNet, Linear, ShortConv
+from embedllm.package.architecture import DeltaNet, Linear, Mamba2, ShortConv
 from embedllm.package.recurrent_state import LENGTH_EPSILON, variable_name
 from embedllm.package.tensors import convolution_name, decay_name
 
@@ -22,10 +22,12 @@ class Recurrent:
         self.ir: Ir = products.ir
         self._products, self._batch, self._beams = products, batch, beams
 
-    def context(self, index: int, mixer: ShortConv | DeltaNet, x: Value) -> Value:
+    def context(self, index: int, mixer: ShortConv | DeltaNet | Mamba2, x: Value) -> Value:
         """[B, T, values], in front of the output projection."""
         if isinstance(mixer, ShortConv):
             return self.short_convolution(index, mixer, x)
+        if isinstance(mixer, Mamba2):
+            return self.mamba2(index, mixer, x)
         return self.delta_net(index, mixer, x)
 
     def short_convolution(self, index: int, mixer: ShortConv, x: Value) -> Value:
@@ -63,6 +65,41 @@ class Recurrent:
         flat = ir.op("Reshape", [normed_heads, ir.constant([0, 0, heads * size])], "found.flat", special_zero=True)
         return multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], "context")
 
+    def mamba2(self, index: int, mixer: Mamba2, x: Value) -> Value:
+        ir, parts, heads = self.ir, [mixer.x, mixer.b, mixer.c], mixer.heads
+        rows = [part.rows for part in parts]
+        together = self._products.linear(x, [*parts, mixer.z], "xbcz")
+        lengths = ir.constant([sum(rows), mixer.z.rows])
+        entering, z = ir.split("VariadicSplit", [together, ir.constant(2), lengths], "xbcz.split", 2)
+        passed = self.convolved(index, mixer.kernel, sum(rows), entering, has_bias=bool(mixer.bias))
+        passed = ir.op("Swish", [passed], "passed")
+        values, b, c = ir.split("VariadicSplit", [passed, ir.constant(2), ir.constant(rows)], "xbc.split", 3)
+        values = self._by_head(values, heads, mixer.head_dim, "x")
+        b, c = (self._of_groups(each, mixer, name) for each, name in ((b, "b"), (c, "c")))
+        ir.is_precise = True  # what is wrong in a state stays there
+        bias, rate = (ir.stored([decay_name(index, part)], "f32", [heads]) for part in ("step_bias", "log_decay"))
+        biased = added(ir, [self._small(x, mixer.step, "step.product"), bias], "step.biased")
+        step = ir.op("SoftPlus", [biased], "step")
+        decay = multiplied_by(ir, [step, ir.op("Exp", [rate], "decay.rate")], "decay.size")
+        kept = self._of_heads(ir.op("Exp", [multiplied(ir, decay, -1.0, "decay")], "kept"), "kept.by_head")
+        ir.is_precise = False
+        state = self.held(f"recurrent.{index}", [heads, mixer.state_dim, mixer.head_dim])
+        inputs = [c, b, values, kept, self._of_heads(step, "step.by_head")]
+        found, after = delta_rule(ir, inputs, state, is_delta=False)
+        self.keep(f"recurrent.{index}", after)
+        skip = ir.stored([decay_name(index, "skip")], "f32", [heads, 1, 1])
+        total = added(ir, [found, multiplied_by(ir, [values, skip], "x.skipped")], "total")
+        tokens = ir.op("Transpose", [total, ir.constant([0, 2, 1, 3])], "total.tokens")
+        flat = ir.op("Reshape", [tokens, ir.constant([0, 0, heads * mixer.head_dim])], "total.flat", special_zero=True)
+        gated = multiplied_by(ir, [flat, ir.op("Swish", [z], "z.silu")], "context.gated")
+        if mixer.groups == 1:
+            return normed(ir, gated, mixer.norm, "context")
+        shape = ir.constant([0, 0, mixer.groups, mixer.norm.size])
+        by_group = ir.op("Reshape", [gated, shape], "context.groups", special_zero=True)
+        apart = normed(ir, by_group, mixer.norm, "context.norm")
+        flat = ir.constant([0, 0, heads * mixer.head_dim])
+        return ir.op("Reshape", [apart, flat], "context", special_zero=True)
+
     def _kept(self, index: int, mixer: DeltaNet, x: Value) -> Value:
         """The part of the state of each head that a token leaves, [B, T, heads]."""
         ir, shape = self.ir, [mixer.value_heads]
@@ -86,6 +123,15 @@ class Recurrent:
             return one
         owners = ir.constant([head // shared for head in range(mixer.value_heads)])
         return ir.op("Gather", [one, owners, ir.constant(1)], f"{name}.shared", batch_dims=0)
+
+    def _of_groups(self, x: Value, mixer: Mamba2, name: str) -> Value:
+        """[B, T, groups * D] as [B, heads, T, D], or [B, 1, T, D] of a single group."""
+        ir = self.ir
+        if mixer.groups == 1:
+            return ir.op("Unsqueeze", [x, ir.constant(1)], name)
+        apart = self._by_head(x, mixer.groups, mixer.state_dim, name)
+        owners = ir.constant([head * mixer.groups // mixer.heads for head in range(mixer.heads)])
+        return ir.op("Gather", [apart, owners, ir.constant(1)], f"{name}.shared", batch_dims=0)
 
     def _by_head(self, x: Value, heads: int, size: int, name: str) -> Value:
         """[B, T, heads * D] as [B, heads, T, D]."""

@@ -59,7 +59,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0) -> PreTrainedMod
     values = {key: value for key, value in {**BASE, **case.values}.items() if value is not ...}
     config = getattr(transformers, case.config_class)(**values, attn_implementation="eager")
     decoders, others = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
-    auto = decoders if type(config) in decoders._model_mapping else others
+    sees = type(config) in others._model_mapping and getattr(config, "vision_config", None) is not None
+    auto = others if sees or type(config) not in decoders._model_mapping else decoders
     model = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,6 +90,9 @@ def _rearrange(folder: Path, change: Callable[[Tensors, dict[str, Any]], tuple[T
 
 WINDOWED = {"sliding_window": WINDOW}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 2.0}
+GRANITE_HYBRID = {**GRANITE, "num_hidden_layers": 3, "head_dim": ..., "shared_intermediate_size": 48,
+                  "layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_n_heads": 4,
+                  "mamba_d_state": 24, "mamba_d_conv": 3, "mamba_chunk_size": 8}  # fmt: skip
 ROPE_KINDS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -109,6 +113,9 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 GROUPED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
 "n_shared_experts": 2,
              "moe_intermediate_size": 32, "routed_scaling_factor": 1.7}  # fmt: skip
+# time_step_min: the least step of transformers' prefill, but not of its decoding; so small that it has no effect
+NEMOTRON_H = {"num_hidden_layers": ..., "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 24,
+              "n_groups": 2, "conv_kernel": 3, "chunk_size": 8, "time_step_min": 1e-12}  # fmt: skip
 MLA = {"q_lora_rank": 32, "kv_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24,
           "num_key_value_heads": 4}  # fmt: skip
 LONG_ROPE_8 = {**LONG_ROPE, "partial_rotary_factor": 1.0, "short_factor": [1.0 + 0.1 * n for n in range(8)],
@@ -125,12 +132,22 @@ GEMMA3N = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_at
            "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 290,
            "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0], "laurel_rank": 16,
            "intermediate_size": [96, 64, 96, 128]}  # fmt: skip
+LLAMA4 = {"intermediate_size": 48, "intermediate_size_mlp": 112, "num_local_experts": 4,
+          "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0], "attention_chunk_size": WINDOW, "floor_scale": 5,
+          "attn_scale": 0.7, "rms_norm_eps": 0.03,
+          "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                              "high_freq_factor": 1.0, "original_max_position_embeddings": 32}}  # fmt: skip
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 MROPE = {"rope_type": "default", "rope_theta": 2e4, "mrope_section": [2, 3, 3]}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
                "patch_size": 8, "num_position_embeddings": 16}  # fmt: skip
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
         "image_size": 16, "patch_size": 8}  # fmt: skip
+SIGLIP = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+          "image_size": 32, "patch_size": 4, "initializer_range": 0.2}  # fmt: skip
+# 8 patches a side, of which 2 times 2 become one: 16 rows of a tile
+SMOLVLM = {"text_config": {**BASE, "model_type": "llama"}, "vision_config": SIGLIP, "scale_factor": 2,
+           "image_token_id": 300, "tie_word_embeddings": False}  # fmt: skip
 FALCON = {"ffn_hidden_size": 96, "intermediate_size": ..., "head_dim": ..., "num_key_value_heads": ...}
 
 
@@ -185,6 +202,19 @@ def as_published_experts(tensors: Tensors, config: dict[str, Any]) -> tuple[Tens
     return {name: value.swapaxes(1, 2) if ".experts." in name else value for name, value in tensors.items()}, config
 
 
+def with_stacked_experts(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Experts as Qwen 3.5's own checkpoints have them: all gates and ups of a layer in one tensor, all downs in one."""
+    found = {name: value for name, value in tensors.items() if ".experts." not in name}
+    for place in sorted({name.partition(".experts.")[0] for name in tensors if ".experts." in name}):
+        count = sum(name.startswith(f"{place}.experts.") for name in tensors) // 3
+        parts = {part: [tensors[f"{place}.experts.{number}.{part}_proj.weight"] for number in range(count)]
+                 for part in ("gate", "up", "down")}  # fmt: skip
+        together = [np.concatenate(each) for each in zip(parts["gate"], parts["up"], strict=True)]
+        found[f"{place}.experts.gate_up_proj"] = np.stack(together)
+        found[f"{place}.experts.down_proj"] = np.stack(parts["down"])
+    return found, config
+
+
 def as_gemma3n(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """The text model in its place in a multimodal checkpoint."""
     named = {name.replace("model.", "model.language_model.", 1): value for name, value in tensors.items()}
@@ -205,6 +235,8 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 24,
 }
 QWEN3_5: dict[str, Any] = {**BASE, **DELTA}
+QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                "shared_expert_intermediate_size": 32}  # fmt: skip
 QWEN3_5_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "patch_size": 8,
                 "out_hidden_size": 64, "num_position_embeddings": 4}  # fmt: skip
 FAMILIES: dict[str, Case] = {
@@ -217,6 +249,8 @@ FAMILIES: dict[str, Case] = {
                        verified="a checkpoint without the name prefix 'model.', as Qwen3-Embedding's",
                        values={"tie_word_embeddings": True}),
     "gemma": case("gemma", "GemmaConfig", "norms, scaled embeddings, tied head"),
+    "smolvlm": case("smolvlm", "SmolVLMConfig", "decoder, vision encoder, projector; several images", **SMOLVLM),
+    "idefics3": case("idefics3", "Idefics3Config", "decoder, vision encoder, projector; several images", **SMOLVLM),
     "gemma2": case("gemma2", "Gemma2Config", "window on one of two layers, both soft caps", attn_logit_softcapping=5.0,
                    final_logit_softcapping=4.0, query_pre_attn_scalar=24, **WINDOWED),
     "gemma3_text": case("gemma3_text", "Gemma3TextConfig", "window, two RoPE bases", sliding_window_pattern=2,
@@ -238,6 +272,20 @@ FAMILIES: dict[str, Case] = {
     "granitemoeshared": case("granitemoeshared", "GraniteMoeSharedConfig", "a shared expert",
                              num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=48, head_dim=...,
                              **GRANITE),
+    "granitemoehybrid": case("granitemoehybrid", "GraniteMoeHybridConfig", "Mamba-2 in two of three layers, NoPE "
+                             "attention, 2 of 4 experts and a shared one", num_local_experts=4, num_experts_per_tok=2,
+                             **GRANITE_HYBRID),
+    "granitemoehybrid dense": case("granitemoehybrid", "GraniteMoeHybridConfig", "RoPE, no experts, attention last",
+                                   position_embedding_type="rope", mamba_conv_bias=False, num_local_experts=0,
+                                   **{**GRANITE_HYBRID, "num_hidden_layers": 2,
+                                      "layer_types": ["linear_attention", "full_attention"]}),
+    "nemotron_h": case("nemotron_h", "NemotronHConfig", "Mamba-2 of 2 groups with an MLP and without, NoPE attention, "
+                       "squared ReLU", layers_block_type=["linear_attention", "mlp", "linear_attention",
+                                                          "full_attention", "mlp"], **NEMOTRON_H),
+    "nemotron_h experts": case("nemotron_h", "NemotronHConfig", "4 of 8 experts without a gate in 2 of 4 groups, score "
+                               "correction bias, and a shared one; attention last", layers_block_type=[
+                                   "linear_attention", "moe", "full_attention"], moe_shared_expert_intermediate_size=40,
+                               **NEMOTRON_H, **GROUPED_EXPERTS),
     "olmo": case("olmo", "OlmoConfig", "layer norms without weights", head_dim=...),
     "olmo2": case("olmo2", "Olmo2Config", "post-norms, q and k norms over all heads", head_dim=...),
     "olmo3": case("olmo3", "Olmo3Config", "window, YaRN on the full layers only", head_dim=...,
@@ -357,6 +405,10 @@ FAMILIES: dict[str, Case] = {
     "gemma4": case("gemma4", "Gemma4Config", "the text decoder of a multimodal checkpoint; keys used as values, "
                    "and fewer KV heads, in global layers", text_config={**BASE, **GEMMA4, **KEYS_AS_VALUES},
                    vision_config=None, audio_config=None),
+    "gemma4_text experts": case("gemma4_text", "Gemma4TextConfig", "2 of 4 experts beside the MLP, with norms of their "
+                                "own", final_logit_softcapping=4.0, enable_moe_block=True, num_experts=4,
+                                top_k_experts=2, moe_intermediate_size=48,
+                                **{**GEMMA4, **KEYS_AS_VALUES}),
     "apertus": case("apertus", "ApertusConfig", "xIELU, q and k norms, llama3 RoPE scaling"),
     "lfm2": case("lfm2", "Lfm2Config", "convolutions in two of three layers, q and k norms", num_hidden_layers=3,
                  layer_types=["conv", "full_attention", "conv"], block_multiple_of=32, head_dim=...),
@@ -368,13 +420,17 @@ FAMILIES: dict[str, Case] = {
                      num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1,
                      num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, head_dim=...),
     "qwen3_next": case("qwen3_next", "Qwen3NextConfig", "Gated DeltaNet in two of three layers, 2 of 4 experts and a "
-                       "shared one, gated attention, partial rotary embedding (25%)", num_experts=4,
-                       num_experts_per_tok=2,
-                       moe_intermediate_size=48, shared_expert_intermediate_size=32, **DELTA),
+                       "shared one, gated attention, partial rotary embedding (25%)", **QWEN_EXPERTS, **DELTA),
     "qwen3_5_text": case("qwen3_5_text", "Qwen3_5TextConfig", "Gated DeltaNet in two of three layers, gated attention, "
                          "partial rotary embedding (25%)", **DELTA),
     "qwen3_5": case("qwen3_5", "Qwen3_5Config", "the text decoder of a multimodal checkpoint", text_config=QWEN3_5,
                     vision_config=QWEN3_5_VISION),
+    "qwen3_5_moe_text": case("qwen3_5_moe_text", "Qwen3_5MoeTextConfig", "Gated DeltaNet in two of three layers, 2 of "
+                             "4 experts and a shared one, gated attention", intermediate_size=..., **QWEN_EXPERTS,
+                             **DELTA),
+    "qwen3_5_moe": Case(family="qwen3_5_moe", config_class="Qwen3_5MoeConfig", rearranged=with_stacked_experts,
+                        verified="the text decoder of a multimodal checkpoint; experts in two tensors",
+                        values={"text_config": {**QWEN3_5, **QWEN_EXPERTS}, "vision_config": QWEN3_5_VISION}),
     **{name: case(name, f"{names}Config", "the text decoder of a multimodal checkpoint, M-RoPE",
                   tie_word_embeddings=False, text_config={**BASE, "rope_parameters": MROPE}, vision_config=QWEN_VISION)
        for name, names in (("qwen2_vl", "Qwen2VL"), ("qwen3_vl", "Qwen3VL"))},
@@ -390,4 +446,14 @@ FAMILIES: dict[str, Case] = {
                          values={"text_config": {**BASE, "rope_parameters": MROPE, **EXPERTS,
                                                  "moe_intermediate_size": 48},
                                  "vision_config": QWEN_VISION, "tie_word_embeddings": False}),
+    "llama4_text": case("llama4_text", "Llama4TextConfig", "chunked attention, a NoPE layer with attention "
+                        "temperature, L2 norms of q and k, interleaved RoPE; 1 of 4 experts, whose input is scaled, "
+                        "and a shared one; a dense layer", **LLAMA4),
+    "llama4_text dense": case("llama4_text", "Llama4TextConfig", "no experts, biases, no norms",
+                              intermediate_size_mlp=112, moe_layers=[], use_qk_norm=False, attention_bias=True,
+                              attn_temperature_tuning=False, layer_types=["full_attention"] * 2),
+    "llama4": case("llama4", "Llama4Config", "the text decoder of a multimodal checkpoint; 2 of 4 experts",
+                   text_config={**BASE, **LLAMA4, "num_experts_per_tok": 2},
+                   vision_config={**VISION, "projector_input_dim": 16, "projector_output_dim": 16,
+                                  "vision_output_dim": 16}),
 }  # fmt: skip

@@ -75,7 +75,7 @@ class Shape:
     logits_softcap: float = 0.0
     attention: Callable[[Parts], Attention] | None = None  # in place of what the fields above say of it
     mixer: Callable[[Parts, int], Mixer | None] = lambda parts, index: None  # None: layer `index` has attention
-    mixture: Callable[[Parts, int], Moe | None] = lambda parts, index: None  # None: layer `index` has an mlp
+    mixture: Callable[[Parts, int], Moe | Mlp | None] = lambda parts, index: None  # None: layer `index` has an mlp
 
 
 def describe_shaped(config: Config, shape: Shape) -> Decoder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from embedllm.errors import ExportError, UnsupportedModel
 from embedllm.export.architectures._shared.parts import Parts, activation
 from embedllm.export.architectures.config import Config
-from embedllm.package.architecture import Mlp, Moe
+from embedllm.package.architecture import Linear, Mlp, Moe, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,11 @@ class Experts:
     inner: int
     router: str = "mlp.gate"
     place: str = "mlp.experts"
-    gate: str = "gate_proj"
+    gate: str = "gate_proj"  # empty: they have none
     up: str = "up_proj"
     down: str = "down_proj"
+    activation_key: str = "hidden_act"
+    activation: str = "silu"  # what a config that does not say it means
 
 
 def mixture(parts: Parts, experts: Experts, *, scoring_func: str = "softmax", norm_topk: bool = False) -> Moe:
@@ -45,11 +47,35 @@ def gated(parts: Parts, part: str, where: str, experts: Experts, *, bias: bool =
     """One expert."""
     hidden, inner = parts.sizes.hidden, experts.inner
     return Mlp(
-        gate=parts.linear(f"{part}.gate", f"{where}.{experts.gate}", inner, hidden, bias=bias),
+        gate=parts.linear(f"{part}.gate", f"{where}.{experts.gate}", inner, hidden, bias=bias)
+        if experts.gate
+        else None,
         up=parts.linear(f"{part}.up", f"{where}.{experts.up}", inner, hidden, bias=bias),
         down=parts.linear(f"{part}.down", f"{where}.{experts.down}", hidden, inner, bias=bias),
-        activation=activation(parts.config),
+        activation=activation(parts.config, experts.activation_key, experts.activation),
     )
+
+
+def stacked(parts: Parts, moe: Moe, experts: Experts) -> Moe:
+    """The same of experts whose gates and ups are one tensor, 'gate_up_proj', and whose downs are 'down_proj'."""
+    hidden, inner = parts.sizes.hidden, experts.inner
+
+    def placed(linear: Linear, where: str, start: int, each: int) -> Linear:
+        """each: rows of an expert in the tensor."""
+        origin = Origin(rows=each * experts.count, start=start)
+        return replace(linear, source=f"{parts.source}.{experts.place}.{where}", origin=origin)
+
+    def one(number: int, mlp: Mlp) -> Mlp:
+        assert mlp.gate is not None, "experts are gated"
+        first = 2 * inner * number
+        return replace(
+            mlp,
+            gate=placed(mlp.gate, "gate_up_proj", first, 2 * inner),
+            up=placed(mlp.up, "gate_up_proj", first + inner, 2 * inner),
+            down=placed(mlp.down, "down_proj", hidden * number, hidden),
+        )
+
+    return replace(moe, experts=tuple(one(number, mlp) for number, mlp in enumerate(moe.experts)))
 
 
 def experts_of_layer(config: Config, default: int) -> int:

@@ -147,7 +147,7 @@ class Parts:
                           heads * size if over == "all" else size)  # fmt: skip
         groups = heads if over == "heads" else 1
         values = norm.size * groups
-        origin = Origin(rows=values, head_rows=size, interleaved=pairs) if pairs else None
+        origin = Origin(rows=values, head_rows=size, interleaved=pairs) if pairs and norm.source else None
         return replace(norm, groups=groups, origin=origin)
 
     def linear(

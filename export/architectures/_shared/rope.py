@@ -75,11 +75,13 @@ def _scaling(config: Config, parameters: Config, rotated: int) -> RopeScaling | 
     if kind == "dynamic":
         return DynamicScaling(factor=parameters.number("factor", above=0), original_context=own_context)
     if kind == "llama3":
-        low = parameters.number("low_freq_factor", above=0)
+        low, high = (parameters.number(f"{end}_freq_factor", above=0) for end in ("low", "high"))
+        if high < low:
+            raise ExportError(f"'high_freq_factor' is {high}; expected at least 'low_freq_factor', {low}.")
         return Llama3Scaling(
             factor=parameters.number("factor", above=0),
             low_frequency_factor=low,
-            high_frequency_factor=parameters.number("high_freq_factor", above=low),
+            high_frequency_factor=high,
             original_context=trained,
         )
     if kind == "yarn":

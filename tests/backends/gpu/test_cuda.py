@@ -38,6 +38,8 @@ from tests.support.decoder_cases import CASES, VOCABULARY, plain
 from tests.support.described import described_package
 from tests.support.encoder_folders import write_embedder, write_reranker
 from tests.support.held import PACKINGS, HeldRandomSource
+from tests.support.recurrent_checks import differences
+from tests.support.tiny_recurrent import tiny_lfm2, tiny_qwen3_5
 
 ATOL = 0.05  # of logits up to 5, all in float16: measured 0.006 to 0.02 on an H200 (docs/devices.md)
 FIELD_CLOSE = 0.05  # of the spread of the logits
@@ -90,6 +92,18 @@ def test_logits_follow_the_reference(model: str, capture: bool, tiny_package: Ca
     np.testing.assert_allclose([row(session, [token]) for token in tokens], expected, atol=ATOL, rtol=0)
     session.rewind(20)
     np.testing.assert_allclose(row(session, tokens[20:]), expected[-1], atol=ATOL, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize("tiny", [tiny_lfm2, tiny_qwen3_5])
+def test_states_of_recurrent_models_stay_on_the_gpu(tiny: Callable[[Path], Path], tmp_path: Path) -> None:
+    convert(tiny(tmp_path), tmp_path / "package", Recipe())
+    package = open_package(tmp_path / "package")
+    opened = registry.open_engine(package, cuda.devices()[0])
+    found = differences(opened, package)
+    opened.close()
+    assert np.quantile(found, 0.9) < 0.01
+    assert found.max() < 0.2  # single rows of the delta rule: a norm divides what is nearly zero
 
 
 @gpu

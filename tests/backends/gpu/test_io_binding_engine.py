@@ -151,6 +151,7 @@ def test_logits_are_gone_with_the_next_step_or_the_end(engine: HostEngine) -> No
         second.draw(1.0, 0.5)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     actions=st.lists(

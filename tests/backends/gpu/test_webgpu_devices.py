@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,9 +17,6 @@ from embedllm.backends.ort.plugins import Library, ProviderDevice
 from embedllm.backends.system import vulkan
 from embedllm.backends.system.vulkan import Adapter
 from embedllm.errors import DeviceError, DeviceUnavailable
-from embedllm.export import Recipe
-from embedllm.package.graph_variants import FLOAT16, WEBGPU_FLOAT16
-from embedllm.package.package import open_package
 
 GPU = ProviderDevice(
     provider="WebGpuExecutionProvider", version="0.4.0", kind="GPU", vendor="Intel", vendor_id=0x8086, device_id=0x56A0,
@@ -156,34 +152,3 @@ def test_the_check_of_attention_passes_where_it_is_right_and_fails_where_it_is_n
     right = webgpu_attention_check._attention
     monkeypatch.setattr(webgpu_attention_check, "_attention", lambda q, k, v: right(q, k, v) + np.float32(0.01))
     assert not attends_to_many(lambda options: options.add_provider("CPUExecutionProvider", {}))
-
-
-@pytest.mark.parametrize(
-    ("family", "config", "refused"),
-    [("qwen3", {}, True), ("llama", {}, False), ("mistral", {"sliding_window": 16}, True), ("mistral", {}, False)],
-)
-def test_a_graph_of_an_older_version_is_refused_where_the_provider_would_compute_it_wrongly(
-    family: str, config: dict[str, object], refused: bool, tiny_package: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """It had q, k and v in one tensor, as the graph for CUDA has them still."""
-    package = open_package(tiny_package(family, Recipe(), **config))
-    older, newer = package.graph(FLOAT16.name), package.graph(WEBGPU_FLOAT16.name)
-    assert older is not None
-    assert newer is not None
-    device = Device(name="webgpu", backend="", description="", available=True)
-    loaded: list[str] = []
-
-    def load(engine: webgpu.WebGpuEngine, path: Path) -> None:
-        loaded.append(path.name)
-        raise DeviceError("no GPU here")
-
-    monkeypatch.setattr(webgpu, "_attends_to_many", lambda: True)
-    monkeypatch.setattr(webgpu.WebGpuEngine, "_load", load)
-    with pytest.raises(DeviceError, match="no GPU here"):
-        webgpu.WebGpuEngine(package, newer, device)
-    with pytest.raises(DeviceError, match="of an older version" if refused else "no GPU here") as caught:
-        webgpu.WebGpuEngine(package, older, device)
-    assert loaded == [newer.file, older.file][: 1 if refused else 2]
-    if isinstance(caught.value, DeviceUnavailable):
-        assert caught.value.tried[0][2].startswith(f"embedllm graph {package.folder} --variant webgpu-float16; ")

@@ -21,6 +21,7 @@ from embedllm.backends.ort import engine as ort
 from embedllm.backends.ort.engine import OrtEngine
 from embedllm.backends.ort.session import OrtSession
 from embedllm.backends.sessions import window_retention
+from embedllm.backends.sessions.sparse_memory import empty_rows
 from embedllm.export import Recipe
 from embedllm.export.graphs import write_variant
 from embedllm.generation.engine_loop import CallerThread
@@ -295,3 +296,19 @@ def test_quantized_kv_is_freed_alike(tiny_package: Callable[..., Path], tmp_path
         same(both, [token])
     forgotten, kept = (resident_rows(session.kv["1.key"]) for session in both)
     assert forgotten < kept
+
+
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_memory_that_the_system_does_not_have_is_a_memory_error(is_windowed: bool) -> None:
+    with pytest.raises(MemoryError):
+        empty_rows((1, 1, 1 << 50, 1), np.float32, is_windowed=is_windowed)
+
+
+def test_kv_of_a_new_sequence_takes_no_memory_before_it_is_written_though_others_were_freed() -> None:
+    shape = 1, 8, 256, 128  # 1 MiB, as of a layer of 0.6B
+    for _ in range(3):
+        buffers = [empty_rows(shape, np.float32, is_windowed=False) for _ in range(8)]
+        assert max(map(resident_rows, buffers)) <= 8  # in the page of an allocator's header
+        assert not any(buffer.any() for buffer in buffers)
+        for buffer in buffers:
+            buffer[:] = 1

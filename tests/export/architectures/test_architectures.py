@@ -273,7 +273,7 @@ WRONG_ROPES: list[tuple[object, str]] = [
     ({"type": "linear", "factor": "2"}, "'factor' is '2'; expected a number"),
     ({"type": "linear", "factor": 0}, "'factor' is 0; expected a number > 0"),
     ({"type": "dynamic", "factor": -1.0}, "'factor' is -1.0; expected a number > 0"),
-    ({"type": "llama3", **LLAMA3, "low_freq_factor": 4}, "'high_freq_factor' is 4.0; expected a number > 4"),
+    ({"type": "llama3", **LLAMA3, "low_freq_factor": 5}, "'high_freq_factor' is 4.0; expected at least 'low_freq_fac"),
     ({"type": "llama3", **LLAMA3, "low_freq_factor": 0}, "'low_freq_factor' is 0; expected a number > 0"),
     ({"type": "llama3", **LLAMA3, "original_max_position_embeddings": 0}, "'original_max_position_embeddings' is 0"),
     ({"type": "yarn", "factor": 0.0}, "'factor' is 0.0; expected a number > 0"),
@@ -302,7 +302,7 @@ def test_a_rope_that_is_not_understood_is_named(scaling: object, says: str) -> N
     [
         ("qwen2_5", "qwen3_5"),
         ("qwen3moe", "qwen3_moe"),
-        ("llama4", "llama"),
+        ("llama5", "llama"),
         ("Llama", "llama"),
         ("mixstral", "mixtral"),
     ],

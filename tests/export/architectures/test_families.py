@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from embedllm.export.quantization.float_forward import Checkpoint
 from embedllm.files.safetensors_header import read_header
 from embedllm.hub.location import Location
 from embedllm.package.architecture import Decoder, Linear
-from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors
+from embedllm.package.tensors import linears, outer_matrices, small_matrices, tables, vectors, vision_runs
 from tests.support.families import FAMILIES, WINDOW, make_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -30,7 +31,8 @@ PROMPT, STEPS = 3 * WINDOW, 8  # tokens
 CONTEXT = 64
 TOLERANCE = 1e-3  # of the spread of the logits; both sides compute in float32
 # what is no text model's, and a head that is stored beside the embedding that it is tied to
-LEFT = ("visual.", "lm_head.weight", "vision_tower.", "multi_modal_projector.", "model.visual.")
+LEFT = ("visual.", "lm_head.weight", "vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.")
+EXPERT = re.compile(r"(\.experts)\.(\d+)\.(gate|up|down)_proj$")  # those of a layer may be one tensor
 CONSTANTS = ("act_fn.beta", "act_fn.eps")  # the same in every checkpoint
 
 
@@ -60,6 +62,7 @@ class Floats(Checkpoint):
 
 def matrices(decoder: Decoder) -> list[Linear]:
     found = [linear for layer in decoder.layers for linear in linears(layer)]
+    found += [linear for run in vision_runs(decoder) for linear in run]
     return [*found, *small_matrices(decoder), *outer_matrices(decoder), *tables(decoder), decoder.head]
 
 
@@ -102,5 +105,6 @@ def test_every_tensor_of_a_checkpoint_is_read(made: Made) -> None:
     read |= {name.removesuffix(".weight") for name in read} | {
         name.replace("_proj.bias", "_proj_bias") for name in read
     }
+    read |= {EXPERT.sub(r"\1.\3_proj", name) for name in read} | {EXPERT.sub(r"\1.gate_up_proj", name) for name in read}
     stored = set(read_header(made.folder / "model.safetensors").tensors)
     assert [name for name in sorted(stored - read) if not name.startswith(LEFT) and not name.endswith(CONSTANTS)] == []

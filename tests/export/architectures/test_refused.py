@@ -16,6 +16,7 @@ from embedllm.package.rope import tables
 from tests.support.tiny import tiny_config
 
 KEYS = {"gpt2": "activation_function", "opt": "activation_function", "falcon": "activation"}
+KEYS["nemotron_h"] = "mlp_hidden_act"
 KEYS |= dict.fromkeys(
     ("gemma2", "gemma3_text", "gemma3", "vaultgemma", "gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
     "hidden_activation",
@@ -44,8 +45,16 @@ OWN = {
     "qwen3_next": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
     "qwen3_5": {"full_attention_interval": 2},
+    "qwen3_5_moe_text": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_moe": {"full_attention_interval": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "nemotron_h": {"layers_block_type": ["mamba", "mlp", "attention"]},
+    "llama4": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
+
+VISION: dict[str, object] = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "image_size": 64}
 
 
 def config(family: str, **overrides: object) -> dict[str, object]:
@@ -54,7 +63,10 @@ def config(family: str, **overrides: object) -> dict[str, object]:
     values.pop("hidden_act") if "hidden_act" not in overrides else None
     if family == "mistral3":
         values["model_type"] = values.get("text_model", "ministral3")
-    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5")
+    if family in ("idefics3", "smolvlm"):
+        return {"model_type": family, "text_config": {**values, "model_type": "llama"}, "vision_config": VISION,
+                "image_token_id": 300}  # fmt: skip
+    sees = ("gemma3", "gemma3n", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")
     return values if family not in sees else {"model_type": family, "text_config": values}
 
 
@@ -84,13 +96,21 @@ def test_another_activation_is_refused(family: str) -> None:
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("gemma3n_text", {"altup_correct_scale": False}, "altup_correct_scale is false"),
         ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx is not 0"),
-        ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is true"),
+        ("gemma4_text", {"attention_bias": True}, "attention_bias is true"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "layer type 'sliding_attention' is not described"),
         ("lfm2", {"layer_types": ["conv", "conv"]}, "no layer has attention"),
         ("qwen3_next", {"full_attention_interval": 4}, "no layer has attention"),
         ("qwen3_next", {"layer_types": ["conv", "full_attention"]}, "layer type 'conv' is not described"),
         ("qwen3_5_text", {"linear_num_key_heads": 3}, "32 value heads are no multiple of 3 key heads"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["mlp", "attention"]},
+            "block 0 of the pattern '-\\*' is an mlp that does",
+        ),
+        ("nemotron_h", {"layers_block_type": ["mamba", "conv"]}, "layer type 'conv' is not described"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 32}, "moe_latent_size"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "mlp"]}, "no layer has attention"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
         ("falcon", {"alibi": True}, "alibi is true"),

@@ -30,9 +30,10 @@ CASES: dict[str, dict[str, object]] = {
         "exaone4 small", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "stablelm", "stablelm parallel",
         "starcoder2", "olmo", "olmoe", "phi", "ernie4_5", "gpt_neox", "gpt_neox in turn", "nemotron", "granitemoe",
         "granitemoeshared", "gpt2", "internlm2", "deepseek_v2 lite", "glm4_moe", "glm", "jais2", "ministral3", "olmo3",
-        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "minimax_m2", "gemma3n_text",
-        "gemma4_text")},
+        "exaone_moe", "lfm2", "lfm2 biases", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax_m2",
+        "gemma3n_text", "gemma4_text")},
     "gemma4_text keys as values": {**KEYS_AS_VALUES, "num_kv_shared_layers": 0},
+    "gemma4_text experts": {},
     "gpt_oss": {"swiglu_limit": 7.0},  # files say nothing of it
     "gpt_oss plain": {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": {"attention_bias": False, "rope_parameters": ONE_SCALE},
@@ -42,6 +43,9 @@ CASES: dict[str, dict[str, object]] = {
     "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},  # as it is stretched already
     "hunyuan_v1_moe": {"moe_topk": [2, 2]},
     "llama": {"head_dim": ...},
+    "llama4_text": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": 8192,
+                    "floor_scale": 8192, "attn_scale": 0.1,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "qwen2": {"use_sliding_window": False},
     "qwen3 tied": {"tie_word_embeddings": True},
     "qwen2_moe": {"mlp_only_layers": []},
