@@ -13,16 +13,26 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from embedllm.errors import ExportError
-from embedllm.export.layout import CONSTANTS, Entry, Layout, Placed
+from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Entry, Layout, Placed
 from embedllm.export.onnx import decoder as onnx_graph
 from embedllm.export.onnx import encoder as onnx_encoder
+from embedllm.export.onnx import vision as onnx_vision
 from embedllm.export.openvino import model as openvino_model
+from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.quantization.kv_scales import kv_scales
 from embedllm.files.atomic import atomic_write, write_json
 from embedllm.files.safetensors_header import TensorFile, read_header
 from embedllm.package.architecture import Decoder
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import CALIBRATED, FLOAT32, OPENVINO, VARIANTS, GraphVariant
+from embedllm.package.graph_variants import (
+    CALIBRATED,
+    FLOAT32,
+    OPENVINO,
+    VARIANTS,
+    VISION,
+    VISION_OPENVINO,
+    GraphVariant,
+)
 from embedllm.package.package import MANIFEST, Package, open_package
 from embedllm.package.packing import Packing, packings
 
@@ -31,10 +41,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OPENVINO = Graph(file=openvino_model.FILE, variant=OPENVINO, activations="float32")
-_GRAPHS = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
+_OF_TEXT = (*(Graph(file=d.file, variant=d.name, activations=d.activations) for d in VARIANTS), _OPENVINO)
+_OF_VISION = (
+    Graph(file=VISION.file, variant=VISION.name, activations=VISION.activations),
+    Graph(file=openvino_vision.FILE, variant=VISION_OPENVINO, activations="float32"),
+)
+_GRAPHS = (*_OF_TEXT, *_OF_VISION)
 _CALIBRATED = tuple(Graph(file=d.file, variant=d.name, activations=d.activations) for d in CALIBRATED)
-NAMES = tuple(graph.variant for graph in _GRAPHS)  # of an export
-ALL_NAMES = (*NAMES, *(graph.variant for graph in _CALIBRATED))
+NAMES = tuple(graph.variant for graph in _OF_TEXT)  # of the export of a model without a vision encoder
+ALL_NAMES = tuple(graph.variant for graph in (*_GRAPHS, *_CALIBRATED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +71,9 @@ def build(variant_name: str, model: Model) -> bytes:
     """The file of one variant; the same bytes for the same model."""
     if variant_name == OPENVINO:
         return openvino_model.build(model.decoder, model.layout, model.packing)
-    return _onnx(next(variant for variant in VARIANTS if variant.name == variant_name), model)
+    if variant_name == VISION_OPENVINO:
+        return openvino_vision.build(model.decoder, model.layout, model.packing)
+    return _onnx(next(variant for variant in (*VARIANTS, VISION) if variant.name == variant_name), model)
 
 
 def _onnx(
@@ -66,6 +83,9 @@ def _onnx(
         variant = dataclasses.replace(variant, accuracy_level=0)
     if model.decoder.encoder is not None:
         made = onnx_encoder.build(model.decoder, model.layout, model.packing, variant)
+        return made.SerializeToString(deterministic=True)
+    if variant.name == VISION.name:
+        made = onnx_vision.build(model.decoder, model.layout, model.packing, variant)
         return made.SerializeToString(deterministic=True)
     graph = onnx_graph.build(model.decoder, model.layout, model.packing, variant, scales)
     return graph.SerializeToString(deterministic=True)
@@ -106,6 +126,8 @@ def write_variant(folder: Path, variant_name: str, *, tokens: Sequence[int] = ()
 
 def _unsupported(variant_name: str, decoder: Decoder) -> str:
     """Why a model cannot have a variant; empty when it can."""
+    if variant_name in (VISION.name, VISION_OPENVINO):
+        return "" if decoder.vision is not None else f"'{decoder.model_type}' takes no images"
     return next(
         (variant.unsupported(decoder) for variant in (*VARIANTS, *CALIBRATED) if variant.name == variant_name), ""
     )
@@ -123,7 +145,9 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         exact=isinstance(recipe, dict) and recipe.get("exact") is True,
     )
     if variant_name == OPENVINO:
-        _check_constants(package, header, model)
+        _check_constants(package, header, CONSTANTS, openvino_model.constants(model.decoder, model.packing))
+    if variant_name == VISION_OPENVINO:
+        _check_constants(package, header, VISION_CONSTANTS, openvino_vision.constants(model.decoder, model.packing))
     try:
         if variant := next((variant for variant in CALIBRATED if variant.name == variant_name), None):
             return _calibrated(variant, model, package, tokens)
@@ -132,9 +156,9 @@ def _made(package: Package, variant_name: str, tokens: Sequence[int]) -> bytes:
         raise ExportError(f"'{package.weights}' does not fit its manifest: {error}. Export the model again.") from error
 
 
-def _check_constants(package: Package, header: TensorFile, model: Model) -> None:
-    """An OpenVINO model has its numbers in the weights file, which is not written again."""
-    wanted, found = openvino_model.constants(model.decoder, model.packing), header.tensors.get(CONSTANTS)
+def _check_constants(package: Package, header: TensorFile, entry: str, wanted: bytes) -> None:
+    """An OpenVINO model has its numbers in an entry of the weights file, which is not written again."""
+    found = header.tensors.get(entry)
     stored = b""
     if found is not None:
         with package.weights.open("rb") as file:

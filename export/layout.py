@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CONSTANTS = "openvino.constants"  # shapes and numbers of the OpenVINO model, which has no other place for them
+VISION_CONSTANTS = "openvino.vision.constants"  # the same of a vision encoder's
 PAGE = 4096  # bytes
 _LARGE = 1 << 16  # bytes; from here on a run starts at a page
 

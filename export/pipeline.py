@@ -292,7 +292,9 @@ def _write(
     for index, graph in enumerate(graphs):
         (partial / graph.file).write_bytes(build(graph.variant, model))
         on_progress(Progress("graphs", index + 1, len(graphs)))
-    features = features_of(planned.packing.values(), is_encoder=decoder.encoder is not None)
+    features = features_of(
+        planned.packing.values(), is_encoder=decoder.encoder is not None, has_vision=decoder.vision is not None
+    )
     facts = {**facts, "features": features}
     manifest = manifest_of(partial, facts, decoder, graphs, planned.packing, {WEIGHTS: digest})
     write_json(partial / MANIFEST, manifest)

@@ -16,14 +16,15 @@ from embedllm.files.atomic import write_json
 from embedllm.files.progress import Progress
 from embedllm.files.safetensors_header import read_header
 from embedllm.package.entries import Graph
-from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, WASM
+from embedllm.package.graph_variants import DIRECTML, OPENVINO, VARIANTS, VISION, VISION_OPENVINO, WASM
 from embedllm.package.package import MANIFEST, WEIGHTS, Package, open_package
 from embedllm.package.tensors import linears, outer_matrices, parameters
 from embedllm.package.wasm_floats import FLOATS, float_spans
 
 if TYPE_CHECKING:
-    from embedllm.backends.base import Engine
+    from embedllm.backends.base import Engine, VisionEncoder
     from embedllm.backends.ort.engine import Attachment
+    from embedllm.backends.reference.engine import ReferenceEngine
     from embedllm.types import F32
 
 _TOKENS = 48  # enough for every position-dependent part, few enough for an 8B model in NumPy
@@ -31,6 +32,8 @@ _SEED = 20261121
 # nats. Activations rounded to 8 bits: 0.0001 to 0.003 measured, float16 less. A graph without rotation, with the other
 # rotation or with a window of one token: 0.3 and more (docs/numerics.md)
 MOST_KL = 0.05
+MOST_DEVIATION = 0.1  # of the features of an image, by their standard deviation; 8-bit activations: 0.02 measured
+_NO_OPENVINO = 'OpenVINO is not installed; pip install "embedllm[openvino]"'
 _MOST_FLOATS = 250_000_000  # weights that are unpacked to run the graph for a browser's processor: 1 GB of memory
 
 
@@ -69,11 +72,15 @@ def verify_folder(folder: Path, on_progress: Callable[[Progress], None] = lambda
     on_progress(Progress("verify", 0, 1 + len(package.graphs)))
     tokens = np.random.default_rng(_SEED).integers(0, package.decoder.vocabulary, _TOKENS).tolist()
     tokens = tokens[: package.context]
-    reference = ReferenceEngine(package).open().feed_all(tokens)
+    engine = ReferenceEngine(package)
+    reference = engine.open().feed_all(tokens)
     on_progress(Progress("verify", 1, 1 + len(package.graphs)))
     results: dict[str, object] = {"tokens": len(tokens), "seed": _SEED}
     for index, graph in enumerate(package.graphs):
-        results[graph.file] = _measure(package, graph, tokens, reference)
+        if graph.variant in (VISION.name, VISION_OPENVINO):
+            results[graph.file] = _measure_vision(package, graph, engine)
+        else:
+            results[graph.file] = _measure(package, graph, tokens, reference)
         on_progress(Progress("verify", 2 + index, 1 + len(package.graphs)))
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     write_json(folder / MANIFEST, {**manifest, "verification": results})
@@ -86,7 +93,7 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
     try:
         engine = _open(package, graph)
         if engine is None:
-            return {"not_run": 'OpenVINO is not installed; pip install "embedllm[openvino]"'}
+            return {"not_run": _NO_OPENVINO}
         session = engine.open()
         assert isinstance(session, FeedsAll)  # both are
         difference = compare(reference, session.feed_all(tokens))
@@ -100,6 +107,46 @@ def _measure(package: Package, graph: Graph, tokens: list[int], reference: F32) 
             f"{difference.kl_mean:.3g}; expected at most {MOST_KL}. Please report this with the model's config.json."
         )
     return {"run_on": f"{engine.device.backend}, CPU", **asdict(difference)}
+
+
+def _measure_vision(package: Package, graph: Graph, engine: ReferenceEngine) -> dict[str, object]:
+    """The features of one tile of noise, beside the reference's."""
+    from embedllm.backends.reference.vision import ReferenceVision
+
+    vision = package.decoder.vision
+    assert vision is not None
+    tile = np.random.default_rng(_SEED).standard_normal((1, 3, vision.image_size, vision.image_size)).astype(np.float32)
+    try:
+        encoder = _open_vision(package, graph)
+        if encoder is None:
+            return {"not_run": _NO_OPENVINO}
+        expected, found = ReferenceVision(engine).encode(tile), encoder.encode(tile)
+    except DeviceError as error:
+        raise ExportError(f"'{graph.file}' does not run: {error}") from error
+    gap = np.abs(found - expected)
+    deviation = float(np.sqrt(np.square(gap).mean()) / expected.std())
+    if not deviation <= MOST_DEVIATION:
+        raise ExportError(
+            f"'{graph.file}' does not compute this model: its features differ from the reference's by {deviation:.3g} "
+            f"of their standard deviation; expected at most {MOST_DEVIATION}. Please report this with the model's "
+            "config.json."
+        )
+    return {"max_difference": float(gap.max()), "mean_difference": float(gap.mean()), "deviation": deviation}
+
+
+def _open_vision(package: Package, graph: Graph) -> VisionEncoder | None:
+    """The graph of a vision encoder on this machine's CPU; None when its runtime is not installed."""
+    if graph.variant == VISION_OPENVINO:
+        try:
+            from embedllm.backends.openvino.vision import OvVision
+        except ImportError:
+            return None
+        return OvVision(package, "CPU", {})
+    from embedllm.backends.options import DEFAULT
+    from embedllm.backends.ort.engine import session_options
+    from embedllm.backends.ort.vision import OrtVision
+
+    return OrtVision(package, session_options(DEFAULT, exact=False))
 
 
 def _open(package: Package, graph: Graph) -> Engine | None:

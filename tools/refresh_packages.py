@@ -32,7 +32,8 @@ def refresh(folder: Path) -> None:
     tokens = package.manifest["tokens"]
     assert isinstance(tokens, dict)
     write_json(folder / "genai_config.json", genai_config(package.decoder, tokens, FLOAT32.file))
-    features = features_of(packings(package.manifest).values(), is_encoder=package.encoder is not None)
+    features = features_of(packings(package.manifest).values(), is_encoder=package.encoder is not None,
+                           has_vision=package.encoder is None and package.decoder.vision is not None)  # fmt: skip
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in package.files}
     write_json(folder / MANIFEST, {**package.manifest, "features": features, "files": files})
     if before.manifest.get("verification") != package.manifest.get("verification"):  # of graphs that changed

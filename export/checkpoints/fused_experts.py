@@ -1,12 +1,15 @@
-"""Experts of a layer in one tensor, as gpt-oss has them: blocks of MXFP4, or floats with rows and columns exchanged.
+"""Experts of a layer in one tensor: gpt-oss's blocks of MXFP4, or floats.
 
-Read under the names that one matrix of all experts would have, NAME.weight and NAME.bias, an expert's rows behind the
-other's. MXFP4 has 32 values of 4 bits, the earlier one of a byte in its low bits, and a power of two that multiplies
-them. Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3, 5.4.1 and 6.3.
+gpt-oss's are read under the names that one matrix of all experts would have, NAME.weight and NAME.bias, an expert's
+rows behind the other's; its floats have rows and columns exchanged. Qwen 3.5's are read under the names that each
+expert's own matrices would have, experts.NUMBER.up_proj.weight. MXFP4 has 32 values of 4 bits, the earlier one of a
+byte in its low bits, and a power of two that multiplies them. Source: OCP Microscaling Formats (MX) Specification 1.0,
+sections 5.3.3, 5.4.1 and 6.3.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 Read = Callable[[Tensor, int, int], bytearray]  # bytes of a tensor: the first, how many
 
 _BLOCK = 32  # values
+_ALONE = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj")  # an expert's own matrix
 _MEGABLOCKS = (".experts.mlp.w1", ".experts.mlp.w2")  # of Nomic Embed 2
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _BIAS, _NAN = 127, 255  # of E8M0: the exponent of 1, and what is no number
@@ -52,6 +56,8 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
     blocks, scales, transposed = (tensors.get(f"{base}{end}") for end in ("_blocks", "_scales", ""))
     if kind != "weight":
         return None
+    if alone := _ALONE.fullmatch(base):
+        return _stacked(tensors, *alone.groups())
     if blocks is not None and scales is not None:
         return _Blocks(blocks, scales)
     if blocks is not None or scales is not None:
@@ -63,6 +69,41 @@ def find_experts(tensors: Mapping[str, Tensor], name: str) -> Experts | None:
 def is_megablocks(name: str) -> bool:
     """Whether a tensor of this name has the matrices of all experts behind each other, [experts * rows, columns]."""
     return name.endswith(_MEGABLOCKS)
+
+
+def _stacked(tensors: Mapping[str, Tensor], place: str, number: str, part: str) -> Experts | None:
+    together = tensors.get(f"{place}.{'down' if part == 'down' else 'gate_up'}_proj")
+    if together is None and part == "up":  # of experts without a gate
+        together = tensors.get(f"{place}.up_proj")
+        return None if together is None else _Stacked(together, int(number))
+    if together is None:
+        return None
+    return _Stacked(together, int(number)) if part == "down" else _Stacked(together, int(number), 2, part == "up")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacked:
+    """One expert of [experts, parts * rows, columns], floats; the gate's rows in front of up's where there are two."""
+
+    tensor: Tensor
+    number: int
+    parts: int = 1
+    part: int = 0
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self.tensor.shape
+        _check_floats(name, self.tensor)
+        if len(found) != 3 or self.number >= found[0] or found[1] % self.parts:
+            raise ExportError(f"the experts of '{name}' are {list(found)} together; expected [experts, rows, columns], "
+                              f"{self.number + 1} experts at least.")  # fmt: skip
+        _check_shape(name, (found[1] // self.parts, found[2]), shape)
+
+    def rows(self, read: Read, start: int, stop: int) -> F32:
+        _, rows, columns = self.tensor.shape
+        first = self.number * rows + self.part * (rows // self.parts)
+        size = columns * BYTES[self.tensor.dtype]
+        raw = read(self.tensor, (first + start) * size, (stop - start) * size)
+        return to_float32(raw, self.tensor.dtype).reshape(stop - start, columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from embedllm.export.onnx.mla import latent_qkv, latent_values
 from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Attention, AttentionTemperature, Decoder, Norm
 from embedllm.package.graph_variants import KV_SCALES, GraphVariant
+from embedllm.package.packing import Packing
 from embedllm.package.tensors import ATTENTION_GATE, rope_name, sinks_name
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KV_PREFIXES = ("past_key_values", "present")
+_HIDDEN = -3e38  # added to the score of a key that is not seen
+_FUSED = Packing(bits=4)
 _ROTARY_MULTIPLE = 16  # dimensions: GroupQueryAttention rotates, of heads of a multiple of these, only such a multiple
 
 
@@ -50,6 +53,7 @@ class Attentions:
         self.decoder, self.products, self.norms = decoder, products, norms
         self.lengths, self.positions, self.kv_scales = lengths, positions, kv_scales
         self._temperatures: dict[AttentionTemperature, str] = {}
+        self._chunk_masks: dict[int, str] = {}
         numbers = range(len(decoder.ropes))
         self.tables = [
             [self.graph.cast(self.graph.stored([rope_name(number, part)])) for part in ("cos", "sin")]
@@ -86,11 +90,13 @@ class Attentions:
             attributes["scale"] = attention.scale
         if attention.softcap:
             attributes["softcap"] = attention.softcap
+        chunk = self.decoder.chunk_of(attention)
+        bias = "" if chunk is None else self.chunk_mask(chunk)
         sinks = graph.cast(graph.stored([sinks_name(index)])) if attention.sinks else ""
         output = graph.named("context" if attention.mla is None else "context.filled_up")
         graph.node(
             "GroupQueryAttention",
-            [*inputs, *past, *self.lengths, *tables, "", "", sinks, *scales, *inside],
+            [*inputs, *past, *self.lengths, *tables, "", bias, sinks, *scales, *inside],
             [output, *present],
             graph.named("attention"),
             MICROSOFT,
@@ -139,7 +145,6 @@ class Attentions:
         if attention.kv_from is not None:
             return self.alone(attention, normed)
         graph, parts = self.graph, [attention.q, attention.k, attention.v]
-        product = self.products.linear(normed, parts, "qkv")
         has_norms = attention.q_norm is not None or attention.k_norm is not None
         norms_here = has_norms and not self.norms_inside(attention)
         rotates_here = attention.rope is not None and not rotates_inside(attention, self.decoder)
@@ -150,14 +155,32 @@ class Attentions:
             and attention.temperature is None
             and not (self.variant.splits_qkv and (has_norms or attention.window is not None))
         ):
-            return [product, "", ""]
-        q, k, v = (graph.named(part) for part in ("q", "k", "v"))
-        sizes = graph.constant(*(part.rows for part in parts))
-        graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
+            return [self.products.linear(normed, parts, "qkv"), "", ""]
+        if self.are_fused_with_norm(attention):
+            q, k, v = (self.products.linear(normed, [part], name) for name, part in zip("qkv", parts, strict=True))
+        else:
+            product = self.products.linear(normed, parts, "qkv")
+            q, k, v = (graph.named(part) for part in ("q", "k", "v"))
+            sizes = graph.constant(*(part.rows for part in parts))
+            graph.node("Split", [product, sizes], [q, k, v], graph.named("split"), axis=-1)
         v = self.normed_heads(v, attention.v_norm, attention.kv_heads, attention)
         if rotates_here:
             return [*self.normed_and_rotated(attention, q, k), v]
         return [*self.normed(attention, q, k), v] if norms_here else [q, k, v]
+
+    def are_fused_with_norm(self, attention: Attention) -> bool:
+        """Whether the WebGPU provider makes one kernel of the norm and three products (MatMulNBitsQkv).
+
+        Its optimizer asks for these packings, and tells q by its number of rows (onnxruntime 1.32,
+        matmul_nbits_qkv_fusion.cc). Apart and not fused, three products take longer than one and a Split.
+        """
+        parts = [attention.q, attention.k, attention.v]
+        return (
+            self.variant.splits_qkv
+            and attention.gate is None
+            and attention.q.rows != attention.k.rows == attention.v.rows
+            and all(not part.bias and self.products.packing[part.name] == _FUSED for part in parts)
+        )
 
     def alone(self, attention: Attention, normed: str) -> list[str]:
         """q, and no new keys and values, [B, 0, kv heads * D]."""
@@ -183,7 +206,10 @@ class Attentions:
         graph = self.graph
         if temperature not in self._temperatures:
             with_scope, graph.scope = graph.scope, f"temperature.{len(self._temperatures)}"
-            floats = graph.op("Cast", [self.positions], "positions", to=FLOAT_TYPES["float32"])
+            positions = self.positions
+            if temperature.offset:
+                positions = graph.op("Add", [positions, graph.constant(temperature.offset)], "moved")
+            floats = graph.op("Cast", [positions], "positions", to=FLOAT_TYPES["float32"])
             times = graph.op(
                 "Floor", [graph.op("Div", [floats, graph.single(temperature.original_context)], "parts")], "floor"
             )
@@ -196,6 +222,22 @@ class Attentions:
             self._temperatures[temperature] = graph.op("Unsqueeze", [made, graph.constant(-1)], "of_each")
             graph.scope = with_scope
         return self._temperatures[temperature]
+
+    def chunk_mask(self, chunk: int) -> str:
+        """What is added to scores, [B, 1, T, total]: little for keys of other chunks; once for all layers."""
+        graph = self.graph
+        if chunk not in self._chunk_masks:
+            with_scope, graph.scope = graph.scope, f"chunks.{len(self._chunk_masks)}"
+            size, axes = graph.constant(chunk), graph.constant(1, 3)
+            shape = graph.op("Shape", ["attention_mask"], "mask.shape")
+            total = graph.op("Gather", [shape, graph.constant(1, scalar=True)], "total", axis=0)
+            zero, one = (graph.constant(each, scalar=True) for each in (0, 1))
+            keys = graph.op("Div", [graph.op("Range", [zero, total, one], "places"), size], "keys")
+            queries = graph.op("Unsqueeze", [graph.op("Div", [self.positions, size], "of_tokens"), axes], "queries")
+            same = graph.op("Equal", [queries, keys], "same")
+            self._chunk_masks[chunk] = graph.op("Where", [same, graph.single(0.0), graph.single(_HIDDEN)], "mask")
+            graph.scope = with_scope
+        return self._chunk_masks[chunk]
 
     def normed_and_rotated(self, attention: Attention, q: str, k: str) -> list[str]:
         if attention.norm_after_rope:

@@ -38,6 +38,7 @@ class Graph:
         self.activations = activations
         self._floats = floats or {}
         self._layout = layout
+        self._names: set[str] = set()  # of the nodes
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
 
@@ -53,6 +54,8 @@ class Graph:
         """Adds a node; empty names are inputs left out."""
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
+        assert name not in self._names, f"two nodes are called '{name}'"  # which ONNX Runtime does not load
+        self._names.add(name)
         node = helper.make_node(
             kind, inputs, outputs, name=name, doc_string=None, domain=domain, overload=None, **attributes
         )
@@ -171,7 +174,11 @@ class Graph:
 
     def default(self, name: str, *values: int) -> None:
         """An initializer that is an input too, so that a caller may override it."""
-        self._initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
+        self.default_array(name, np.array(values, np.int64))
+
+    def default_array(self, name: str, values: NDArray[np.generic]) -> None:
+        """As default, of any array."""
+        self._initializers[name] = numpy_helper.from_array(values, name)
 
     def model(
         self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]

@@ -129,11 +129,20 @@ class _Emitter:
     def embedding(self, decoder: Decoder, positions: str) -> str:
         x = self.products.embedding(decoder.embedding)
         x = self.times(x, decoder.embedding_multiplier, "multiplied")
+        if decoder.vision is not None and self.variant.images:
+            x = self.with_images(decoder, x)
         if decoder.position_embeddings is not None:
             table = self.graph.stored([f"{decoder.position_embeddings.name}.weight"])
             rows = self.graph.op("Gather", [self.graph.cast(table), positions], "positions", axis=0)
             x = self.graph.op("Add", [x, rows], "placed")
         return x if decoder.embedding_norm is None else self.norms.plain(x, decoder.embedding_norm, "normed")
+
+    def with_images(self, decoder: Decoder, x: str) -> str:
+        """The rows x [B, T, hidden], those of images in their places; none by default."""
+        graph = self.graph
+        graph.default_array("image_features", np.zeros((0, decoder.hidden), graph.activations))
+        graph.default_array("image_positions", np.zeros((0, 2), np.int64))
+        return graph.op("ScatterND", [x, "image_positions", "image_features"], "seen")
 
     def per_layer_inputs(self, decoder: Decoder, inputs: PerLayerEmbedding, x: str) -> str:
         """The per-layer embeddings of the tokens, [B, T, layers, size]."""
@@ -210,6 +219,8 @@ class _Emitter:
                 normed = self.select_positions(normed, "normed")
         attended = self.products.linear(context, [mixer.o], "o")
         attended = self.added(layer, attended, layer.attention_post_norm, "attended")
+        if layer.mlp is None:
+            return attended, residual
         if layer.laurel is not None:
             normed = self.select_positions(normed, "normed") if is_last else normed
             attended = self.with_laurel(layer.laurel, normed, self.total(attended, residual, "attended.sum"))
@@ -284,7 +295,7 @@ class _Emitter:
 
 def _reads_positions(decoder: Decoder) -> bool:
     """Whether something outside of GroupQueryAttention needs to know where tokens stand."""
-    if any(attention.temperature is not None for attention in decoder.attentions):
+    if decoder.chunk or any(attention.temperature is not None for attention in decoder.attentions):
         return True
     rotated = (attention for attention in decoder.attentions if attention.rope is not None)
     return decoder.position_embeddings is not None or not all(
@@ -312,6 +323,11 @@ def _signature(
         ]
         selector = [_info("logits_at", integer, ["logits"])]
         logits_count, before = "logits", "capacity"
+    if decoder.vision is not None and variant.images:
+        selector += [
+            _info("image_features", kind, ["images", decoder.hidden]),  # rows of all images in this run
+            _info("image_positions", integer, ["images", 2]),  # of each the sequence and the place in it
+        ]
     outputs = [_info("logits", kind, ["batch", logits_count, decoder.vocabulary])]
     for number, attention in enumerate(decoder.kv_attentions):
         for infos, prefix, length in zip((inputs, outputs), KV_PREFIXES, (before, "capacity"), strict=True):

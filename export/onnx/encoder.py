@@ -177,6 +177,7 @@ class _Emitter:
             x = read = self.normed(x, layer.attention_norm, "attention_norm")
         else:
             read = self.normed(x, layer.mlp_norm, "mlp_norm")
+        assert layer.mlp is not None, "layers of encoders have one"
         made = self.mlps.write(index, layer.mlp, read)
         x = self.added(layer, x, made, layer.mlp_post_norm, "made")
         return self.normed(x, layer.mlp_norm, "mlp_norm") if behind else x

@@ -10,8 +10,9 @@ from onnx import TensorProto
 
 from embedllm.export.onnx.builder import FLOAT_TYPES, MICROSOFT, Graph
 from embedllm.export.onnx.linear import Products
+from embedllm.export.onnx.norms import Norms
 from embedllm.package.architecture import Linear, Mlp, Moe
-from embedllm.package.tensors import alpha_name, experts_bias_name, score_correction_name
+from embedllm.package.tensors import alpha_name, expert_scales_name, experts_bias_name, score_correction_name
 
 # by the name that embedllm/package/architecture.py has: the operator, its domain, its attributes
 _ACTIVATIONS: dict[str, tuple[str, str, dict[str, float]]] = {
@@ -30,6 +31,7 @@ class Mlps:
     def __init__(self, products: Products) -> None:
         self.graph: Graph = products.graph
         self.products = products
+        self.norms = Norms(self.graph)
 
     def write(self, index: int, mlp: Mlp | Moe, x: str) -> str:
         """What the mlp of a layer makes of x [B, T, hidden]."""
@@ -89,12 +91,18 @@ class Mlps:
     def moe(self, index: int, moe: Moe, x: str) -> str:
         graph, scope = self.graph, self.graph.scope
         hidden = moe.router.columns
+        norms, stream = moe.norms, x
+        x = x if norms is None else self.norms.plain(x, norms.experts, "experts.norm")
         tokens = graph.op("Reshape", [x, graph.constant(-1, hidden)], "tokens")
-        weights = self.weights(index, moe, tokens)
+        read = tokens
+        if norms is not None:
+            read = self.norms.plain(stream, norms.router, "router.norm")
+            read = graph.op("Reshape", [read, graph.constant(-1, hidden)], "router.tokens")
+        weights = self.weights(index, moe, read)
         total = self.single(graph.op("Mul", [tokens, graph.number(0)], "none"), "none.single")
         for number, expert in enumerate(moe.experts):
             graph.scope = f"{scope}.experts.{number}"
-            total = self.expert(expert, number, tokens, weights, total)
+            total = self.expert(expert, number, tokens, weights, total, scales_input=moe.scales_input)
         graph.scope = scope
         shape = graph.op("Shape", [x], "mlp.shape")
         if moe.bias:
@@ -103,6 +111,11 @@ class Mlps:
         if moe.shared is None:
             return mixed
         graph.scope = f"{scope}.shared"
+        if norms is not None:
+            made = self.mlp(moe.shared, self.norms.plain(stream, norms.shared, "norm"))
+            made = self.norms.plain(made, norms.shared_post, "post_norm")
+            graph.scope = scope
+            return graph.op("Add", [self.norms.plain(mixed, norms.experts_post, "experts.post_norm"), made], "all")
         made = self.mlp(moe.shared, x)
         if moe.shared_gate is not None:
             share = graph.op("Sigmoid", [self.product(x, moe.shared_gate, "share.product")], "share")
@@ -110,7 +123,7 @@ class Mlps:
         graph.scope = scope
         return graph.op("Add", [mixed, made], "all")
 
-    def expert(self, expert: Mlp, number: int, tokens: str, weights: str, total: str) -> str:
+    def expert(self, expert: Mlp, number: int, tokens: str, weights: str, total: str, *, scales_input: bool) -> str:
         """The sum [N, hidden] with what one expert adds to its tokens, in float32: the CPU adds no float16 (1.31)."""
         graph = self.graph
         weight = graph.op("Gather", [weights, graph.constant(number, scalar=True)], "weight", axis=1)  # [N]
@@ -118,6 +131,10 @@ class Mlps:
         places = graph.op("Transpose", [found], "places", perm=[1, 0])  # [n, 1]
         flat = graph.op("Squeeze", [found, graph.constant(0)], "flat")
         rows = graph.op("Gather", [tokens, flat], "rows", axis=0)
+        shares = graph.op("Gather", [weight, flat], "shares", axis=0)
+        share = graph.op("Unsqueeze", [shares, graph.constant(1)], "share")
+        if scales_input:
+            rows = graph.op("Mul", [rows, share], "rows.weighed")
         has_minimums = any(
             self.products.packing[part.name].has_minimum for part in (expert.gate, expert.up, expert.down) if part
         )
@@ -126,15 +143,17 @@ class Mlps:
         made = self.mlp(expert, rows)
         if has_minimums:
             made = graph.op("Squeeze", [made, graph.constant(0)], "made.flat")
-        shares = graph.op("Gather", [weight, flat], "shares", axis=0)
-        weighed = graph.op("Mul", [made, graph.op("Unsqueeze", [shares, graph.constant(1)], "share")], "weighed")
-        added = self.single(weighed, "weighed.single")
+        if not scales_input:
+            made = graph.op("Mul", [made, share], "weighed")
+        added = self.single(made, "weighed.single")
         return graph.op("ScatterND", [total, places, added], "sum", reduction="add")
 
     def weights(self, index: int, moe: Moe, tokens: str) -> str:
         """The weight of each expert for each token, [N, experts]; 0 for those that were not chosen."""
         graph = self.graph
         routed = self.product(tokens, moe.router, "router")
+        if moe.router_multiplier != 1:
+            routed = graph.op("Mul", [routed, graph.single(moe.router_multiplier)], "router.multiplied")
         scores = routed
         if moe.scoring_func == "softmax":
             scores = graph.op("Softmax", [routed], "scores", axis=-1)
@@ -158,6 +177,8 @@ class Mlps:
             best = graph.op("Mul", [best, graph.single(moe.scale)], "best.scaled")
         none = graph.op("Mul", [routed, graph.single(0.0)], "unchosen")
         weights = graph.op("ScatterElements", [none, chosen, best], "weights", axis=1)
+        if moe.expert_scales:
+            weights = graph.op("Mul", [weights, graph.stored([expert_scales_name(index)])], "weights.scaled")
         return self.activations(weights, "weights.activations")
 
     def of_best_groups(self, moe: Moe, choosing: str) -> str:

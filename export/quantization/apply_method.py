@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from embedllm.export.quantization.awq import scaled
 from embedllm.export.quantization.calibration import calibrated
-from embedllm.export.quantization.importance import excerpt, measured, spreads, weights
+from embedllm.export.quantization.importance import excerpt, input_products, spreads, weights
 from embedllm.files.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class PreparedModel:
     source: Source
     # [columns], by matrix: what an error in each column counts when scales are searched; those not named: all alike
     weights: Mapping[str, F32] = field(default_factory=dict)
-    spreads: Mapping[str, F32] = field(default_factory=dict)  # by matrix, as quantize() has them; used before weights
+    # by matrix, as compensated() has them: in place of weights
+    spreads: Mapping[str, F32] = field(default_factory=dict)
     pieces: Iterable[Piece] | None = None  # all matrices, when they are rounded on the way; None: round the source's
 
 
@@ -58,9 +59,9 @@ def apply_method(
         source, squares = scaled(source, decoder, decided.packing, excerpt(sequences),
                                  lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
     elif method.weighs:
-        products = measured(source, decoder, decided.packing, excerpt(sequences),
-                            lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
-        spread = spreads(products, decoder)
+        products = input_products(source, decoder, decided.packing, excerpt(sequences),
+                                  lambda *at: on_progress(Progress("inputs", *at)))  # fmt: skip
+        spread = spreads(products, decoder, decided.packing)
     pieces = None
     if method.compensates:
         pieces = calibrated(source, decoder, decided.packing, sequences,

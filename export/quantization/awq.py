@@ -40,7 +40,7 @@ def scaled(
     sequences: NDArray[np.int64],
     on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[ScaledSource, dict[str, F32]]:
-    """The same model with other columns, and the mean squares of their inputs as importance.measured() gives them.
+    """The same model with other columns, and the mean squares of their inputs.
 
     packing: by the name of the matrix. sequences: [S, T], token ids. on_layer: called with how many of how many layers
     are done. Raises ExportError for inputs that are not finite, and for weights that cannot be stored.

@@ -1,8 +1,9 @@
 """Quantizes a checkpoint layer by layer, each for the inputs that it gets from the quantized layers before it.
 
 All calibration sequences go through one layer after the other, with the mathematics of backends/reference. When a
-matrix is about to be used, it is quantized for just these inputs (gptq.py), so one pass does everything. In memory are
-the sequences' activations, one matrix and its inputs' gram matrix, however many layers there are.
+matrix is about to be used, it is quantized for just these inputs (rounding/compensation.py), so one pass does
+everything. In memory are the sequences' activations, one matrix and its inputs' Gram matrix, however many layers there
+are.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 from embedllm.export.checkpoints.tensor_mapping import Source
 from embedllm.export.quantization.float_forward import FloatPass, read_table
-from embedllm.export.quantization.gptq import compensated, compensation
-from embedllm.export.quantization.importance import AS_INPUT
+from embedllm.export.quantization.importance import AS_INPUT, mean_products
+from embedllm.export.rounding.compensation import damp, feedback
 from embedllm.export.writing.stream import Piece, pack
 from embedllm.package.packing import Packed, Packing, dequantize
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Of the errors of earlier layers, what a matrix makes up for; all of it fits the calibration text, and that only.
 _PROPAGATED = np.float32(0.5)
+_FLOOR = 0.01  # of the mean square of an input, added to all: inputs that were hardly seen are not to be trusted
 
 
 def calibrated(
@@ -72,21 +74,23 @@ def _head_spread(
     sequences: NDArray[np.int64],
     on_layer: Callable[[int], None],
 ) -> F32:
-    """compensation() of a tied table, in the model as it is."""
+    """feedback() for a tied table, in the model as it is."""
     floats = FloatPass(source, decoder, sequences)
     floats.begin()
     for index in range(len(decoder.layers)):
         floats.layer(index)
         on_layer(index + 1)
-    return _spread(floats, packing, as_input=AS_INPUT)
+    return _spread(floats, packing, _FLOOR + AS_INPUT)
 
 
-def _spread(floats: FloatPass, packing: Packing, *, as_input: float = 0.0) -> F32:
-    """compensation() of the head's inputs. as_input: share of their mean square that is added to each."""
-    x = floats.head_inputs()
-    gram = x.T @ x
-    gram[np.diag_indices_from(gram)] += as_input * np.trace(gram) / len(gram)
-    return compensation(gram, packing)
+def _spread(floats: FloatPass, packing: Packing, floor: float = _FLOOR) -> F32:
+    """feedback() for the head's inputs."""
+    return feedback(_products(floats.head_inputs(), packing, floats.decoder.head), packing.group_size, floor=floor)
+
+
+def _products(x: F32, packing: Packing, linear: Linear) -> F32:
+    """mean_products() of all columns together, [1, size, size]: whole groups."""
+    return mean_products(x, packing.groups(linear.columns) * packing.group_size, linear.name)
 
 
 def _table(
@@ -98,7 +102,7 @@ def _table(
 ) -> Iterator[Piece]:
     """An embedding or a head, of which there may be more than memory should hold as floats. use: start, float rows."""
     for start, rows in read_table(source, linear):
-        packed = _packed(rows, packing[linear.name], spread)
+        packed = pack(rows, packing[linear.name], search=True, spread=spread)
         use(start, _floats(packed, packing[linear.name], linear.columns))
         yield linear, packed
 
@@ -112,7 +116,7 @@ class _Quantizing(FloatPass):
         self.pieces: list[Piece] = []  # that were quantized
         self._packing, self._float_pass = packing, floats
         self._inputs: F32 | None = None  # of the last matrix, which others may share
-        self._spread = self._lost = np.empty(0, np.float32)  # that go with them
+        self._products = self._spread = self._lost = np.empty(0, np.float32)  # that go with them
 
     def _linear(self, x: F32, linear: Linear) -> F32:
         packing = self._packing[linear.name]
@@ -120,15 +124,17 @@ class _Quantizing(FloatPass):
         spread = self._weighed(x, linear) if packing.quantized else None
         if spread is not None:
             weight = weight + self._made_up(weight, x, linear)
-        packed = _packed(weight, packing, spread)
+        packed = pack(weight, packing, search=True, spread=spread)
         self.pieces.append((linear, packed))
         product = x @ _floats(packed, packing, linear.columns).T
         return product + self.floats.tensor(f"{linear.name}.bias") if linear.bias else product
 
     def _weighed(self, x: F32, linear: Linear) -> F32:
-        """compensation() of the inputs; matrices that share them find it made."""
+        """feedback() for the inputs; matrices that share them find it made."""
         if x is not self._inputs:
-            self._inputs, self._spread = x, compensation(x.T @ x, self._packing[linear.name])
+            packing = self._packing[linear.name]
+            self._inputs, self._products = x, _products(x, packing, linear)
+            self._spread = feedback(self._products, packing.group_size, floor=_FLOOR)
             self._lost = (self._float_pass.inputs[linear.name] - x).T @ x
         return self._spread
 
@@ -143,13 +149,9 @@ class _Quantizing(FloatPass):
             missing: F32 = self._float_pass.stream[linear.name] - self.stream[linear.name]
             lost += np.matmul(missing.T, x)  # @, whose stub makes float64 of this
         columns = linear.columns
-        spread = self._spread[:columns, :columns]
-        rotated: F32 = lost @ spread.T
-        return _PROPAGATED * (rotated @ spread)
-
-
-def _packed(rows: F32, packing: Packing, spread: F32 | None) -> Packed | F32 | NDArray[np.float16]:
-    return pack(rows, packing, search=True) if spread is None else compensated(rows, spread, packing)
+        gram = damp(self._products, _FLOOR)[0, :columns, :columns]
+        found: F32 = np.linalg.solve(gram, lost.T / np.float32(len(x))).T.astype(np.float32)
+        return _PROPAGATED * found
 
 
 def _floats(packed: Packed | F32 | NDArray[np.float16], packing: Packing, columns: int) -> F32:

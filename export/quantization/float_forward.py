@@ -92,12 +92,13 @@ class FloatPass(Layers):
         self.rewind(0)
         return np.concatenate(found)
 
-    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32) -> F32:
+    def _recurred(self, index: int, q: F32, k: F32, v: F32, kept: F32, beta: F32, *, is_delta: bool = True) -> F32:
         found: list[F32] = []
         for start in range(0, self.sequences.size, self.sequences.shape[1]):
             self.rewind(0)
             here = slice(start, start + self.sequences.shape[1])
-            found.append(super()._recurred(index, q[here], k[here], v[here], kept[here], beta[here]))
+            own = (each[here] for each in (q, k, v, kept, beta))
+            found.append(super()._recurred(index, *own, is_delta=is_delta))
         return np.concatenate(found)
 
     def _convolved(self, index: int, kernel: int, x: F32, *, has_bias: bool) -> F32:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from embedllm.errors import ExportError
 from embedllm.export.quantization.float_forward import FloatPass
-from embedllm.export.rounding.quantize import group_compensation
+from embedllm.export.rounding.compensation import block_columns, feedback
 from embedllm.package.tensors import linears
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from embedllm.export.checkpoints.tensor_mapping import Source
-    from embedllm.package.architecture import Decoder
+    from embedllm.package.architecture import Decoder, Linear
     from embedllm.package.packing import Packing
     from embedllm.types import F32
 
 ENOUGH = 32  # sequences: docs/numerics.md#methods-compared
 # Of the mean, added to each column: a text may hardly use one that another text does; measured, too.
 _FLOOR = 0.1
+# The most columns of a block in which errors are compensated, and what products of inputs of different groups are
+# multiplied by, because a few thousand tokens do not tell them exactly: docs/numerics.md#the-default
+_BLOCK, _SHRINKAGE = 256, 0.5
+_VALUES = 1 << 29  # of all blocks, at most; matrices that share their inputs share them, which leaves some 1.3 GB
+_COMPENSATED_BITS = (4,)
 # A tied table is the head's weights and also the model's input, where all its values count alike: so much more of it.
 AS_INPUT = 0.3
 
@@ -32,37 +37,43 @@ def excerpt(sequences: NDArray[np.int64]) -> NDArray[np.int64]:
     return sequences[np.linspace(0, len(sequences) - 1, min(ENOUGH, len(sequences))).astype(np.int64)]
 
 
-def measured(
+def input_products(
     source: Source,
     decoder: Decoder,
     packing: Mapping[str, Packing],
     sequences: NDArray[np.int64],
     on_layer: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, F32]:
-    """The mean products of the inputs of each group, [groups, group, group], by the name of the matrix.
+) -> Iterator[tuple[tuple[str, ...], F32]]:
+    """For the matrices in 4 bits, by those that share their inputs: the names, and mean_products() in blocks.
 
     An embedding that is not tied has none. packing: by the name of the matrix. sequences: [S, T], token ids.
     on_layer: called with how many of how many layers are done. Raises ExportError for inputs that are not finite.
     """
     floats = FloatPass(source, decoder, sequences)
     floats.begin()
-    found: dict[str, F32] = {}
+    most = _VALUES // sum(linear.columns for layer in decoder.layers for linear in linears(layer))
+
+    def found(names: Sequence[str], linear: Linear, x: F32) -> tuple[tuple[str, ...], F32]:
+        size = block_columns(linear.columns, packing[linear.name].group_size, min(_BLOCK, most))
+        return tuple(names), mean_products(x, size, linear.name)
+
     for index, layer in enumerate(decoder.layers):
         floats.layer(index)
-        known: dict[tuple[int, int], F32] = {}  # by the inputs, which matrices share, and their groups
+        sharing: dict[tuple[int, int], list[Linear]] = {}  # by the inputs and the groups
         for linear in linears(layer):
-            x, size = floats.inputs[linear.name], packing[linear.name].group_size
-            if (id(x), size) not in known:
-                known[id(x), size] = mean_products(x, size, linear.name)
-            found[linear.name] = known[id(x), size]
+            if packing[linear.name].bits in _COMPENSATED_BITS:
+                key = id(floats.inputs[linear.name]), packing[linear.name].group_size
+                sharing.setdefault(key, []).append(linear)
+        for them in sharing.values():
+            yield found([linear.name for linear in them], them[0], floats.inputs[them[0].name])
         on_layer(index + 1, len(decoder.layers))
-    head = decoder.head.name
-    found[head] = mean_products(floats.head_inputs(), packing[head].group_size, head)
-    return found
+    head = decoder.head
+    if packing[head.name].bits in _COMPENSATED_BITS:
+        yield found([head.name], head, floats.head_inputs())
 
 
 def mean_products(x: F32, size: int, name: str) -> F32:
-    """Of inputs [T, columns] in groups of `size` columns: X^T X / T of each. Raises ExportError as mean_square()."""
+    """Of inputs [T, columns] in blocks of `size` columns: X^T X / T of each. Raises ExportError as mean_square()."""
     grouped = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size).transpose(1, 0, 2)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         found: F32 = np.matmul(grouped.transpose(0, 2, 1), grouped) / np.float32(len(x))
@@ -71,14 +82,17 @@ def mean_products(x: F32, size: int, name: str) -> F32:
     return found
 
 
-def spreads(products: Mapping[str, F32], decoder: Decoder) -> dict[str, F32]:
-    """What quantize() makes up for errors by, by the name of the matrix. products: as measured() gives them."""
+def spreads(
+    products: Iterable[tuple[tuple[str, ...], F32]], decoder: Decoder, packing: Mapping[str, Packing]
+) -> dict[str, F32]:
+    """What compensated() needs, by the name of the matrix. products: as input_products() gives them."""
     tied = decoder.head.name if decoder.tied else None
-    known: dict[int, F32] = {}  # by the products, which matrices share
-    for name, found in products.items():
-        if id(found) not in known:
-            known[id(found)] = group_compensation(found, AS_INPUT if name == tied else _FLOOR)
-    return {name: known[id(found)] for name, found in products.items()}
+    found: dict[str, F32] = {}
+    for names, one in products:
+        floor = AS_INPUT if tied in names else _FLOOR
+        spread = feedback(one, packing[names[0]].group_size, floor=floor, shrinkage=_SHRINKAGE)
+        found.update(dict.fromkeys(names, spread))
+    return found
 
 
 def mean_square(x: F32, name: str) -> F32:

@@ -14,7 +14,7 @@ from embedllm.export.writing.plan import Plan, plan, run_bytes
 from embedllm.files.progress import Progress
 from embedllm.package.architecture import Linear
 from embedllm.package.packing import Packing
-from embedllm.package.tensors import parameters
+from embedllm.package.tensors import parameters, vision_runs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +59,9 @@ def budget(narrow: Plan, recipe: Recipe) -> int | None:
 
 
 def open_runs(narrow: Plan, recipe: Recipe) -> list[tuple[Linear, ...]]:
-    """The runs whose bits the recipe leaves open: all but tables that have their own."""
+    """The runs whose bits the recipe leaves open: all but tables that have their own, and a vision encoder's."""
     decoder = narrow.decoder
-    fixed: set[str] = set()
+    fixed = {linear.name for run in vision_runs(decoder) for linear in run}
     if recipe.head_bits is not None:
         fixed |= {decoder.head.name, decoder.embedding.name}  # the embedding's follow the head's
     if recipe.embedding_bits is not None:

@@ -13,7 +13,7 @@ from embedllm.package.packing import Packed, Packing, pack_bits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from embedllm.types import F16, F32, U8
+    from embedllm.types import F16, F32
 
 
 _LEAST_EXPONENT = -24  # of float16
@@ -22,9 +22,7 @@ _SEARCHED = (4,)  # bits; eight lose a two-hundredth of what four do (docs/numer
 NOT_FINITE = "the weights hold values that are not finite (NaN or infinity); expected finite numbers."
 
 
-def quantize(
-    rows: F32, packing: Packing, *, search: bool = False, weights: F32 | None = None, spread: F32 | None = None
-) -> Packed:
+def quantize(rows: F32, packing: Packing, *, search: bool = False, weights: F32 | None = None) -> Packed:
     """A scale per group, to the nearest step of it: value = (q - zero) * scale.
 
     rows: [n, K], float32. The scale is rounded to float16 before the values are rounded by it, so that nothing is
@@ -32,13 +30,9 @@ def quantize(
     range of the integer is used (as in GGUF's Q4_0 and ONNX Runtime's own quantizer).
     search: of 4 bits, the scales with the least squared error instead (scale_search.py).
     weights: [K], what a squared error in each column counts in a search; None: all alike.
-    spread: of 4 bits, in place of weights: [groups, group, group], how the error of each column of a group is made up
-    for by those behind it in the group (group_compensation()).
     Raises ExportError for weights that are not finite or too large for a float16 scale.
     """
     grouped = _grouped(rows, packing)
-    if spread is not None and packing.bits in _SEARCHED:
-        return _compensated(grouped, spread, packing)
     transposed = np.ascontiguousarray(
         grouped.reshape(-1, packing.group_size).T
     )  # NumPy reduces a short last axis slowly
@@ -51,52 +45,6 @@ def quantize(
     np.clip(steps, 0, (1 << packing.bits) - 1, out=steps)
     zero = None if packing.symmetric else pack_bits(zeros.astype(np.uint8), packing.bits)
     return Packed(pack_bits(steps.astype(np.uint8), packing.bits), half, zero)
-
-
-def group_compensation(grams: F32, floor: float) -> F32:
-    """How the error of each column of a group spreads over those behind it: upper triangular, U^T U = G^-1.
-
-    grams: [groups, group, group], X^T X of the inputs of each group. floor: of the mean square of an input of the
-    matrix, what is added to each: a text may hardly use one that another text does.
-    Frantar et al. 2022, https://arxiv.org/abs/2210.17323, within a group only: a few thousand tokens tell the
-    correlations of its few columns, but not those of all.
-    """
-    filled = grams.astype(np.float64)
-    diagonal = np.einsum("gii->gi", filled)  # a view
-    diagonal += floor * diagonal.mean() or 1.0  # inputs that are all zero: nothing to make up for
-    # G = R R^T with R upper triangular is the Cholesky decomposition from the other end, and U = R^-1
-    upper = np.linalg.cholesky(filled[:, ::-1, ::-1])[:, ::-1, ::-1]
-    return np.linalg.inv(upper).astype(np.float32)
-
-
-def _compensated(grouped: F32, spread: F32, packing: Packing) -> Packed:
-    """Groups [n, groups, group], whose columns are rounded one after the other. spread: as quantize() has it."""
-    count, groups, size = grouped.shape
-    left = np.ascontiguousarray(
-        grouped.transpose(2, 1, 0)
-    )  # a row for each column and group, so that one lies together
-    own = spread.transpose(1, 2, 0)[..., None]
-    costs = np.ones_like(left)
-    costs /= np.square(np.diagonal(spread, axis1=1, axis2=2).T)[..., None]
-    half, zeros = scales(left.reshape(size, -1), packing, search=True, weights=costs.reshape(size, -1))
-    half, zeros = half.reshape(groups, count), zeros.reshape(groups, count)
-    step, per_step, most = half.astype(np.float32), inverse(half), (1 << packing.bits) - 1
-    integers = np.empty(left.shape, np.uint8)
-    for at in range(size):
-        whole = np.clip(np.rint(left[at] * per_step) + zeros, 0, most)
-        integers[at] = whole
-        errors = (left[at] - (whole - zeros) * step) / own[at, at]
-        left[at + 1 :] -= own[at, at + 1 :] * errors
-    zero = None if packing.symmetric else pack_bits(np.ascontiguousarray(zeros.T.astype(np.uint8)), packing.bits)
-    values = np.ascontiguousarray(integers.transpose(2, 1, 0))
-    return Packed(pack_bits(values, packing.bits), np.ascontiguousarray(half.T), zero)
-
-
-def pack_transposed(integers: U8, scale: F16, zeros: U8 | None, packing: Packing) -> Packed:
-    """Rows whose integers are known. integers: [groups * group, n]. scale, zeros: [groups, n]."""
-    values = np.ascontiguousarray(integers.T).reshape(integers.shape[1], -1, packing.group_size)
-    zero = None if zeros is None else pack_bits(np.ascontiguousarray(zeros.T), packing.bits)
-    return Packed(pack_bits(values, packing.bits), np.ascontiguousarray(scale.T), zero)
 
 
 def scales(transposed: F32, packing: Packing, *, search: bool, weights: F32 | None = None) -> tuple[F16, F32]:

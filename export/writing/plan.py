@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedllm.errors import ExportError
-from embedllm.export.layout import CONSTANTS, Entry, Layout, lay_out
+from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Entry, Layout, lay_out
 from embedllm.export.openvino import model as openvino_model
+from embedllm.export.openvino import vision as openvino_vision
 from embedllm.export.recipe import _REST, Recipe
 from embedllm.package.architecture import Decoder, Linear
 from embedllm.package.packing import Packing
@@ -19,7 +20,10 @@ from embedllm.package.tensors import (
     small_matrices,
     tables,
     vectors,
+    vision_runs,
 )
+
+_VISION_BITS = 8  # of a vision encoder's matrices, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,7 @@ class Plan:
     runs: tuple[tuple[Linear, ...], ...]
     prequantized: frozenset[str]  # names of matrices that are stored as the source holds them
     constants: bytes  # of the OpenVINO model
+    vision_constants: bytes  # of that of a vision encoder
     search: bool  # the scales of 4 bits
     layout: Layout
 
@@ -54,9 +59,11 @@ def plan(
     packing = dict(packing or _packing(decoder, recipe, passthrough))
     runs = tuple(alike for run in matrix_runs(decoder) for alike in packed_alike(run, packing))
     constants = openvino_model.constants(decoder, packing)
+    vision_constants = b"" if decoder.vision is None else openvino_vision.constants(decoder, packing)
     entries = [
         _small(decoder, packing),
         [Entry(CONSTANTS, "U8", (len(constants),))],
+        *([[Entry(VISION_CONSTANTS, "U8", (len(vision_constants),))]] if vision_constants else []),
         *(block for run in runs for block in blocks(run, packing[run[0].name])),
     ]
     return Plan(
@@ -65,6 +72,7 @@ def plan(
         runs=runs,
         prequantized=frozenset(name for name, each in passthrough.items() if each.quantized),
         constants=constants,
+        vision_constants=vision_constants,
         search=search,
         layout=lay_out(entries, {"format": "embedllm"}),
     )
@@ -77,6 +85,7 @@ def matrix_runs(decoder: Decoder) -> Iterator[tuple[Linear, ...]]:
         yield from layer_runs(layer)
     if not decoder.tied:
         yield (decoder.head,)
+    yield from vision_runs(decoder)
 
 
 def with_orders(decoder: Decoder, packing: Mapping[str, Packing]) -> Iterator[Linear]:
@@ -119,6 +128,10 @@ def _packing(decoder: Decoder, recipe: Recipe, passthrough: Mapping[str, Packing
         found = {linear.name: packing(linear, bits) for run in matrix_runs(decoder) for linear in run}
         found[decoder.head.name] = packing(decoder.head, head_bits)
         found[decoder.embedding.name] = packing(decoder.embedding, embedding_bits)
+        # 4 bits of a vision encoder are slower than 8, and hurt (docs/numerics.md#vision-encoders)
+        found |= {
+            linear.name: packing(linear, max(bits, _VISION_BITS)) for run in vision_runs(decoder) for linear in run
+        }
     except ValueError as error:
         raise ExportError(str(error)) from error
     return {**found, **passthrough}

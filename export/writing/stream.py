@@ -9,6 +9,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -17,14 +19,15 @@ import numpy as np
 from embedllm.backends.system.cpu_threads import compute_threads
 from embedllm.errors import ExportError
 from embedllm.export.checkpoints.tensor_mapping import Source, check_matrix, check_vector, read_matrix, read_vector
-from embedllm.export.layout import CONSTANTS, Layout, Writer
+from embedllm.export.layout import CONSTANTS, VISION_CONSTANTS, Layout, Writer
+from embedllm.export.rounding.compensation import compensated
 from embedllm.export.rounding.quantize import NOT_FINITE, quantize
 from embedllm.export.writing.passthrough import OrderedSource, PackedSource, read_packed
 from embedllm.export.writing.plan import Plan, with_orders
 from embedllm.package import rope
 from embedllm.package.architecture import Linear
 from embedllm.package.packing import Packed, Packing
-from embedllm.package.tensors import rope_name, small_matrices, vectors
+from embedllm.package.tensors import rope_name, small_matrices, vectors, vision_runs
 
 if TYPE_CHECKING:
     from embedllm.types import F16, F32
@@ -72,15 +75,17 @@ def write_weights(
     """Fills the file of a plan; returns its sha256.
 
     on_bytes: called with the number of bytes as they are written.
-    pieces: all matrices, in rows, in the order of the plan; None rounds those of the source.
-    weights, spreads: by matrix, as quantize() has them; those that are not named: None.
+    pieces: all matrices, in rows, in the order of the plan, but those of a vision encoder; None rounds the source's.
+    weights, spreads: by matrix, as pack() has them; those that are not named: None.
     """
 
     def fill(write: Write, pool: ThreadPoolExecutor) -> None:
         _write_small(source, plan, write)
-        write_matrices(
-            plan, rounded(source, plan, pool, weights or {}, spreads or {}) if pieces is None else pieces, write
-        )
+        if pieces is None:
+            made = rounded(source, plan, pool, weights or {}, spreads or {})
+        else:
+            made = chain(pieces, rounded(source, replace(plan, runs=tuple(vision_runs(plan.decoder))), pool, {}, {}))
+        write_matrices(plan, made, write)
 
     return filled(path, plan.layout, fill, on_bytes)
 
@@ -131,6 +136,8 @@ def _write_small(source: Source, plan: Plan, write: Write) -> None:
         assert order is not None, linear.name
         write(f"{linear.name}.order", order)
     write(CONSTANTS, np.frombuffer(plan.constants, np.uint8))
+    if plan.vision_constants:
+        write(VISION_CONSTANTS, np.frombuffer(plan.vision_constants, np.uint8))
 
 
 def rounded(
@@ -193,9 +200,14 @@ def _pieces(plan: Matrices) -> Iterator[tuple[Linear, int, int]]:
 def pack(
     rows: F32, packing: Packing, *, search: bool, weights: F32 | None = None, spread: F32 | None = None
 ) -> Packed | F16 | F32:
-    """Rows of a matrix as they are stored. search, weights, spread: as quantize() has them."""
+    """Rows of a matrix as they are stored.
+
+    search, weights: as quantize() has them. spread: in their place, as compensated() has it.
+    """
+    if packing.quantized and spread is not None:
+        return compensated(rows, spread, packing)
     if packing.quantized:
-        return quantize(rows, packing, search=search, weights=weights, spread=spread)
+        return quantize(rows, packing, search=search, weights=weights)
     if not np.isfinite(rows).all():
         raise ExportError(NOT_FINITE)
     if packing.bits == 32:

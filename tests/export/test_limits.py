@@ -189,11 +189,12 @@ PEAK = "print([line.split()[1] for line in open('/proc/self/status') if line.sta
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
-@pytest.mark.parametrize(("method", "most", "growth"), [("search", 150, 20), (None, 350, 40)])
+@pytest.mark.parametrize(("method", "most", "growth"), [("search", 150, 20), (None, 350, 70)])
 def test_the_peak_of_memory_hardly_grows_with_the_model(
     method: str | None, most: int, growth: int, tmp_path: Path
 ) -> None:
-    """Measured: 56 MB for either with search; 241 and 260 MB by default, which reads a text and keeps sums of inputs.
+    """Measured: 56 MB for either with search; 241 to 276 and 260 to 305 MB by default, which reads a text and keeps
+    sums of inputs: 19 to 45 more, by what threads do at the same time.
 
     VmHWM and not ru_maxrss, which a child inherits from the process that started it.
     """

@@ -21,7 +21,7 @@ from embedllm.export.quantization import awq as module
 from embedllm.export.quantization.awq import scaled
 from embedllm.export.quantization.calibration_text import read_text
 from embedllm.export.quantization.float_forward import FloatPass
-from embedllm.export.quantization.importance import measured
+from embedllm.export.quantization.importance import input_products
 from embedllm.export.writing.plan import plan
 from embedllm.hub.location import locate
 from embedllm.package.architecture import Mlp
@@ -96,11 +96,11 @@ def test_importance_is_of_the_inputs_that_the_scaled_model_has(checkpoint: Path,
     sequences = read_text(text(tmp_path / "text.jsonl", words=500), checkpoint, decoder).sequences[:4]
     packing = plan(decoder, AWQ).packing
     other, squares = scaled(source, decoder, packing, sequences)
-    products = measured(other, decoder, packing, sequences)
+    products = {name: one for names, one in input_products(other, decoder, packing, sequences) for name in names}
     source.close()
     assert squares.keys() == products.keys()
     for name, found in squares.items():
-        wanted = np.einsum("gii->gi", products[name]).reshape(-1)[: len(found)]
+        wanted = np.einsum("bii->bi", products[name]).reshape(-1)[: len(found)]
         assert np.allclose(found, wanted, rtol=1e-3, atol=1e-6 * float(wanted.max())), name
 
 

@@ -160,6 +160,7 @@ def test_drawing_is_reported_before_a_sequence_is_whole(
     assert any(0 < drawn < 128 for drawn in done)
 
 
+@pytest.mark.slow
 def test_every_stage_is_reported_when_it_begins_and_when_it_ends(tmp_path: Path) -> None:
     tiny = tiny_checkpoint(tmp_path / "checkpoint", max_position_embeddings=24)
     seen: list[Progress] = []

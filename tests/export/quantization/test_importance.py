@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,14 @@ from embedllm.export.checkpoints.huggingface import HuggingFaceSource
 from embedllm.export.quantization.importance import (
     ENOUGH,
     excerpt,
+    input_products,
     mean_products,
-    mean_square,
-    measured,
+    spreads,
     weighing,
     weights,
 )
 from embedllm.export.recipe import METHODS
-from embedllm.export.rounding.quantize import group_compensation, quantize
+from embedllm.export.rounding.quantize import quantize
 from embedllm.export.writing.plan import matrix_runs, plan
 from embedllm.hub.location import locate
 from embedllm.package.packing import Packing, dequantize, packings
@@ -92,46 +93,6 @@ def test_each_column_has_its_own_weight_in_every_row_and_group() -> None:
         assert np.array_equal(dequantize(alone, packing, 16), whole[2:5, here])
 
 
-# Errors made up for within a group
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("columns", [64, 71])
-def test_columns_make_up_for_errors_of_those_before_them_in_the_group(symmetric: bool, columns: int) -> None:
-    """Where inputs are correlated the products are nearer, those with other inputs of the kind, too."""
-    random = np.random.default_rng(7)
-    rows = random.standard_normal((200, columns)).astype(np.float32)
-    packing = Packing(bits=4, group_size=16, symmetric=symmetric)
-    both = (random.standard_normal((600, columns)) + 2 * random.standard_normal((600, 1))).astype(np.float32)
-    x, other = both[:300], both[300:]
-    spread = group_compensation(mean_products(x, 16, "a matrix"), 0.1)
-
-    def lost(**given: F32) -> float:
-        off = dequantize(quantize(rows, packing, search=True, **given), packing, columns) - rows
-        return float(np.square(other @ off.T).sum())
-
-    assert lost(spread=spread) < 0.8 * min(lost(), lost(weights=weighing(mean_square(x, "a matrix"))))
-
-
-@given(seed=st.integers(0, 1000), symmetric=st.booleans(), columns=st.integers(1, 70))
-def test_with_inputs_that_are_not_correlated_there_is_nothing_to_make_up_for(
-    seed: int, symmetric: bool, columns: int
-) -> None:
-    rows = np.random.default_rng(seed).standard_normal((5, columns)).astype(np.float32)
-    packing = Packing(bits=4, group_size=32, symmetric=symmetric)
-    alike = np.broadcast_to(np.eye(32, dtype=np.float32), (packing.groups(columns), 32, 32))
-    plain, found = (quantize(rows, packing, search=True, spread=one) for one in (None, group_compensation(alike, 0.1)))
-    assert np.array_equal(dequantize(plain, packing, columns), dequantize(found, packing, columns))
-
-
-def test_inputs_that_are_all_zero_are_rounded_as_if_alike() -> None:
-    rows = np.random.default_rng(8).standard_normal((3, 64)).astype(np.float32)
-    packing = Packing(bits=4)
-    spread = group_compensation(np.zeros((2, 32, 32), np.float32), 0.1)
-    found = quantize(rows, packing, search=True, spread=spread)
-    assert np.array_equal(found.weight, quantize(rows, packing, search=True).weight)
-
-
 def test_inputs_that_are_not_finite_are_named() -> None:
     with pytest.raises(ExportError, match="the inputs of 'a matrix' are not finite"):
         mean_products(np.full((2, 4), np.inf, np.float32), 4, "a matrix")
@@ -143,7 +104,8 @@ def test_inputs_that_are_not_finite_are_named() -> None:
 def test_what_is_measured_are_the_mean_products_of_what_a_matrix_reads(tiny: Path) -> None:
     source, decoder = described(tiny)
     sequences = np.random.default_rng(0).integers(0, decoder.vocabulary, (3, 10))
-    found = measured(source, decoder, plan(decoder, WEIGHTED).packing, sequences)
+    packing = plan(decoder, WEIGHTED).packing
+    found = {name: one for names, one in input_products(source, decoder, packing, sequences) for name in names}
     source.close()
     from safetensors.numpy import load_file
 
@@ -151,13 +113,23 @@ def test_what_is_measured_are_the_mean_products_of_what_a_matrix_reads(tiny: Pat
     x = tensors["model.embed_tokens.weight"][sequences.reshape(-1)]
     norm = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + 1e-6)
     inputs = norm * tensors["model.layers.0.input_layernorm.weight"]
-    expected = np.stack([group.T @ group / len(group) for group in np.split(inputs, 4, axis=1)])
-    assert np.allclose(found["layers.0.attention.k"], expected, rtol=1e-4, atol=1e-5)
+    assert np.allclose(found["layers.0.attention.k"], inputs.T @ inputs / len(inputs), rtol=1e-4, atol=1e-5)
     assert set(found) == {"head"} | {
         f"layers.{index}.{name}"
         for index in range(2)
         for name in (*(f"attention.{one}" for one in "qkvo"), "mlp.gate", "mlp.up", "mlp.down")
     }
+
+
+def test_only_inputs_of_matrices_in_4_bits_are_measured(tiny: Path) -> None:
+    source, decoder = described(tiny)
+    sequences = np.random.default_rng(0).integers(0, decoder.vocabulary, (2, 5))
+    packing = dict(plan(decoder, WEIGHTED).packing)
+    names = {"layers.0.attention.k", "layers.1.mlp.down", "head"}
+    packing |= {name: replace(packing[name], bits=8) for name in names}
+    found = spreads(input_products(source, decoder, packing, sequences), decoder, packing)
+    source.close()
+    assert found.keys() == {linear.name for run in matrix_runs(decoder) for linear in run} - names - {"embedding"}
 
 
 def test_an_excerpt_is_from_all_over_a_text() -> None:

@@ -23,9 +23,9 @@ RECIPES = {
     "8 bits": Recipe(bits=8, exact=True),
 }
 MOST_BITS = 5.0  # a weight, of the whole file
-MOST_LOST = 1.12  # times the perplexity of the floats; measured 1.083, by the method search 1.256
+MOST_LOST = 1.08  # times the perplexity of the floats; measured 1.051, by the method search 1.256
 MOST_LOST_OF_8_BITS = 1.004  # measured 1.0024; 1.0068 with activations rounded to 8 bits
-MOST_CPU_SECONDS = 60.0  # of the default; measured 19, two cores with other work on them
+MOST_CPU_SECONDS = 60.0  # of the default; measured 22 to 24 on two quiet cores, 52 on two that were very busy
 
 
 @pytest.mark.real
@@ -50,5 +50,5 @@ def test_the_default_keeps_a_published_model_and_searched_scales_lose_less_than_
     assert models[0].bits_per_weight <= MOST_BITS
     assert lost["default"] <= MOST_LOST, (lost, kl)
     assert lost["8 bits"] <= MOST_LOST_OF_8_BITS, (lost, kl)
-    assert 1.5 * kl["default"] < kl["search"] < kl["nearest"], (lost, kl)
+    assert 1.8 * kl["default"] < kl["search"] < kl["nearest"], (lost, kl)
     assert spent["default"] <= MOST_CPU_SECONDS, spent

@@ -166,6 +166,7 @@ def test_an_adapter_is_merged_before_values_are_turned(tmp_path: Path) -> None:
     assert far(logits(plain, "reference"), logits(rotated, "reference")) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [
     Recipe(rotate=True, method="gptq", group_size=16),
     Recipe(rotate=True, mean_bits=7.5),

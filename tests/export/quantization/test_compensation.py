@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embedllm.errors import ExportError
-from embedllm.export.quantization.gptq import compensated, compensation
+from embedllm.export.quantization.importance import mean_products, mean_square, weighing
+from embedllm.export.rounding.compensation import block_columns, compensated, feedback
 from embedllm.export.rounding.quantize import inverse, quantize, scales
 from embedllm.package.packing import Packing, dequantize
 from tests.export.quantization.test_quantize import named
@@ -56,6 +59,13 @@ def textbook(rows: F32, gram: F32, packing: Packing) -> F32:
     return found.astype(np.float32)
 
 
+def rounded(rows: F32, x: F32, packing: Packing, *, most: int = 1 << 20, floor: float = 0.01, share: float = 1) -> F32:
+    """The rows as they are stored when errors are compensated in blocks of at most `most` columns."""
+    size = block_columns(rows.shape[1], packing.group_size, most)
+    spread = feedback(mean_products(x, size, "a matrix"), packing.group_size, floor=floor, shrinkage=share)
+    return dequantize(compensated(rows, spread, packing), packing, rows.shape[1])
+
+
 def lost(rows: F32, other: F32, x: F32) -> float:
     """Of the products, relative."""
     return float(np.square(x @ (rows - other).T).sum() / np.square(x @ rows.T).sum())
@@ -65,9 +75,7 @@ def lost(rows: F32, other: F32, x: F32) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_textbooks(packing: Packing, seed: int) -> None:
     rows, x = matrix(12, 64, seed), inputs(64, seed)
-    gram = x.T @ x
-    found = dequantize(compensated(rows, compensation(gram, packing), packing), packing, 64)
-    wanted = textbook(rows, gram, packing)
+    found, wanted = rounded(rows, x, packing), textbook(rows, x.T @ x, packing)
     # a row in which one value lies between two steps goes another way from there on
     same = np.isclose(found, wanted, atol=1e-5).all(axis=1)
     assert same.sum() >= 10
@@ -78,17 +86,54 @@ def test_it_is_the_textbooks(packing: Packing, seed: int) -> None:
 @pytest.mark.parametrize("columns", [64, 72])  # the last group of 72 is not full
 def test_products_lose_less_than_by_rounding_alone(packing: Packing, columns: int) -> None:
     rows, x = matrix(40, columns, 1), inputs(columns, 2)
-    found = dequantize(compensated(rows, compensation(x.T @ x, packing), packing), packing, columns)
-    rounded = dequantize(quantize(rows, packing, search=True), packing, columns)
+    found, plain = rounded(rows, x, packing), dequantize(quantize(rows, packing, search=True), packing, columns)
     assert found.shape == rows.shape
-    assert lost(rows, found, x) < 0.5 * lost(rows, rounded, x)
+    assert lost(rows, found, x) < 0.5 * lost(rows, plain, x)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), symmetric=st.booleans(), columns=st.integers(70, 200))
+def test_wider_blocks_lose_no_more_of_the_products_they_are_made_for(seed: int, symmetric: bool, columns: int) -> None:
+    """All columns less than blocks, these less than groups; of many rows together, since one may be unlucky."""
+    rows, x = matrix(60, columns, seed), inputs(columns, seed)
+    packing = Packing(bits=4, group_size=16, symmetric=symmetric)
+    groups, blocks, whole = (lost(rows, rounded(rows, x, packing, most=most), x) for most in (16, 64, 1 << 20))
+    assert whole < blocks < groups < lost(rows, dequantize(quantize(rows, packing, search=True), packing, columns), x)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_columns_compensate_errors_of_those_before_them_for_other_inputs_too(symmetric: bool) -> None:
+    rows, packing = matrix(200, 128, 7), Packing(bits=4, group_size=16, symmetric=symmetric)
+    both = inputs(128, 8, 600)
+    x, other = both[:300], both[300:]
+    blocks, group = (lost(rows, rounded(rows, x, packing, most=most, floor=0.1, share=0.4), other) for most in (64, 16))
+    weights = weighing(mean_square(x, "a matrix"))
+    weighted = dequantize(quantize(rows, packing, search=True, weights=weights), packing, 128)
+    assert blocks < group < lost(rows, weighted, other)
+
+
+def test_products_that_few_inputs_show_by_chance_are_better_counted_in_part() -> None:
+    """The inputs of different groups have nothing in common."""
+    random, packing = np.random.default_rng(9), Packing(bits=4, group_size=16)
+    both = random.standard_normal((1200, 128)) + 2 * np.repeat(random.standard_normal((1200, 8)), 16, axis=1)
+    x, other = both[:200].astype(np.float32), both[200:].astype(np.float32)
+    rows = matrix(200, 128, 10)
+    whole, part, none = (lost(rows, rounded(rows, x, packing, share=share), other) for share in (1, 0.3, 0))
+    assert none < part < whole
+
+
+def test_blocks_are_whole_groups_and_about_equal() -> None:
+    for columns, group, most, expected in (
+        (576, 32, 256, 192), (1536, 32, 256, 256), (640, 32, 256, 224), (71, 16, 256, 80), (96, 128, 64, 128),
+    ):  # fmt: skip
+        assert block_columns(columns, group, most) == expected
 
 
 @pytest.mark.parametrize("packing", PACKINGS, ids=named)
 @pytest.mark.parametrize("gram", [np.eye(64), np.zeros((64, 64))], ids=["inputs alike and apart", "no inputs"])
 def test_where_nothing_can_be_made_up_for_it_is_plain_rounding(packing: Packing, gram: F32) -> None:
     rows = matrix(20, 64, 3)
-    found = compensated(rows, compensation(gram.astype(np.float32), packing), packing)
+    found = compensated(rows, feedback(gram[None].astype(np.float32), packing.group_size, floor=0.01), packing)
     wanted = quantize(rows, packing, search=True)
     assert np.array_equal(found.weight, wanted.weight)
     assert np.array_equal(found.scale, wanted.scale)
@@ -97,19 +142,12 @@ def test_where_nothing_can_be_made_up_for_it_is_plain_rounding(packing: Packing,
         assert np.array_equal(found.zero, np.asarray(wanted.zero))
 
 
-def test_inputs_that_are_not_finite_are_refused() -> None:
-    gram = np.eye(16, dtype=np.float32)
-    gram[3, 3] = np.inf
-    with pytest.raises(ExportError, match="not finite"):
-        compensation(gram, Packing(bits=4, group_size=16))
-
-
 def test_weights_that_are_not_finite_are_refused() -> None:
     packing = Packing(bits=4, group_size=16)
     rows = matrix(4, 16, 0)
     rows[2, 5] = np.nan
     with pytest.raises(ExportError, match="not finite"):
-        compensated(rows, compensation(np.eye(16, dtype=np.float32), packing), packing)
+        compensated(rows, feedback(np.eye(16, dtype=np.float32)[None], 16, floor=0.01), packing)
 
 
 def test_a_weighted_search_leaves_the_least_weighted_error() -> None:
