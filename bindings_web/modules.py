@@ -15,8 +15,8 @@ from embedllm.errors import PackageError
 
 SOURCES = Path(__file__).parent / "src"
 ENTRY = "worker/load_model.js"
-# static imports and re-exports, which begin a line; in a comment of types they do not
-_IMPORT = re.compile(r"""(?m)^((?:import|export)\b(?:[^;"'`]*?\bfrom)?\s*)(["'])(\.{1,2}/[^"']+)\2""")
+# static imports and re-exports, which begin a line, and imports that are awaited; types in a comment are neither
+_IMPORT = re.compile(r"""(?m)(^(?:import|export)\b(?:[^;"'`]*?\bfrom)?\s*|\bawait import\()(["'])(\.{1,2}/[^"']+)\2""")
 
 
 def sources(folder: Path = SOURCES) -> dict[str, str]:

@@ -4,11 +4,11 @@ import * as bridge from "./worker/load_model.js";
 import { folderOf } from "./package/address.js";
 import { loadLibrary } from "./libraries.js";
 import { holdLife } from "./worker/worker_liveness.js";
-import { SavedConversations } from "./storage/saved_conversations.js";
 import { serve } from "./worker/request_server.js";
 import { Store } from "./storage/store.js";
 
 const life = holdLife();
+const conversations = async () => (await import("./storage/saved_conversations.js")).SavedConversations.open();
 addEventListener("message", async ({ data }) => {
   if (data?.method === "load") postMessage({ life: await life });
 });
@@ -25,8 +25,8 @@ serve(/** @type {import("./worker/protocol.js").Port} */ (/** @type {unknown} */
     return {
       list: () => store.list(),
       remove: (url) => store.remove(folderOf(url)),
-      usage: async () => ({ ...(await store.usage()), conversations: await (await SavedConversations.open()).bytes() }),
+      usage: async () => ({ ...(await store.usage()), conversations: await (await conversations()).bytes() }),
     };
   },
-  conversations: () => SavedConversations.open(),
+  conversations,
 });

@@ -23,13 +23,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SAMPLES = ("chat", "notebook", "summarise")
 NEEDS_PYTHON = ("chat", "notebook")
-_NOT_IN_AN_EXTENSION = ("ort.webgpu.bundle.min.mjs", "*.asyncify.*")  # for browsers older than its manifest asks for
+_NOT_IN_AN_EXTENSION = ("ort.webgpu.min.mjs", "*.asyncify.*")  # for browsers older than its manifest asks for
 # of the libraries, what is loaded: the rest are other builds, types and maps
 _USED = {
     "libraries/onnxruntime": (
         "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm",
-        "ort.jspi.bundle.min.mjs", "ort-wasm-simd-threaded.jspi.*",
-        "ort.webgpu.bundle.min.mjs", "ort-wasm-simd-threaded.asyncify.*",
+        "ort.jspi.min.mjs", "ort-wasm-simd-threaded.jspi.*",
+        "ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.*",
     ),
     "libraries/tokenizers": ("tokenizers.min.mjs",),
     "libraries/jinja": ("index.js",),

@@ -20,15 +20,24 @@ WebAssembly.Memory = new Proxy(WebAssembly.Memory, {
 /** Most bytes that WebAssembly has taken: it gives none back. */
 export const wasmBytes = () => memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
 
-/** @param {{url: string, threads: number, urls: object}} options */
-export async function openOurs({ url, threads, urls }) {
+/**
+ * Sessions of embedllm-web, without its API.
+ *
+ * @param {{url: string, threads: number, urls: object, device: string, ahead?: boolean}} options ahead: false: steps are
+ *   asked for singly, as sampling does
+ */
+export async function openOurs({ url, threads, urls, device, ahead = true }) {
   const { load } = await import("/src/worker/load_model.js");
-  const loaded = await load(url, { device: "wasm", threads, urls });
-  const { loadCpuRuntime } = await import("/src/engine/ort_runtime.js");
-  const inner = (await loadCpuRuntime(urls.onnxruntime, threads)).module(); // the one that load() started
-  const run = inner._OrtRun;
+  const loaded = await load(url, { device, threads, urls });
+  const runtime = await import("/src/engine/ort_runtime.js");
+  const isCpu = device === "wasm";
+  const base = urls.onnxruntime;
+  const started = isCpu ? runtime.loadCpuRuntime(base, threads) : runtime.loadGpuRuntime(base);
+  const inner = (await started).module(); // the one that load() started
+  const name = isCpu ? "_OrtRun" : "_OrtRunWithBinding";
+  const run = inner[name];
   const spent = { runs: 0, ms: 0 }; // in ONNX Runtime
-  inner._OrtRun = async (...given) => {
+  inner[name] = async (...given) => {
     const start = performance.now();
     const code = await run(...given);
     spent.ms += performance.now() - start;
@@ -38,7 +47,7 @@ export async function openOurs({ url, threads, urls }) {
   const held = new Map(); // name -> {session, last, position}
   return {
     spent,
-    versions: { graph: loaded.manifest.graphs.find(({ variant }) => variant === "wasm-float32")?.file ?? "model.onnx" },
+    versions: { device: loaded.device.description, type: loaded.kind.type, captures: loaded.engine.captures },
     async prefill(tokens) {
       const session = loaded.engine.open();
       const start = performance.now();
@@ -57,7 +66,9 @@ export async function openOurs({ url, threads, urls }) {
       session.rewind(position);
       const [ids, times] = [[], []];
       for (let token = last, step = 0; step < count; step++) {
-        token = (await session.feed([token])).top(1).tokens[0];
+        const row = await session.feed([token]);
+        token = row.top(ahead ? 1 : 2).tokens[0];
+        row.logsumexp();
         ids.push(token);
         times.push(performance.now());
       }
@@ -66,15 +77,53 @@ export async function openOurs({ url, threads, urls }) {
   };
 }
 
-/** @param {{library: string, wasm: {mjs: string, wasm: string}, models: string, dtype: string, threads: number}} options */
-export async function openTheirs({ library, wasm, models, dtype, threads }) {
+/**
+ * Its API, as a page has it: a worker of its own.
+ *
+ * @param {{url: string, threads: number, urls: object, device: string, engine: string, sampling: object}} options
+ */
+export async function openApi({ url, threads, urls, device, engine, sampling }) {
+  const { EmbedLLM } = await import("/src/index.js");
+  const llm = await EmbedLLM.load(url, { device, threads, engine, urls });
+  const held = new Map();
+  const reply = async (tokens, count) => {
+    const options = { ...sampling, max_tokens: count, stop_tokens: [] };
+    const ids = [];
+    let last = null;
+    for await (const chunk of llm.stream(tokens, options)) {
+      ids.push(chunk.token);
+      last = chunk;
+    }
+    return { ids, statistics: last.statistics };
+  };
+  return {
+    versions: { device: llm.device.description, engine },
+    async prefill(tokens) {
+      return 1000 * (await reply(tokens, 1)).statistics.prefill_s;
+    },
+    async keep(name, tokens) {
+      held.set(name, tokens);
+    },
+    async decode(name, count) {
+      const { ids, statistics } = await reply(held.get(name), count + 1);
+      const each = (1000 * statistics.decode_s) / count;
+      return { ids: ids.slice(0, count), times: Array.from({ length: count }, (_, place) => place * each) };
+    },
+  };
+}
+
+/**
+ * @param {{library: string, wasm: {mjs: string, wasm: string}, models: string, dtype: string, threads: number,
+ *   device: string}} options
+ */
+export async function openTheirs({ library, wasm, models, dtype, threads, device }) {
   const { AutoModelForCausalLM, AutoTokenizer, BaseStreamer, DynamicCache, Tensor, env } = await import(library);
   env.allowRemoteModels = false;
   env.allowLocalModels = true;
   env.localModelPath = models;
   env.backends.onnx.wasm.wasmPaths = wasm;
   env.backends.onnx.wasm.numThreads = threads;
-  const options = { dtype, device: "wasm" };
+  const options = { dtype, device };
   const [model] = await Promise.all([
     AutoModelForCausalLM.from_pretrained("demo", options), AutoTokenizer.from_pretrained("demo"),
   ]);

@@ -3,6 +3,11 @@
     (cd /tmp/peer && npm install --ignore-scripts @huggingface/transformers@4.3.1)
     python -m tests.benchmarks.bench_web /tmp/peer --checkpoint ../shared/models/demo --work /tmp/bench-web
 
+On a GPU, with our sessions, our API (greedy and sampled, in JavaScript and in Python) and their q4f16:
+
+    python -m tests.benchmarks.bench_web /tmp/peer --checkpoint ../shared/models/demo --work /tmp/bench-web-gpu \
+        --device webgpu --dtypes q4f16 --threads 1 --rounds 5 --tokens 64
+
 Every engine has a page, a renderer process and a worker of its own. Each round runs every engine once, in turn:
 decoding around position 100, decoding around position 2,000, a prompt from nothing. Ours is load() and session.feed()
 with the greedy choice in JavaScript; theirs is generate() with its own cache and a streamer that notes the time.
@@ -24,15 +29,23 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import numpy as np
 
+from embedllm.backends.probe import probe
 from embedllm.loading.resolve import package_folder
 from tests.benchmarks.export_for_transformers_js import export
 from tests.web.support.browser import Browser
 from tests.web.support.found import node_modules
 from tests.web.support.page import Page
 from tests.web.support.server import ROOT, WebServer
+from tests.web.test_python import template_engine
+from tools import make_web_wheel
 
 PATIENCE_S = 900
-NEAR, FAR = 100, 2000  # positions in whose middle is measured
+# Chromium's, which give a page the GPU of a machine without a display: docs/webgpu.md#browser
+GPU_FLAGS = (
+    "--ignore-gpu-blocklist --enable-features=Vulkan,VulkanFromANGLE --use-vulkan=native --use-angle=vulkan "
+    "--disable-vulkan-surface --enable-dawn-features=vulkan_enable_f16_on_nvidia"
+)
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 MEASURES = ("near", "far", "prefill", "load")
 OPEN = """
 const start = performance.now();
@@ -109,26 +122,59 @@ def renderers() -> dict[int, int]:
 
 
 def engines(
-    server: WebServer, package: Path, peer: Path, models: Path, dtypes: Sequence[str], threads: int
+    server: WebServer, package: Path, peer: Path | None, models: Path, options: argparse.Namespace, threads: int
 ) -> list[Engine]:
     modules = f"{server.url}/node_modules"
     urls = {
         "onnxruntime": f"{modules}/onnxruntime-web/dist/",
         "tokenizers": f"{modules}/@huggingface/tokenizers/dist/tokenizers.min.mjs",
         "hashes": f"{modules}/@noble/hashes/sha2.js",
+        "jinja": f"{modules}/@huggingface/jinja/dist/index.js",
+        "probe": server.serve("/probe", probe.FOLDER) + "/",
     }
+    url = server.serve("/package", package) + "/"
+    given: dict[str, Any] = {"url": url, "threads": threads, "urls": urls, "device": options.device}
+    found = [Engine("embedllm-web", threads, "openOurs", given)]
+    if options.device != "wasm":
+        api = {**given, "engine": "javascript"}
+        found += [
+            Engine("embedllm-web, steps not ahead", threads, "openOurs", {**given, "ahead": False}),
+            Engine("embedllm-web, API, greedy", threads, "openApi", {**api, "sampling": {"temperature": 0}}),
+            Engine("embedllm-web, API, sampled", threads, "openApi", {**api, "sampling": SAMPLED}),
+        ]
+        if options.python:
+            python = {**given, "urls": {**urls, **python_urls(server, options.work)}, "engine": "python"}
+            found += [
+                Engine("embedllm-web, Python, greedy", threads, "openApi", {**python, "sampling": {"temperature": 0}}),
+                Engine("embedllm-web, Python, sampled", threads, "openApi", {**python, "sampling": SAMPLED}),
+            ]
+    if peer is None:
+        return found
     dist = server.serve("/peer", peer / "node_modules")
     library = f"{dist}/@huggingface/transformers/dist/transformers.min.js"
-    url = server.serve("/package", package) + "/"
     server.serve("/peer-models", models)
-    found = [Engine("embedllm-web", threads, "openOurs", {"url": url, "threads": threads, "urls": urls})]
-    for wish in dtypes:
+    for wish in options.dtypes:
         dtype, _, build = wish.partition(":")
         runtime = f"{dist}/onnxruntime-web/dist/ort-wasm-simd-threaded" + ("" if build == "plain" else ".asyncify")
-        given = {"library": library, "models": "/peer-models/", "dtype": dtype, "threads": threads}
+        theirs = {"library": library, "models": "/peer-models/", "dtype": dtype, "threads": threads}
         wasm = {"mjs": f"{runtime}.mjs", "wasm": f"{runtime}.wasm"}
-        found.append(Engine(f"transformers.js {wish}", threads, "openTheirs", {**given, "wasm": wasm}))
+        device = "wasm" if options.device == "wasm" else "webgpu"
+        found.append(
+            Engine(f"transformers.js {wish}", threads, "openTheirs", {**theirs, "wasm": wasm, "device": device})
+        )
     return found
+
+
+def python_urls(server: WebServer, work: Path) -> dict[str, str]:
+    """Where the engine "python" finds Pyodide, the wheel of this checkout, and no template engine: no chat is asked."""
+    folder = work.parent / f"{work.name}-python"
+    folder.mkdir(parents=True, exist_ok=True)
+    make_web_wheel.main(folder).replace(folder / "embedllm.whl")
+    template_engine(folder / "jinja.whl")
+    python = server.serve("/python", folder)
+    pyodide = f"{server.url}/node_modules/pyodide/pyodide.mjs"
+    jinja = dict.fromkeys(("jinja2", "markupsafe"), f"{python}/jinja.whl")
+    return {"pyodide": pyodide, "wheel": f"{python}/embedllm.whl", **jinja}
 
 
 def agreement(mine: Sequence[int], theirs: Sequence[int]) -> int:
@@ -147,8 +193,11 @@ def cell(mine: Sequence[float], base: Sequence[float], *, is_rate: bool = True) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", type=Path, help="folder in which npm installed @huggingface/transformers")
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("peer", type=Path, nargs="?", help="folder in which npm installed @huggingface/transformers")
+    parser.add_argument("--checkpoint", type=Path, help="what transformers.js runs")
+    parser.add_argument("--device", default="wasm", choices=["wasm", "webgpu", "webgpu-software"])
+    parser.add_argument("--python", action="store_true", help='our engine "python", too (not on wasm)')
+    parser.add_argument("--flags", default=GPU_FLAGS, help="Chromium's, for a GPU")
     parser.add_argument("--package", default="demo", help="ours, of the same checkpoint")
     parser.add_argument("--work", type=Path, required=True, help="folder for the export; kept")
     parser.add_argument("--dtypes", nargs="*", default=["q8", "q4", "fp32"], help="':plain' after one: the plain build")
@@ -157,19 +206,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--positions", nargs=2, type=int, default=[100, 2000], help="in whose middle is measured")
+    parser.add_argument("--vocabulary", type=int, default=16000, help="ids of prompts are below")
     options = parser.parse_args()
-    export(options.checkpoint, options.work / "demo")
+    if options.peer is not None:
+        export(options.checkpoint, options.work / "demo", is_gpu=options.device != "wasm")
+    if options.device == "webgpu":
+        os.environ["EMBEDLLM_CHROMIUM_FLAGS"] = options.flags
     random = np.random.default_rng(0)
     web = ROOT / "bindings_web"
     roots = {"/src": web / "src", "/tests": ROOT / "tests" / "web" / "support", "/bench": Path(__file__).parent}
     modules = node_modules()
     assert modules is not None
-    text = random.integers(3, 16000, FAR).tolist()
-    kept = {"near": text[: NEAR - options.tokens // 2], "far": text[: FAR - options.tokens // 2]}
+    near, far = options.positions
+    text = random.integers(3, options.vocabulary, far).tolist()
+    kept = {"near": text[: near - options.tokens // 2], "far": text[: far - options.tokens // 2]}
     for threads in options.threads:
         with WebServer({**roots, "/node_modules": modules}) as server, Browser() as browser:
             package = package_folder(options.package)
-            group = engines(server, package, options.peer, options.work, options.dtypes, threads)
+            group = engines(server, package, options.peer, options.work, options, threads)
             for engine in group:
                 engine.load(browser, server.url, options.loads)
                 engine.run(KEEP, kept)
@@ -177,7 +232,7 @@ def main() -> None:
                 engine.settle()
                 print(f"{engine.name}: {engine.run(STATE)['versions']}", file=sys.stderr, flush=True)
             for turn in range(options.rounds):
-                prompt = random.integers(3, 16000, options.prompt).tolist()
+                prompt = random.integers(3, options.vocabulary, options.prompt).tolist()
                 for engine in group if turn % 2 == 0 else group[::-1]:
                     engine.measure(prompt, options.tokens)
             browser.check()
@@ -186,7 +241,7 @@ def main() -> None:
 
 def report(all_engines: Sequence[Engine], rounds: int) -> None:
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; {rounds} rounds", flush=True)
-    heads = ("at 100, tokens/s", "at 2,000, tokens/s", "prefill, tokens/s", "load, s")
+    heads = ("near, tokens/s", "far, tokens/s", "prefill, tokens/s", "load, s")
     print(f"| engine | threads | {' | ratio | '.join(heads)} | ratio | wasm MB | renderer MB | same tokens |")
     for engine in all_engines:
         base = next(one for one in all_engines if one.threads == engine.threads)

@@ -262,7 +262,7 @@ def test_a_software_gpu_gives_the_same_and_one_that_is_lost_comes_back_with_the_
     const reply = llm.stream("the quick", { temperature: 0, stop_tokens: [], max_tokens: 100 });
     await reply.next();
     const build = "Suspending" in WebAssembly ? "jspi" : "webgpu";
-    workers[0].postMessage({ cancel: 0, loses: `${urls.onnxruntime}ort.${build}.bundle.min.mjs` });
+    workers[0].postMessage({ cancel: 0, loses: `${urls.onnxruntime}ort.${build}.min.mjs` });
     return failure(() => all(reply));
     """
     error = run(page, lost)

@@ -31,7 +31,7 @@ from tests.web.support.found import node, node_modules
 from tools import make_web_wheel
 
 WEB = Path(__file__).parent
-LIMIT = 500_000  # bytes of the wheel; measured 488,000
+LIMIT = 552_000  # bytes of the wheel; measured 542,000, 8,000 of them for images in messages
 TEMPLATE = (
     "{%- if tools %}{{ tools | map(attribute='function.name') | join(',') }}{% endif %}"
     "{%- for message in messages %}{% if message.role == 'odd' %}{{ raise_exception('odd roles') }}{% endif %}"
@@ -181,12 +181,13 @@ def test_a_folder_of_texts_is_read_without_its_weights(desktop: Model) -> None:
 
 
 def test_the_modules_import_each_other_in_ways_that_can_be_rewritten() -> None:
-    """Neither a dynamic import nor an address relative to a module itself finds anything from a text."""
-    texts = sources()
-    made = addresses(texts, ENTRY, publish=lambda text: f"address:{len(text)}")
-    assert {"worker/load_model.js", "errors.js", "sampling/array_logits.js"} <= made.keys()
-    for name in made:
-        assert not re.search(r"""await import\(["']\.""", texts[name]), name
+    """No relative address finds anything from a text: none is left, in imports that are awaited neither."""
+    texts, published = sources(), list[str]()
+    made = addresses(texts, ENTRY, publish=lambda text: published.append(text) or f"address:{len(published)}")
+    later = {"engine/webgpu_engine.js", "engine/wasm_engine.js", "engine/probe.js"}
+    assert {"worker/load_model.js", "errors.js", "sampling/array_logits.js", *later} <= made.keys()
+    for name, text in zip(made, published, strict=True):
+        assert not re.search(r"""(?m)(await import\(|^(import|export)\b.* from )["']\.""", text), name
         # where Python's wheel is, which is here already; and what is beside it only if it is no blob
         assert name in {"libraries.js", "engine/ort_runtime.js"} or "import.meta" not in texts[name], name
 

@@ -1,24 +1,32 @@
-// Loads onnxruntime-web: the build with WebGPU, or the plain one, of which the inner module is kept.
+// Loads onnxruntime-web: the build with WebGPU or the plain one, and keeps the inner module of it.
 
 /**
  * @typedef {any} WasmModule Emscripten's module of ONNX Runtime, with its C functions
  * @typedef {typeof import("onnxruntime-web")} Ort
  */
 
+/** @typedef {{ort: Ort, module: () => WasmModule}} Runtime module: there once a session was made */
+
 let lost = 0; // how many times the GPU was
 
+/** A page has one of each build, since ONNX Runtime cannot start twice. @type {Map<string, Promise<Runtime>>} */
+const started = new Map();
+
 /**
+ * The build with WebGPU. Its module's property `lastSession`, as the other's, is the handle of the session made last.
+ *
  * @param {string} base URL of onnxruntime-web's dist folder, with a slash at its end
- * @returns {Promise<Ort>}
+ * @returns {Promise<Runtime>}
  */
-export async function loadGpuRuntime(base) {
+export function loadGpuRuntime(base) {
   // the build for browsers that can suspend WebAssembly is 10 MB smaller and needs no instrumented code
-  const build = "Suspending" in WebAssembly ? "jspi" : "webgpu";
-  const ort = await import(/* @vite-ignore */ `${base}ort.${build}.bundle.min.mjs${lost ? `#${lost}` : ""}`);
-  ort.env.logLevel = "error";
-  ort.env.wasm.numThreads = 1; // what is left on the CPU are sums of a few numbers
-  ort.env.webgpu.powerPreference = "high-performance";
-  return ort;
+  const [build, loader] = "Suspending" in WebAssembly ? ["jspi", "jspi"] : ["webgpu", "asyncify"];
+  return once(`${base}ort.${build}.min.mjs${lost ? `#${lost}` : ""}`, async (library) => {
+    const runtime = await start(library, `${base}ort-wasm-simd-threaded.${loader}`);
+    runtime.ort.env.wasm.numThreads = 1; // what is left on the CPU are sums of a few numbers
+    runtime.ort.env.webgpu.powerPreference = "high-performance";
+    return runtime;
+  });
 }
 
 /** Lets the next load start again: ONNX Runtime has one GPU device for good, and it was lost. */
@@ -26,30 +34,38 @@ export function forgetGpuRuntime() {
   lost++;
 }
 
-/** @typedef {{ort: Ort, module: () => WasmModule}} CpuRuntime module: there once a session was made */
-
-/** A page has one, since ONNX Runtime cannot start twice. @type {Map<string, Promise<CpuRuntime>>} */
-const started = new Map();
-
 /**
- * The build for the CPU, and the module inside it: see wasm_steps.js. Its property `lastSession` is the handle of the
- * session that was made last.
+ * The build for the CPU.
  *
  * @param {string} base @param {number} threads 0: as many as ONNX Runtime takes; the first call decides
- * @returns {Promise<CpuRuntime>}
+ * @returns {Promise<Runtime>}
  */
 export function loadCpuRuntime(base, threads) {
-  const found = started.get(base) ?? startCpuRuntime(base, threads);
-  started.set(base, found);
-  found.catch(() => started.delete(base));
+  return once(`${base}ort.wasm.min.mjs`, async (library) => {
+    const runtime = await start(library, `${base}ort-wasm-simd-threaded`);
+    runtime.ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? threads : 1;
+    return runtime;
+  });
+}
+
+/** @param {string} library its address @param {(library: string) => Promise<Runtime>} make */
+function once(library, make) {
+  const found = started.get(library) ?? make(library);
+  started.set(library, found);
+  found.catch(() => started.delete(library));
   return found;
 }
 
-/** @param {string} base @param {number} threads @returns {Promise<CpuRuntime>} */
-async function startCpuRuntime(base, threads) {
-  const ort = await import(/* @vite-ignore */ `${base}ort.wasm.min.mjs`);
+/**
+ * The library, and the module inside it: see ort_calls.js.
+ *
+ * @param {string} library
+ * @param {string} inner address of its WebAssembly and of the loader of that, less their endings
+ * @returns {Promise<Runtime>}
+ */
+async function start(library, inner) {
+  const ort = await import(/* @vite-ignore */ library);
   ort.env.logLevel = "error";
-  ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? threads : 1;
   /** @type {WasmModule} */
   let module = null;
   const keep = (/** @type {WasmModule} */ made) => {
@@ -57,8 +73,7 @@ async function startCpuRuntime(base, threads) {
     made._OrtCreateSession = async (/** @type {any[]} */ ...given) => (made.lastSession = await create(...given));
     return (module = made);
   };
-  const mjs = loaderAddress(`${base}ort-wasm-simd-threaded.mjs`, keep);
-  ort.env.wasm.wasmPaths = { mjs, wasm: `${base}ort-wasm-simd-threaded.wasm` };
+  ort.env.wasm.wasmPaths = { mjs: loaderAddress(`${inner}.mjs`, keep), wasm: `${inner}.wasm` };
   return { ort, module: () => module };
 }
 

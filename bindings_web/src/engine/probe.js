@@ -3,7 +3,7 @@
 // The model and its answers are those of the desktop (backends/probe/model, made by tools/make_probe.py).
 
 import { Decoder } from "./model_shape.js";
-import { openEngine } from "./engine.js";
+import { openEngine } from "./open_engine.js";
 
 /**
  * @import { Device, Engine } from "./engine.js"

@@ -5,14 +5,19 @@ import { ArrayLogits } from "../sampling/array_logits.js";
 import { breathe } from "../worker/yield_to_events.js";
 
 /**
+ * @import { Draws } from "./next_token.js"
  * @import { HostSteps } from "./wasm_steps.js"
  * @import { GpuSteps } from "./webgpu_steps.js"
  * @typedef {HostSteps | GpuSteps} Steps
- * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, fail: (error: unknown) => Promise<Error>,
+ * @typedef {{context: number, vocabulary: number, chunk: number, remedy: string, draws: () => Draws | null,
+ *   fail: (error: unknown) => Promise<Error>,
  *   alone: <T>(work: () => Promise<T>) => Promise<T>, after: <T>(work: () => Promise<T>) => Promise<T>}} Limits what a
- *   session asks of its engine; alone: runs one step at a time, on a device that works; after: also on one that failed
+ *   session asks of its engine; draws: how tokens will be chosen, if that is known; alone: runs one step at a time, on a
+ *   device that works; after: also on one that failed
  */
 
+/** @type {Draws} the choice of the best token */
+const GREEDY = { temperature: 0, top_k: 0, top_p: 1, min_p: 0, uniform: () => 0 };
 const FIRST = 256; // tokens; a capacity is this, doubled as often as it takes
 
 export class Session {
@@ -21,6 +26,10 @@ export class Session {
   #steps;
   #limits;
   #wanted;
+  /** @type {ArrayLogits | null} what the latest feed gave */
+  #row = null;
+  /** @type {Draws | null} how its token will be chosen */
+  #draws = null;
   #stopping = false;
   #closed = false;
 
@@ -49,6 +58,9 @@ export class Session {
     this.#check(tokens);
     const start = this.position;
     const { chunk, alone } = this.#limits;
+    const known = this.#limits.draws();
+    if (this.#row?.wasAsked && known === this.#draws) known?.note?.();
+    const draws = known ?? (this.#row?.isGreedy ? GREEDY : null);
     return alone(async () => {
       try {
         await this.#reserve(start + tokens.length);
@@ -57,10 +69,11 @@ export class Session {
           await breathe(); // so that an interruption gets through
           if (this.#stopping) throw new Interrupted();
           const piece = Array.prototype.slice.call(tokens, at, at + chunk);
-          row = /** @type {Float32Array<ArrayBuffer>} */ (await this.#steps.run(piece, start + at));
+          row = /** @type {Float32Array<ArrayBuffer>} */ (await this.#steps.run(piece, start + at, draws));
         }
         this.position = start + tokens.length;
-        return new ArrayLogits(row);
+        this.#draws = known;
+        return (this.#row = new ArrayLogits(row));
       } catch (error) {
         if (error instanceof EmbedError && !(error instanceof DeviceError)) throw error;
         throw await this.#limits.fail(error);

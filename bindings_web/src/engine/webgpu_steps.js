@@ -1,115 +1,169 @@
 // Steps on WebGPU: the KV is in GPU buffers of a fixed capacity, past and present at once, written in place.
+//
+// The GPU guesses the token that the host will choose of each row, and puts it into the inputs of the next step
+// (next_token.js). So some steps run ahead of the host. The host chooses from the same rows all the same: a step that
+// it does not ask for is forgotten, as a rewind forgets.
 
 import { DeviceError } from "../errors.js";
+import { GpuModel } from "./webgpu_buffers.js";
 import { widen } from "./float_bytes.js";
 
 /**
- * @import { Decoder } from "./model_shape.js"
- * @import { Ort } from "./ort_runtime.js"
- * @typedef {import("onnxruntime-web").Tensor} Tensor
- * @typedef {import("onnxruntime-web").InferenceSession} InferenceSession
+ * @import { Draws } from "./next_token.js"
+ * @import { GpuBuffers, OnGpu } from "./webgpu_buffers.js"
+ * @typedef {{guess: number, row: Float32Array<ArrayBuffer>}} Read of a step; guess: -1 where the GPU chooses none
  */
 
-const KV_USAGE = 128 | 4 | 8; // GPUBufferUsage: STORAGE, COPY_SRC, COPY_DST
 const READ_USAGE = 1 | 8; // MAP_READ, COPY_DST
+const HEAD = 16; // bytes before a row: the token after it
+const CERTAIN = 2; // right guesses in a row, after which steps run ahead
+const AHEAD = 4; // most of them: what is not wanted delays what comes next by that much
 
 /** The KV of one sequence and the steps over it. */
 export class GpuSteps {
-  #ort;
-  #session;
-  #device;
-  #decoder;
-  #type;
-  #size;
-  /** @type {Map<string, {buffer: GPUBuffer, tensor: Tensor}>} */
-  #kv = new Map();
-  #capacity = 0;
+  #model;
+  /** @type {GpuBuffers | null} */
+  #buffers = null;
+  /** @type {GPUBuffer[]} that rows are read through, and are free */
+  #staging = [];
+  #end = -1; // tokens held when the latest row came
+  #guess = -1; // the GPU's of the token after that
+  #guessed = 0; // tokens in a row that were the GPU's guess
+  #frontier = 0; // tokens up to which steps have run
+  /** @type {{read: Promise<Read>}[]} behind the latest row */
+  #ahead = [];
+  #isClosed = false;
 
-  /**
-   * @param {Ort} ort @param {InferenceSession} session @param {GPUDevice} device @param {Decoder} decoder
-   * @param {"float32" | "float16"} type of KV and logits
-   */
-  constructor(ort, session, device, decoder, type) {
-    this.#ort = ort;
-    this.#session = session;
-    this.#device = device;
-    this.#decoder = decoder;
-    this.#type = type;
-    this.#size = type === "float16" ? 2 : 4;
+  /** @param {GpuModel} model */
+  constructor(model) {
+    this.#model = model;
   }
 
   get capacity() {
-    return this.#capacity;
+    return this.#buffers?.capacity ?? 0;
   }
 
   /** @param {number} capacity tokens @param {number} held of them, kept */
   async grow(capacity, held) {
-    const [before, old, size] = [this.#kv, this.#capacity, this.#size];
-    const commands = this.#device.createCommandEncoder();
-    /** @type {typeof before} */
-    const grown = new Map();
-    this.#device.pushErrorScope("out-of-memory");
-    for (const [layer, { kvHeads, headDim }] of this.#decoder.layers.entries()) {
-      for (const part of ["key", "value"]) {
-        const name = `${layer}.${part}`;
-        const dims = [1, kvHeads, capacity, headDim];
-        const buffer = this.#device.createBuffer({ size: size * kvHeads * capacity * headDim, usage: KV_USAGE });
-        grown.set(name, { buffer, tensor: this.#ort.Tensor.fromGpuBuffer(buffer, { dataType: this.#type, dims }) });
-        const source = before.get(name)?.buffer;
-        for (let head = 0; head < kvHeads && held && source; head++) {
-          const [from, to] = [size * head * old * headDim, size * head * capacity * headDim];
-          commands.copyBufferToBuffer(source, from, buffer, to, size * held * headDim);
+    const { device, size, decoder } = this.#model;
+    const before = this.#buffers;
+    const grown = await this.#model.take(capacity);
+    this.#forget();
+    if (before && held) {
+      const commands = device.createCommandEncoder();
+      for (const [layer, { kvHeads, headDim }] of decoder.layers.entries()) {
+        for (const name of [`${layer}.key`, `${layer}.value`]) {
+          const [source, target] = [before, grown].map(({ kv }) => /** @type {OnGpu} */ (kv.get(name)).buffer);
+          for (let head = 0; head < kvHeads; head++) {
+            const [from, to] = [before.capacity, capacity].map((tokens) => size * head * tokens * headDim);
+            commands.copyBufferToBuffer(source, from, target, to, size * held * headDim);
+          }
         }
       }
+      device.queue.submit([commands.finish()]);
     }
-    this.#device.queue.submit([commands.finish()]);
-    const failure = await this.#device.popErrorScope();
-    for (const { buffer } of (failure ? grown : before).values()) buffer.destroy();
-    if (failure) throw new DeviceError(`the GPU has no memory left for the KV cache of ${capacity} tokens.`);
-    this.#kv = grown;
-    this.#capacity = capacity;
+    if (before) this.#model.give(before);
+    this.#buffers = grown;
   }
 
   /**
    * @param {ArrayLike<number>} tokens @param {number} position of the first
+   * @param {Draws | null} [draws] how the host will choose the next tokens; null: unknown
    * @returns {Promise<Float32Array>} the logits after the last of them
    */
-  async run(tokens, position) {
-    /** @type {Record<string, Tensor>} */
-    const feeds = {
-      input_ids: this.#integers(Array.from(tokens), [1, tokens.length]),
-      attention_mask: this.#integers(new Array(position + tokens.length).fill(1), [1, position + tokens.length]),
-    };
-    /** @type {Record<string, Tensor | null>} */
-    const fetches = { logits: null };
-    for (const [name, { tensor }] of this.#kv) {
-      feeds[`past_key_values.${name}`] = tensor;
-      fetches[`present.${name}`] = tensor;
+  async run(tokens, position, draws = null) {
+    const buffers = this.#held();
+    if (tokens.length === 1 && position && buffers.isCaptured) return this.#step(tokens[0], position, draws);
+    this.#forget();
+    await buffers.feed(tokens, position);
+    return this.#take(await this.#read(buffers, draws, 0), position + tokens.length);
+  }
+
+  /** @param {number} token @param {number} position @param {Draws | null} draws */
+  async #step(token, position, draws) {
+    const buffers = this.#held();
+    const isGuessed = position === this.#end && token === this.#guess;
+    const guessed = isGuessed && draws ? this.#guessed + 1 : 0;
+    let step = isGuessed ? this.#ahead.shift() : undefined;
+    if (!step) {
+      if (!isGuessed || this.#frontier !== position) buffers.setNext(token, position);
+      this.#forget();
+      this.#frontier = position;
+      step = await this.#launch(buffers, draws, 0);
     }
-    const found = await this.#session.run(feeds, fetches);
-    const data = found.logits.data;
-    if (data instanceof Float32Array) return data;
-    const row = new Float32Array(data.length);
-    const halves = /** @type {Uint16Array} */ (data); // or a Float16Array, in the browsers that have it
-    if (halves instanceof Uint16Array) widen(halves, row);
-    else row.set(halves);
+    this.#guessed = guessed;
+    while (guessed >= CERTAIN && this.#ahead.length < AHEAD && this.#frontier < buffers.capacity) {
+      this.#ahead.push(await this.#launch(buffers, draws, 1 + this.#ahead.length));
+    }
+    return this.#take(await step.read, position + 1);
+  }
+
+  /**
+   * Runs one more step, with the token that is next on the GPU.
+   *
+   * @param {GpuBuffers} buffers @param {Draws | null} draws
+   * @param {number} place of its row among those that are not read
+   */
+  async #launch(buffers, draws, place) {
+    await buffers.step();
+    this.#frontier++;
+    const read = this.#read(buffers, draws, place);
+    read.catch(() => {}); // it may be forgotten
+    return { read };
+  }
+
+  /** Takes what a run gave. @param {Read} read @param {number} end */
+  #take({ guess, row }, end) {
+    [this.#guess, this.#end] = [guess, end];
     return row;
+  }
+
+  /**
+   * Chooses the token after the row that was computed last, and reads both; the next run may begin meanwhile.
+   *
+   * @param {GpuBuffers} buffers @param {Draws | null} draws null: the best one @param {number} place
+   * @returns {Promise<Read>}
+   */
+  async #read({ logits, token, group }, draws, place) {
+    const { device, decoder, size, next, type } = this.#model;
+    const bytes = size * decoder.vocabulary;
+    const room = HEAD + 16 * Math.ceil(bytes / 16);
+    const staging = this.#staging.pop() ?? device.createBuffer({ size: room, usage: READ_USAGE });
+    const commands = device.createCommandEncoder();
+    if (group) {
+      next.choose(draws, place);
+      next.encode(commands, group);
+      commands.copyBufferToBuffer(token.buffer, 0, staging, 0, 4);
+    }
+    commands.copyBufferToBuffer(logits.buffer, 0, staging, HEAD, 4 * Math.ceil(bytes / 4));
+    device.queue.submit([commands.finish()]);
+    await staging.mapAsync(1); // GPUMapMode.READ
+    const mapped = staging.getMappedRange();
+    const guess = group ? new Int32Array(mapped, 0, 1)[0] : -1;
+    const row = new Float32Array(decoder.vocabulary);
+    if (type === "float16") widen(new Uint16Array(mapped, HEAD, decoder.vocabulary), row);
+    else row.set(new Float32Array(mapped, HEAD, decoder.vocabulary));
+    staging.unmap();
+    if (this.#isClosed) staging.destroy();
+    else this.#staging.push(staging);
+    return { guess, row };
   }
 
   /** Copies of the keys and values of the tokens from `start` to before `stop`, each head of a tensor by itself. */
   async read(/** @type {number} */ start, /** @type {number} */ stop) {
+    const { device } = this.#model;
     const pieces = this.#pieces(start, stop);
     const total = pieces.reduce((sum, [, , length]) => sum + length, 0);
-    const staging = this.#device.createBuffer({ size: Math.max(total, 4), usage: READ_USAGE });
+    const staging = device.createBuffer({ size: Math.max(total, 4), usage: READ_USAGE });
     try {
-      const commands = this.#device.createCommandEncoder();
+      const commands = device.createCommandEncoder();
       let place = 0;
       for (const [buffer, offset, length] of pieces) {
         commands.copyBufferToBuffer(buffer, offset, staging, place, length);
         place += length;
       }
-      this.#device.queue.submit([commands.finish()]);
-      await staging.mapAsync(1); // GPUMapMode.READ
+      device.queue.submit([commands.finish()]);
+      await staging.mapAsync(1);
       const all = new Uint8Array(staging.getMappedRange().slice(0));
       place = 0;
       return pieces.map(([, , length]) => all.subarray(place, (place += length)));
@@ -120,32 +174,43 @@ export class GpuSteps {
 
   /** @param {Uint8Array[]} pieces as read() gave them @param {number} start @param {number} stop */
   async write(pieces, start, stop) {
+    this.#forget();
     this.#pieces(start, stop).forEach(([buffer, offset], place) => {
       const { buffer: bytes, byteOffset, byteLength } = pieces[place];
-      this.#device.queue.writeBuffer(buffer, offset, bytes, byteOffset, byteLength);
+      this.#model.device.queue.writeBuffer(buffer, offset, bytes, byteOffset, byteLength);
     });
   }
 
   close() {
-    for (const { buffer } of this.#kv.values()) buffer.destroy();
-    this.#kv.clear();
-    this.#capacity = 0;
+    this.#forget();
+    if (this.#buffers) this.#model.give(this.#buffers);
+    this.#buffers = null;
+    this.#isClosed = true;
+    for (const staging of this.#staging) staging.destroy();
+    this.#staging = [];
+  }
+
+  /** Forgets the latest row and what runs ahead of it. */
+  #forget() {
+    this.#ahead = [];
+    [this.#end, this.#guess, this.#guessed, this.#frontier] = [-1, -1, 0, -1];
+  }
+
+  #held() {
+    if (this.#buffers) return this.#buffers;
+    throw new DeviceError("this sequence holds no KV cache: a defect of this library, please report it.");
   }
 
   /** @param {number} start @param {number} stop @returns {[GPUBuffer, offset: number, length: number][]} */
   #pieces(start, stop) {
-    const [capacity, size] = [this.#capacity, this.#size];
-    return this.#decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
+    const { size, decoder } = this.#model;
+    const { capacity, kv } = this.#held();
+    return decoder.layers.flatMap(({ kvHeads, headDim }, layer) =>
       ["key", "value"].flatMap((part) => {
-        const buffer = /** @type {{buffer: GPUBuffer}} */ (this.#kv.get(`${layer}.${part}`)).buffer;
+        const buffer = /** @type {OnGpu} */ (kv.get(`${layer}.${part}`)).buffer;
         return Array.from({ length: kvHeads }, (_, head) => /** @type {[GPUBuffer, number, number]} */ (
           [buffer, size * (head * capacity + start) * headDim, size * (stop - start) * headDim]));
       }),
     );
-  }
-
-  /** @param {number[]} numbers @param {number[]} dims */
-  #integers(numbers, dims) {
-    return new this.#ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), dims);
   }
 }

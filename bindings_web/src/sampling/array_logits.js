@@ -9,7 +9,7 @@ import { checkedToken, masked, penalized } from "./logit_copies.js";
 import { BLOCK, blockMaxima, highestKeys, MOST_TOKENS, tokenOf } from "./top_k.js";
 import {
   addBetween,
-  addDistances,
+  addBoth,
   addWeights,
   countEqual,
   firstPast,
@@ -31,11 +31,17 @@ import {
  * forbidden.
  */
 export class ArrayLogits {
+  /** whether nothing was asked but what greedy sampling asks: the best token, single logits, the sum of all */
+  isGreedy = true;
+  /** whether anything was asked that a choice needs */
+  wasAsked = false;
   #row;
   /** @type {{best: number, token: number, maxima: Float32Array} | null} */
   #peaks = null;
   /** @type {Map<number, Float64Array>} temperature -> cumulative weight after each block */
   #cumulative = new Map();
+  /** @type {Map<number, number>} temperature -> expected logit */
+  #means = new Map();
 
   /**
    * @param {Float32Array} row logits [V]
@@ -73,6 +79,7 @@ export class ArrayLogits {
    * @returns {ArrayLogits}
    */
   penalized(changes) {
+    this.isGreedy = false;
     return new ArrayLogits(penalized(this.#row, changes));
   }
 
@@ -83,6 +90,7 @@ export class ArrayLogits {
    * @returns {ArrayLogits}
    */
   masked(bits) {
+    this.isGreedy = false;
     return new ArrayLogits(masked(this.#row, bits));
   }
 
@@ -97,6 +105,7 @@ export class ArrayLogits {
     const row = this.#row;
     const { best, token, maxima } = this.#highest();
     if (count === 1) return { tokens: Int32Array.of(token), logits: Float32Array.of(best) };
+    this.isGreedy = false;
     let bound = -Infinity; // what at least `count` logits reach
     if (count <= maxima.length) bound = maxima[tokenOf(highestKeys(maxima, count)[count - 1])];
     const keys = highestKeys(row, Math.min(count, row.length), { maxima, bound });
@@ -123,6 +132,7 @@ export class ArrayLogits {
    * @returns {number}
    */
   draw(temperature, uniform) {
+    this.isGreedy = false;
     const cumulative = this.#weigh(temperature);
     const target = uniform * cumulative[cumulative.length - 1];
     const block = firstPast(cumulative, target);
@@ -138,15 +148,15 @@ export class ArrayLogits {
    * @returns {number}
    */
   mean(temperature) {
-    const mass = this.#mass(temperature);
-    const { best, maxima } = this.#highest();
-    const scale = 1 / temperature;
-    let sum = 0;
-    for (let block = 0; block < maxima.length; block++) {
-      if ((maxima[block] - best) * scale <= NEGLIGIBLE) continue;
-      sum = addDistances(this.#row, block * BLOCK, this.#stop(block), best, scale, sum);
-    }
-    return best + sum / mass;
+    const known = this.#means.get(temperature);
+    if (known !== undefined) return known;
+    this.isGreedy = false;
+    const { best } = this.#highest();
+    const sums = new Float64Array(2);
+    this.#walk(temperature, sums);
+    const mean = best + sums[1] / sums[0];
+    this.#means.set(temperature, mean);
+    return mean;
   }
 
   /**
@@ -207,6 +217,7 @@ export class ArrayLogits {
 
   /** The highest logit and the first token that has it, once it is known to be a number; and those of the blocks. */
   #highest() {
+    this.wasAsked = true;
     if (this.#peaks) return this.#peaks;
     const maxima = blockMaxima(this.#row);
     let block = 0;
@@ -243,8 +254,15 @@ export class ArrayLogits {
    * @param {number} temperature
    */
   #weigh(temperature) {
-    const known = this.#cumulative.get(temperature);
-    if (known) return known;
+    return this.#cumulative.get(temperature) ?? this.#walk(temperature, null);
+  }
+
+  /**
+   * As #weigh(); adds the weights times the distances of logits to the best one, too, where there are sums for both.
+   *
+   * @param {number} temperature @param {Float64Array | null} sums
+   */
+  #walk(temperature, sums) {
     if (!(temperature > 0)) throw new RangeError(`temperature is ${temperature}; expected a number above 0`);
     const { best, maxima } = this.#highest();
     const scale = 1 / temperature;
@@ -252,9 +270,11 @@ export class ArrayLogits {
     let sum = 0;
     for (let block = 0; block < maxima.length; block++) {
       if ((maxima[block] - best) * scale > NEGLIGIBLE) {
-        sum = addWeights(this.#row, block * BLOCK, this.#stop(block), best, scale, sum);
+        const [start, stop] = [block * BLOCK, this.#stop(block)];
+        if (sums) addBoth(this.#row, start, stop, best, scale, sums);
+        else sum = addWeights(this.#row, start, stop, best, scale, sum);
       }
-      cumulative[block] = sum;
+      cumulative[block] = sums ? sums[0] : sum;
     }
     this.#cumulative.set(temperature, cumulative);
     return cumulative;

@@ -2,7 +2,7 @@
 // embedllm/generation/generation.py.
 
 import { Interrupted } from "../errors.js";
-import { topLogprobs } from "./sampler.js";
+import { checkLogits, topLogprobs } from "./sampler.js";
 
 /** @typedef {import("./array_logits.js").ArrayLogits} ArrayLogits */
 /** @typedef {import("./sampler.js").Picked} Picked */
@@ -85,11 +85,13 @@ export class Generation {
    *
    * @param {ArrayLogits} row
    * @returns {Chunk}
+   * @throws DeviceError for logits of a broken model: not finite, or all equal
    */
   accept(row) {
     const started = performance.now();
     const top_logprobs = this.#topCount ? topLogprobs(row, this.#topCount) : [];
     const { token, logprob } = this.#sampler.pick(row);
+    checkLogits(row, logprob);
     this.#sampler.note(token);
     const isStop = this.#stopTokens.has(token);
     const isWhole = this.#sampler.isDone;

@@ -9,6 +9,8 @@ const SHIFT = 397;
 export class Random {
   #state = new Uint32Array(SIZE);
   #index = SIZE;
+  /** @type {number[]} numbers that were looked at, and come next */
+  #seen = [];
 
   /**
    * @param {number | bigint | null} [seed] a whole number; null = different numbers each time, from the system
@@ -24,6 +26,16 @@ export class Random {
    * @returns {number}
    */
   random() {
+    return this.#seen.shift() ?? this.#made();
+  }
+
+  /** The number that random() gives after as many others. @param {number} place */
+  peek(place) {
+    while (this.#seen.length <= place) this.#seen.push(this.#made());
+    return this.#seen[place];
+  }
+
+  #made() {
     const high = this.#next() >>> 5;
     const low = this.#next() >>> 6;
     return (high * 2 ** 26 + low) / 2 ** 53;

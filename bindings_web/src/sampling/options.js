@@ -93,6 +93,12 @@ export class Sampling {
     return this.top_k > 0 || this.top_p < 1 || this.min_p > 0 || this.typical_p < 1;
   }
 
+  /** Whether logits change by what was said before, or by their token. */
+  get penalizes() {
+    const { repetition_penalty, presence_penalty, frequency_penalty, logit_bias } = this;
+    return repetition_penalty !== 1 || presence_penalty !== 0 || frequency_penalty !== 0 || logit_bias.length > 0;
+  }
+
   /** Whether no chance is involved. */
   get isGreedy() {
     return this.temperature < LEAST_TEMPERATURE || this.top_k === 1;

@@ -2,6 +2,8 @@
 //
 // Log probabilities are those of the model: the log softmax of the logits as they came, before bias and penalties.
 
+import { drawsOf } from "./draws.js";
+import { DeviceError } from "../errors.js";
 import { Penalties } from "./penalties.js";
 import { Random } from "./mersenne_twister.js";
 import { aboveShare, drawnFrom, listed, meanOf, nucleus, typical } from "./truncation.js";
@@ -16,6 +18,9 @@ const SECOND_LOOK = 4096;
 
 // Draws from the whole vocabulary that may miss a large kept set: see embedllm/sampling/sampler.py.
 const TRIES = 16;
+
+// How far rounding may take the log probability of a token from that of a uniform distribution.
+const UNIFORM = 1e-3;
 
 /**
  * A chosen token and its natural log probability in the model's own distribution.
@@ -75,6 +80,11 @@ export class Sampler {
     return { token, logprob: logprob(row, token) };
   }
 
+  /** How tokens will be chosen, for a device that guesses them; null where more than the row decides. */
+  get draws() {
+    return this.#constraint ? null : drawsOf(this.#sampling, this.#random);
+  }
+
   /**
    * Count a token that is now part of the reply, whether it was picked or given.
    *
@@ -88,6 +98,23 @@ export class Sampler {
   /** Whether a constraint leaves nothing but a stop token. */
   get isDone() {
     return this.#constraint !== null && this.#constraint.isDone;
+  }
+}
+
+/**
+ * Refuses logits that are all equal, of which greedy decoding would repeat token 0 for ever.
+ *
+ * @param {ArrayLogits} row
+ * @param {number} logprob of any token; only where it is that of a uniform distribution is the row itself read
+ * @throws DeviceError
+ */
+export function checkLogits(row, logprob) {
+  const { size } = row;
+  if (size > 1 && Math.abs(logprob + Math.log(size)) < UNIFORM && row.deviation() === 0) {
+    throw new DeviceError(
+      `all ${size} logits of the model are ${row.top(1).logits[0]}; expected different ones. Its weights are damaged, ` +
+        "or overflowed when the model was run; export it again, or try another device or a wider type.",
+    );
   }
 }
 
@@ -147,6 +174,7 @@ export function truncated(row, sampling, look) {
   const { temperature, top_k, top_p, min_p, typical_p } = sampling;
   const best = row.top(top_k || look);
   const isAll = top_k > 0 || look >= row.size;
+  if (typical_p < 1 && !isAll) row.mean(temperature); // first: the sum below comes with it
   /** @type {Shortlist | null} */
   let kept = listed(best, temperature, isAll ? null : row.logsumexp(temperature));
   if (typical_p < 1) kept = typical(kept, typical_p, kept.isWhole ? meanOf(kept) : row.mean(temperature));

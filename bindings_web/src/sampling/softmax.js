@@ -73,22 +73,28 @@ export function addWeights(row, start, stop, best, scale, sum) {
 }
 
 /**
- * Adds the weights times the logits' distances to the best one.
+ * Adds the weights to sums[0], and the weights times the logits' distances to the best one to sums[1].
  *
  * @param {Float32Array} row
  * @param {number} start
  * @param {number} stop
  * @param {number} best
  * @param {number} scale
- * @param {number} sum
+ * @param {Float64Array} sums
  */
-export function addDistances(row, start, stop, best, scale, sum) {
+export function addBoth(row, start, stop, best, scale, sums) {
+  let mass = sums[0];
+  let moment = sums[1];
   for (let token = start; token < stop; token++) {
     const distance = row[token] - best;
     const exponent = distance * scale;
-    if (exponent > NEGLIGIBLE) sum += distance * exponential(exponent);
+    if (exponent <= NEGLIGIBLE) continue;
+    const weight = exponential(exponent);
+    mass += weight;
+    moment += distance * weight;
   }
-  return sum;
+  sums[0] = mass;
+  sums[1] = moment;
 }
 
 /**

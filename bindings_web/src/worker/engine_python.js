@@ -6,6 +6,7 @@ import { libraryUrl, loadBytes, loadLibrary } from "../libraries.js";
 import { remade } from "./protocol.js";
 
 /**
+ * @import { Engine } from "../engine/engine.js"
  * @import { Loaded, Options } from "./load_model.js"
  * @import { MakeMatcher } from "../grammar/cache.js"
  * @import { Urls } from "../libraries.js"
@@ -78,6 +79,7 @@ function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
     kind,
     async reply(reply, replying) {
       const make = await grammars.maker(reply.response_format);
+      if (engine.captures) reply = await foreseen(reply, engine, texts, make !== null);
       try {
         await makeReply(server, reply, make, replying);
       } catch (error) {
@@ -95,6 +97,30 @@ function opened(server, { device, refused, engine, texts, kind }, { onLost }) {
       server.destroy();
     },
   };
+}
+
+/**
+ * Tells the engine how Python will choose the tokens: by a seed, which is drawn here where a request has none.
+ *
+ * @param {Reply} reply @param {Engine} engine @param {Map<string, string>} texts @param {boolean} isHeld to a format
+ * @returns {Promise<Reply>}
+ */
+async function foreseen(reply, engine, texts, isHeld) {
+  const [{ drawsBySeed }, { Sampling }, { readDefaults }] = await Promise.all([
+    import("../sampling/draws.js"), import("../sampling/options.js"), import("../package/generation_config.js"),
+  ]);
+  engine.draws = null;
+  try {
+    const defaults = readDefaults((options) => new Sampling(options), texts).sampling;
+    const sampling = new Sampling({ ...defaults, ...reply.sampling });
+    if (isHeld) return reply;
+    const seed = sampling.seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
+    engine.draws = drawsBySeed(new Sampling({ ...sampling, seed }));
+    return { ...reply, sampling: { ...reply.sampling, seed } };
+  } catch (error) {
+    if (error instanceof RangeError) return reply; // Python refuses it, or knows more options
+    throw error;
+  }
 }
 
 /**

@@ -3,11 +3,10 @@
 import { candidates, failure } from "../engine/device_selection.js";
 import { Decoder } from "../engine/model_shape.js";
 import { devices as found } from "../engine/devices.js";
-import { openEngine } from "../engine/engine.js";
+import { openEngine } from "../engine/open_engine.js";
 import { DeviceError } from "../errors.js";
 import { checkedUrls, libraryUrl, loadLibrary } from "../libraries.js";
 import { openPackage } from "../package/package.js";
-import { probe } from "../engine/probe.js";
 import { Store } from "../storage/store.js";
 import { TextCodec } from "../tokenizer/tokenizer.js";
 
@@ -89,6 +88,7 @@ async function graphFor(device, { manifest }, decoder, { base, urls }) {
   if (device.name === "wasm") {
     variants = variants.filter((name) => name !== UNPACKED || decoder.floatBytes <= MOST_FLOAT_BYTES);
   } else {
+    const { probe } = await import("../engine/probe.js");
     const outcome = await probe(device, { base, url: libraryUrl("probe", urls) });
     if (!outcome.variant) return { reason: outcome.reason, remedy: "use another device" };
     variants = variants.slice(variants.indexOf(outcome.variant)); // float32 is right where float16 is

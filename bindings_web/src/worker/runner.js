@@ -165,10 +165,12 @@ export class Runner {
    */
   #begin(sequence, { prompt, sampling, max_tokens, stop, stop_tokens, top_count, special, is_continuation, constraint }) {
     const held = sequence.keep(prompt);
+    const sampler = new Sampler(sampling, prompt, { constraint });
+    this.#engine.draws = sampler.draws;
     const room = this.#engine.context - prompt.length;
     const wanted = max_tokens ?? room + 1;
     const generation = new Generation({
-      sampler: new Sampler(sampling, prompt, { constraint }),
+      sampler,
       text: new TextStream(this.#text, { special, before: is_continuation ? prompt : [] }),
       stops: new StopStrings(stop),
       stopTokens: stop_tokens,

@@ -18,6 +18,7 @@ const {chromium} = createRequire(resolve(nodeModules, "of-the-driver.js"))("play
 const FLAGS = [
   "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
   "--disable-dev-shm-usage", "--enable-unsafe-webgpu",
+  ...(process.env.EMBEDLLM_CHROMIUM_FLAGS?.split(" ").filter(Boolean) ?? []), // such as those for a GPU: docs/webgpu.md
 ];
 
 const contexts = new Map(); // id -> BrowserContext

@@ -5,6 +5,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { DeviceError } from "../../../bindings_web/src/errors.js";
+import { Session } from "../../../bindings_web/src/engine/session.js";
+import { drawsBySeed, drawsOf } from "../../../bindings_web/src/sampling/draws.js";
 import { Random } from "../../../bindings_web/src/sampling/mersenne_twister.js";
 import { ArrayLogits } from "../../../bindings_web/src/sampling/array_logits.js";
 import { Sampler, truncated } from "../../../bindings_web/src/sampling/sampler.js";
@@ -51,6 +53,47 @@ for (const { shape, size, top, logsumexp, mean, deviation, draws, nearer } of go
     }
   });
 }
+
+test("a device is told the numbers that will be drawn, and nothing where more than the row decides", async () => {
+  const [random, other] = [new Random(7), new Random(7)];
+  const numbers = [0, 1, 2].map(() => other.random());
+  assert.deepEqual([2, 0, 1].map((place) => random.peek(place)), [numbers[2], numbers[0], numbers[1]]);
+  assert.deepEqual([0, 1, 2, 3].map(() => random.random()), [...numbers, other.random()]);
+  for (const more of [{ typical_p: 0.9 }, { repetition_penalty: 1.1 }, { logit_bias: [[3, 1]] }, { presence_penalty: 1 }]) {
+    assert.equal(drawsOf(new Sampling({ seed: 1, ...more }), random), null, JSON.stringify(more));
+  }
+  assert.equal(drawsOf(new Sampling({ temperature: 0 }), random)?.temperature, 0);
+});
+
+test("draws by a seed follow those of another sampler, from its first row on", async () => {
+  /** @type {(number | undefined)[]} */
+  const told = []; // the number for each row, before it is drawn
+  const steps = /** @type {any} */ ({
+    capacity: 99,
+    async run(/** @type {number[]} */ _, /** @type {number} */ __, /** @type {any} */ draws) {
+      told.push(draws?.uniform(0));
+      return Float32Array.of(0, 1, 2, 3);
+    },
+  });
+  /** @type {any} */
+  let draws = null;
+  const alone = (/** @type {() => any} */ work) => work();
+  const session = new Session(steps, { context: 99, vocabulary: 4, chunk: 2, remedy: "", fail: async (error) => error,
+    draws: () => draws, alone, after: alone }, 0);
+  for (const seed of [3, 4]) { // the second request begins behind the last row of the first, which was asked
+    const sampler = new Sampler(new Sampling({ seed }));
+    draws = drawsBySeed(new Sampling({ seed }));
+    told.length = 0;
+    session.rewind(0);
+    let row = await session.feed([1, 2, 3]); // two pieces
+    row = await session.feed([0]); // and a third, before anything is drawn
+    for (let step = 0; step < 3; step++) row = await session.feed([sampler.pick(row).token]);
+    sampler.pick(row);
+    const random = new Random(seed);
+    const [first, ...others] = [0, 1, 2, 3].map(() => random.random());
+    assert.deepEqual(told, [first, first, first, ...others]);
+  }
+});
 
 test("top of a row in any order is what sorting gives", () => {
   const rows = {

@@ -137,6 +137,30 @@ test("an error of the feed goes through, an interrupted one ends the generation"
   await assert.rejects(run(generation(), () => Promise.reject(new Error("never")), []).next(), RangeError);
 });
 
+test("logits that are all equal are an error in Python's words, as likely ones by chance are not", () => {
+  const accept = (/** @type {number[]} */ row, /** @type {object} */ options) => {
+    const generation = new Generation({
+      sampler: new Sampler(new Sampling(options)),
+      text: new TextStream(CODECS.bytes),
+      stops: new StopStrings([]),
+      stopTokens: [],
+      limit: 9,
+      limitReason: "length",
+      statistics: { prompt_tokens: 1, cached_tokens: 0 },
+    });
+    return generation.accept(new ArrayLogits(Float32Array.from(row)));
+  };
+  for (const options of [{ temperature: 0 }, { temperature: 1, seed: 1 }]) {
+    for (const logit of [0, -3.5]) {
+      const equal = () => accept(new Array(300).fill(logit), options);
+      assert.throws(equal, errors.DeviceError);
+      assert.throws(equal, new RegExp(`all 300 logits of the model are ${logit}; expected different ones. Its weights`));
+    }
+  }
+  const uniformByChance = [0, Math.log(2), Math.log(0.5), -Math.log(2)]; // of 4 tokens, in all 4
+  assert.equal(accept(uniformByChance, { temperature: 0, logit_bias: { 0: 9 } }).token, 0);
+});
+
 test("errors keep their class, name and numbers across threads", () => {
   const made = [
     new errors.PackageError("p"),

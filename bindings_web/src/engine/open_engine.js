@@ -1,0 +1,22 @@
+// Opens a model on a device, by what only that kind of device needs: loaded when it is taken.
+
+import { DeviceError } from "../errors.js";
+
+/** @import { Device, Engine, Parts } from "./engine.js" */
+
+/**
+ * @param {Device} device @param {Parts} parts @param {{base: string, threads: number}} options base: URL of
+ *   onnxruntime-web's dist folder
+ * @returns {Promise<Engine>}
+ */
+export async function openEngine(device, parts, options) {
+  try {
+    return await (device.name === "wasm"
+      ? (await import("./wasm_engine.js")).openCpu(device, parts, options)
+      : (await import("./webgpu_engine.js")).openGpu(device, parts, options));
+  } catch (error) {
+    if (error instanceof DeviceError) throw error;
+    const reason = error instanceof Error ? error.message : String(error);
+    throw new DeviceError(`'${device.name}' cannot load the model: ${reason}`, { cause: error });
+  }
+}

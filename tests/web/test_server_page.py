@@ -1,0 +1,114 @@
+"""The chat page of `embedllm serve` in a real Chromium: it loads, streams, stops, and keeps to its policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from embedllm.server.settings import ServerSettings
+from tests.server.serving import DEMO, Served, serving, wait_until
+from tests.web.support.browser import Browser
+from tests.web.support.page import Page
+
+pytestmark = pytest.mark.browser
+
+LAST = "#talk .assistant:last-child"
+
+
+@pytest.fixture(scope="module")
+def page_server() -> Iterator[Served]:
+    with serving((DEMO,), ServerSettings(port=0)) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Browser, page_server: Served) -> Iterator[Page]:
+    """The page; nothing may be on its console, where a policy that is not kept is told as well."""
+    opened = browser.context().page(page_server.url)
+    until(opened, "document.querySelectorAll('#model option').length === 1")
+    yield opened
+    assert opened.console == []
+
+
+def until(page: Page, expression: str) -> None:
+    """Waits for it to be true. Page.until() evaluates texts in the page, which its policy forbids."""
+    wait_until(lambda: page.evaluate(f"async () => Boolean({expression})"))
+
+
+def ask(page: Page, text: str) -> None:
+    page.type("#text", text)
+    page.press("Enter", "#text")
+
+
+def ended(page: Page) -> None:
+    until(page, "document.getElementById('send').textContent === 'Send'")
+
+
+def test_a_reply_is_streamed_and_the_next_one_knows_of_it(page: Page) -> None:
+    page.evaluate("""async () => {
+        window.seen = [];
+        new MutationObserver(() => seen.push(document.querySelector("#talk .assistant:last-child")?.textContent ?? ""))
+            .observe(document.getElementById("talk"), {subtree: true, childList: true, characterData: true});
+    }""")
+    ask(page, "list files by size")
+    page.wait_for(LAST)
+    ended(page)
+    reply = page.text(LAST)
+    assert reply
+    seen = list(dict.fromkeys(page.evaluate("async () => window.seen")))
+    assert len(seen) > 2  # it grew
+    assert all(reply.startswith(part.strip()) for part in seen)
+    first = page.text("#status")
+    assert "tokens" in first
+    ask(page, "and by date?")
+    until(page, "document.querySelectorAll('#talk .assistant').length === 2")
+    ended(page)
+    prompt = [int(text.split()[0]) for text in (first, page.text("#status"))]
+    assert prompt[1] > prompt[0]  # with what was said before
+    page.click("#new")
+    assert page.texts("#talk div") == []
+
+
+def test_a_reply_stops_at_the_server_when_it_is_stopped(page: Page, page_server: Served) -> None:
+    page.evaluate("""async () => {
+        const send = window.fetch, long = {min_tokens: 1500, max_tokens: 1500};
+        window.fetch = (url, options) => send(url, options?.body
+            ? {...options, body: JSON.stringify({...JSON.parse(options.body), ...long})} : options);
+    }""")
+    ask(page, "list files by size")
+    until(page, f"document.querySelector('{LAST}')?.textContent.length > 0")
+    assert page.text("#send") == "Stop"
+    page.click("#send")
+    ended(page)
+    wait_until(lambda: not page_server.running)
+    assert page.texts("#talk .error") == []
+
+
+def test_replies_are_text_and_errors_are_shown(page: Page) -> None:
+    answer = {"choices": [{"delta": {"content": "<img src=x onerror=alert(1)>"}}]}
+    page.evaluate("async (text) => { window.fetch = async () => new Response(text); }",
+                  f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n")  # fmt: skip
+    ask(page, "x")
+    until(page, f"document.querySelector('{LAST}')?.textContent.includes('<img')")
+    assert page.evaluate("async () => document.querySelectorAll('#talk img').length") == 0
+    page.evaluate("""async () => {
+        window.fetch = async () => new Response('{"error": {"message": "too long"}}', {status: 400});
+    }""")
+    ask(page, "y")
+    until(page, "document.querySelector('#talk .error')?.textContent === 'too long'")
+
+
+def test_the_policy_lets_no_other_script_run_and_no_other_place_be_asked(browser: Browser, page_server: Served) -> None:
+    page = browser.context().page(page_server.url)
+    page.evaluate("""async () => {
+        const script = document.createElement("script");
+        script.textContent = "window.ran = true";
+        document.body.append(script);
+        document.body.insertAdjacentHTML("beforeend", '<img src=x onerror="window.ran = true">');
+        await fetch("http://127.0.0.1:9/").catch(() => null);
+    }""")
+    assert page.evaluate("async () => window.ran ?? false") is False
+    said = " ".join(page.console)
+    assert all(directive in said for directive in ("script-src", "img-src", "connect-src"))
