@@ -25,8 +25,10 @@ from embedllm.cli.commands.families import families
 from embedllm.cli.commands.fit import fit
 from embedllm.cli.commands.graph import graph
 from embedllm.cli.commands.inspect import inspect
+from embedllm.cli.commands.mcp import mcp
 from embedllm.cli.commands.models import models, pull, rm
 from embedllm.cli.commands.run import run
+from embedllm.cli.commands.serve import serve
 from embedllm.cli.commands.shard import shard
 from embedllm.cli.commands.tune import tune
 from embedllm.cli.commands.worker import worker
@@ -45,7 +47,6 @@ _NEAREST = {  # commands of other programs
     "generate": "run",
     "quantize": "export",
     "remove": "rm",
-    "serve": "worker",
     "show": "inspect",
 }
 _CLOSED_PIPE = 141  # as a shell reports a program whose reader went away
@@ -113,7 +114,7 @@ def cli() -> None:
 
 
 _COMMANDS = (run, chat, embed, rerank, export, graph, shard, inspect, fit, tune, bench, evaluate, devices, families,
-             models, pull, rm, worker)  # fmt: skip
+             mcp, models, pull, rm, serve, worker)  # fmt: skip
 for command in _COMMANDS:
     cli.add_command(command)
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from embedllm.cancel import Cancel
@@ -25,29 +25,43 @@ def show(chunks: Iterable[Chunk], *, reasoning: bool = True, is_markdown: bool =
     reasoning: it goes to stderr, else nowhere. is_markdown: a terminal renders it. A terminal gets no control
     characters; a file or a pipe gets the text as it is.
     """
-    kept: list[Chunk] = []
-    text = writer_of(sys.stdout, is_markdown=is_markdown)
-    thoughts = writer_of(sys.stderr, is_dim=True)
-    try:
-        for chunk in _announced(chunks):
-            kept.append(chunk)
-            if chunk.reasoning and reasoning:
-                thoughts.push(chunk.reasoning)
-            if chunk.text:
-                thoughts.end()
-                text.push(chunk.text)
-    finally:
-        thoughts.end()
-        text.end()
-    return collect(kept)
+    with ReplyWriter(reasoning=reasoning, is_markdown=is_markdown) as writer:
+        return collect(map(writer.push, chunks))
 
 
-def _announced(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The chunks; until the first one the terminal says what the model is at."""
-    with waiting("reading the prompt") as stop:
-        for chunk in chunks:
-            stop()
-            yield chunk
+class ReplyWriter:
+    """Writes the chunks of replies, as show() does; until the first one the terminal says what is going on."""
+
+    def __init__(self, *, reasoning: bool, is_markdown: bool, waiting_for: str = "reading the prompt") -> None:
+        self._reasoning, self._waiting_for = reasoning, waiting_for
+        self._text = writer_of(sys.stdout, is_markdown=is_markdown)
+        self._thoughts = writer_of(sys.stderr, is_dim=True)
+        self._stack = contextlib.ExitStack()
+        self._stop: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> ReplyWriter:
+        self._stack.callback(self.end)
+        self._stop = self._stack.enter_context(waiting(self._waiting_for))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def push(self, chunk: Chunk) -> Chunk:
+        """Writes one; gives it back."""
+        self._stop()
+        if chunk.reasoning and self._reasoning:
+            self._thoughts.push(chunk.reasoning)
+        if chunk.text:
+            self._thoughts.end()
+            self._text.push(chunk.text)
+        return chunk
+
+    def end(self) -> None:
+        """Ends the line, before something else is written."""
+        self._stop()
+        self._thoughts.end()
+        self._text.end()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack, overload
 
 from embedllm.errors import PackageError
@@ -13,7 +13,6 @@ from embedllm.openai.types import ChatCompletion, ChatCompletionChunk, Message
 from embedllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from embedllm.generation.async_stream import AsyncStream as ModelStream
     from embedllm.generation.chunk import Chunk
     from embedllm.model.model import Model
     from embedllm.text.chat_template import Message as GivenMessage
@@ -154,7 +153,7 @@ class Completions(_Requests):
         stream: give the reply in chunks while it is generated.
         The options, by name. None counts as not given, and takes the model's own default:
         max_completion_tokens, max_tokens: the most tokens of the reply; the first one counts.
-        n: how many replies; one with stream.
+        n: how many replies; with stream, each chunk has the index of its own.
         temperature, top_p, seed, presence_penalty, frequency_penalty, logit_bias: as OpenAI has them; see Sampling.
         stop: texts that end the reply, and are not part of it.
         logprobs: True reports the log probability of each token. top_logprobs: how many of the most probable tokens to
@@ -172,8 +171,8 @@ class Completions(_Requests):
         """
         request, head = self._read(messages, options, is_stream=stream is True)
         if stream:
-            chunks = self._model.stream(request.messages, **request.options)
-            return Stream(_chunks(chunks, ChunkWriter(head, counts_tokens=request.counts_tokens)))
+            chunks = self._model.stream_n(request.messages, request.n, **request.options)
+            return Stream(_chunks(chunks, ChunkWriter(head, counts_tokens=request.counts_tokens, n=request.n)))
         if request.n > 1:
             return chat_completion(head, self._model.generate_n(request.messages, request.n, **request.options))
         return chat_completion(head, [self._model.generate(request.messages, **request.options)])
@@ -213,8 +212,8 @@ class AsyncCompletions(_Requests):
         """As Completions.create(), without blocking the event loop. Cancelling the task ends the reply."""
         request, head = self._read(messages, options, is_stream=stream is True)
         if stream:
-            writer = ChunkWriter(head, counts_tokens=request.counts_tokens)
-            chunks = self._model.astream(request.messages, **request.options)
+            writer = ChunkWriter(head, counts_tokens=request.counts_tokens, n=request.n)
+            chunks = self._model.astream_n(request.messages, request.n, **request.options)
             return AsyncStream(_achunks(chunks, writer))
         if request.n > 1:
             replies = await self._model.agenerate_n(request.messages, request.n, **request.options)
@@ -242,18 +241,21 @@ class Spelling:
         return self._tokenizer.decode([token], special=True), None
 
 
-def _chunks(chunks: Generator[Chunk, None, None], writer: ChunkWriter) -> Generator[ChatCompletionChunk, None, None]:
+def _chunks(
+    chunks: Generator[tuple[int, Chunk], None, None], writer: ChunkWriter
+) -> Generator[ChatCompletionChunk, None, None]:
     with closing(chunks):
-        yield writer.first()
-        for chunk in chunks:
-            yield from writer.push(chunk)
+        yield from writer.first()
+        for index, chunk in chunks:
+            yield from writer.push(chunk, index)
 
 
-async def _achunks(chunks: ModelStream, writer: ChunkWriter) -> AsyncGenerator[ChatCompletionChunk, None]:
-    try:
-        yield writer.first()
-        async for chunk in chunks:
-            for written in writer.push(chunk):
+async def _achunks(
+    chunks: AsyncGenerator[tuple[int, Chunk], None], writer: ChunkWriter
+) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async with aclosing(chunks):
+        for written in writer.first():
+            yield written
+        async for index, chunk in chunks:
+            for written in writer.push(chunk, index):
                 yield written
-    finally:
-        await chunks.aclose()

@@ -89,21 +89,23 @@ def _token(head: Head, token: int, logprob: float, top: Iterable[Picked]) -> typ
 
 
 class ChunkWriter:
-    """Writes the chunks of one stream."""
+    """Writes the chunks of one stream, of one or several choices."""
 
-    def __init__(self, head: Head, *, counts_tokens: bool) -> None:
+    def __init__(self, head: Head, *, counts_tokens: bool, n: int = 1) -> None:
         self._head = head
         self._counts_tokens = counts_tokens
-        self._calls: set[int] = set()
+        self._n = n
+        self._calls: set[tuple[int, int]] = set()  # choices and their calls that were begun
+        self._ended: list[Statistics] = []  # of the choices that are whole
 
-    def first(self) -> types.ChatCompletionChunk:
-        """The chunk before anything is generated."""
-        return self._chunk(types.Delta(role="assistant", content=""))
+    def first(self) -> Iterator[types.ChatCompletionChunk]:
+        """The chunks before anything is generated, one a choice."""
+        return (self._chunk(index, types.Delta(role="assistant", content="")) for index in range(self._n))
 
-    def push(self, chunk: Chunk) -> Iterator[types.ChatCompletionChunk]:
-        """The chunks that a step makes; those without news are left out."""
+    def push(self, chunk: Chunk, index: int = 0) -> Iterator[types.ChatCompletionChunk]:
+        """The chunks that a step of a choice makes; those without news are left out. The last one has the usage."""
         problems = {call.id: call for call in chunk.tool_calls if call.problem}
-        calls = [self._call(delta, problems.get(delta.id)) for delta in chunk.call_deltas]
+        calls = [self._call(index, delta, problems.get(delta.id)) for delta in chunk.call_deltas]
         ends = chunk.finish_reason is not None
         logprobs = None
         if self._head.has_logprobs and chunk.token is not None and chunk.logprob is not None:
@@ -114,19 +116,18 @@ class ChunkWriter:
             delta = types.Delta(
                 content=chunk.text or None, reasoning_content=chunk.reasoning or None, tool_calls=calls or None
             )
-            yield self._chunk(delta, logprobs=logprobs)
+            yield self._chunk(index, delta, logprobs=logprobs)
         if ends:
-            reason = _reason(chunk.finish_reason or "stop", has_calls=bool(self._calls))
-            yield self._chunk(types.Delta(), reason)
-        if ends and self._counts_tokens:
-            head = self._head
-            yield types.ChatCompletionChunk(
-                id=head.id, created=head.created, model=head.model, choices=[], usage=_usage([chunk.statistics])
-            )
+            has_calls = any(choice == index for choice, _ in self._calls)
+            yield self._chunk(index, types.Delta(), _reason(chunk.finish_reason or "stop", has_calls=has_calls))
+            self._ended.append(chunk.statistics)
+        if ends and self._counts_tokens and len(self._ended) == self._n:
+            head, usage = self._head, _usage(self._ended)
+            yield types.ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[], usage=usage)
 
-    def _call(self, delta: CallDelta, problem: OwnCall | None) -> types.ToolCallDelta:
-        is_first = delta.index not in self._calls
-        self._calls.add(delta.index)
+    def _call(self, index: int, delta: CallDelta, problem: OwnCall | None) -> types.ToolCallDelta:
+        is_first = (index, delta.index) not in self._calls
+        self._calls.add((index, delta.index))
         arguments = problem.text if problem and is_first else delta.arguments
         function = types.Function(name=delta.name if is_first else None, arguments=arguments)
         if not is_first:
@@ -135,10 +136,11 @@ class ChunkWriter:
 
     def _chunk(
         self,
+        index: int,
         delta: types.Delta,
         reason: types.FinishReason | None = None,
         logprobs: types.Logprobs | None = None,
     ) -> types.ChatCompletionChunk:
         head = self._head
-        choice = types.ChunkChoice(index=0, delta=delta, finish_reason=reason, logprobs=logprobs)
+        choice = types.ChunkChoice(index=index, delta=delta, finish_reason=reason, logprobs=logprobs)
         return types.ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=[choice])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from embedllm.files.nearest import nearest
 from embedllm.generation.options import PromptOptions
+from embedllm.openai.schema import InvalidRequest
 from embedllm.openai.types import as_message
 
 if TYPE_CHECKING:
@@ -83,17 +84,30 @@ def chat_request(messages: object, given: Mapping[str, object], *, is_stream: bo
     n = options.get("n", 1)
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ValueError(f"n is {n!r}; expected a whole number of 1 or more.")
-    if n > 1 and is_stream:
-        raise ValueError(f"n is {n}, and stream is True; a stream has one reply. Leave one of them out.")
     if options.get("parallel_tool_calls") is False:
         raise ValueError("parallel_tool_calls is False, which is not done here; with tool_choice='required' it is one.")
     return ChatRequest(
         messages=_messages(messages),
-        options=cast("PromptOptions", _own_options(options)),
+        options=own_options(options),
         n=n,
         has_logprobs=_flag("logprobs", options.get("logprobs", False)),
         counts_tokens=_counts_tokens(options.get("stream_options", {}), is_stream=is_stream),
     )
+
+
+def read_chat_body(body: Mapping[str, Any]) -> ChatRequest:
+    """As chat_request(), of a JSON body that CHAT_PARAMETERS has checked; of stream_options it takes what it knows."""
+    given = {name: value for name, value in body.items() if name not in _APART}
+    if options := body.get("stream_options"):
+        given["stream_options"] = {name: options[name] for name in ("include_usage",) if name in options}
+    if not given.get("tools", True):  # some clients send an empty list
+        del given["tools"]
+    if replaced := [name for name in ("functions", "function_call") if name in given]:
+        raise InvalidRequest(f"there is no parameter '{replaced[0]}'. Use {_INSTEAD[replaced[0]]}.", param=replaced[0])
+    return chat_request(body["messages"], given, is_stream=body.get("stream", False))
+
+
+_APART = ("model", "messages", "stream", "stream_options", "parallel_tool_calls")
 
 
 def _given(given: Mapping[str, object]) -> dict[str, object]:
@@ -104,23 +118,26 @@ def _given(given: Mapping[str, object]) -> dict[str, object]:
         raise ValueError(f"extra_body is {extra!r}; expected a mapping of options.")
     if twice := [name for name in extra if name in found]:
         raise ValueError(f"'{twice[0]}' is given twice: as a parameter and in extra_body.")
-    more = {name: value for name, value in extra.items() if not _is_missing(value)}
-    if "chat_template_kwargs" in more:  # vLLM's name
-        more["variables"] = more.pop("chat_template_kwargs")
-    return {**found, **more}
+    found |= {name: value for name, value in extra.items() if not _is_missing(value)}
+    if "chat_template_kwargs" in found:  # vLLM's name
+        found["variables"] = found.pop("chat_template_kwargs")
+    return found
 
 
 def _is_missing(value: object) -> bool:
     return value is None or type(value).__name__ in ("NotGiven", "Omit")
 
 
-def _own_options(options: Mapping[str, object]) -> dict[str, object]:
-    found = {name: options[name] for name in options if name in _OWN and name not in ("max_tokens", "logit_bias")}
+def own_options(options: Mapping[str, object]) -> PromptOptions:
+    """The options of this library that some of OpenAI's stand for. Raises ValueError for values of another form."""
+    found: dict[str, object] = {
+        name: options[name] for name in options if name in _OWN and name not in ("max_tokens", "logit_bias")
+    }
     for name in ("max_tokens", "max_completion_tokens"):
         if name in options:
             found["max_tokens"] = options[name]
     if "logit_bias" in options:
-        found["logit_bias"] = _biases(options["logit_bias"])
+        found["logit_bias"] = token_biases(options["logit_bias"])
     if "top_logprobs" in options:
         found["logprobs"] = _top_logprobs(options)
     if "reasoning_effort" in options:
@@ -128,7 +145,7 @@ def _own_options(options: Mapping[str, object]) -> dict[str, object]:
         if not isinstance(variables, Mapping):
             raise ValueError(f"variables is {variables!r}; expected a mapping.")
         found["variables"] = {"reasoning_effort": options["reasoning_effort"], **variables}
-    return found
+    return cast("PromptOptions", found)
 
 
 def _top_logprobs(options: Mapping[str, object]) -> int:
@@ -140,7 +157,7 @@ def _top_logprobs(options: Mapping[str, object]) -> int:
     return count
 
 
-def _biases(biases: object) -> dict[int, float]:
+def token_biases(biases: object) -> dict[int, float]:
     """OpenAI's keys are token ids as text."""
     try:
         return {int(token): value for token, value in cast("Mapping[str, float]", biases).items()}
@@ -168,4 +185,7 @@ def _messages(messages: object) -> list[Message]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages is {messages!r:.80}; expected a list of at least one message.")
     plain = [as_message(message) for message in messages]
+    for place, message in enumerate(plain):
+        if "content" not in message and not message.get("tool_calls"):
+            raise ValueError(f"messages[{place}] has no 'content'; only a message with 'tool_calls' may lack it.")
     return [{**message, "role": "system"} if message.get("role") == "developer" else message for message in plain]

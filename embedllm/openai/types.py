@@ -175,7 +175,7 @@ class ChunkChoice(Shape):
     """The choice that a chunk is of; there is one."""
 
     index: int
-    """Always 0."""
+    """0 to n - 1."""
     delta: Delta
     """What is new."""
     finish_reason: FinishReason | None = None

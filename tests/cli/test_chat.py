@@ -196,7 +196,7 @@ def test_statistics_say_what_was_held_from_earlier(tiny: str) -> None:
 
 def test_help_lists_every_command(tiny: str) -> None:
     listed = [line.split()[0] for line in chat(tiny, "/help").stderr.splitlines()]
-    assert listed == ["/reset", "/system", "/save", "/open", "/stats", "/help", "/exit"]
+    assert listed == ["/reset", "/system", "/save", "/open", "/image", "/stats", "/help", "/exit"]
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_a_device_that_gives_no_numbers_is_said_and_the_conversation_goes_on(
     monkeypatch.setattr(CachedSequence, "feed", broken)
     result = chat(tiny, "hello", "hello")
     assert result.exit_code == 1
-    assert "error: logits of the model are not finite numbers" in result.stderr
+    assert "error: on 'cpu', logits of the model are not finite numbers" in result.stderr
     monkeypatch.undo()
     assert result.stdout == lines_of(replies(tiny, "hello"))
 

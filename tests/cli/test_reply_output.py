@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -148,7 +149,7 @@ def test_reasoning_is_dim_and_folded_and_ends_before_the_reply(monkeypatch: pyte
     both = Terminal()
     monkeypatch.setattr(sys, "stdout", both)
     monkeypatch.setattr(sys, "stderr", both)
-    monkeypatch.setattr("embedllm.cli.reply_output._announced", lambda chunks: chunks)
+    monkeypatch.setattr("embedllm.cli.reply_output.waiting", lambda text: contextlib.nullcontext(lambda: None))
     statistics = Statistics(prompt_tokens=1, cached_tokens=0)
     thought = Chunk(text="", reasoning="first think of it", token=1, logprob=0.0, statistics=statistics)
     show(iter([thought, *chunks("done")]))

@@ -13,7 +13,8 @@ import pytest
 import embedllm
 from embedllm.openai import AsyncOpenAI, OpenAI
 from embedllm.openai.types import ChatCompletion, ChatCompletionChunk
-from tests.model.test_agent import add, call, scripted
+from tests.model.test_agent import add
+from tests.support.scripted import call, scripted
 
 ASK: Any = [{"role": "user", "content": "list files by size"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -222,7 +223,6 @@ def test_a_developers_message_is_a_system_message() -> None:
         ({"temprature": 1}, TypeError, "there is no parameter 'temprature'.*temperature"),
         ({"functions": []}, TypeError, "Use tools"),
         ({"n": 0}, ValueError, "n is 0"),
-        ({"n": 2, "stream": True}, ValueError, "a stream has one reply"),
         ({"top_logprobs": 2}, ValueError, "goes with logprobs=True"),
         ({"top_logprobs": 21, "logprobs": True}, ValueError, "0 to 20"),
         ({"logprobs": 5}, ValueError, "logprobs is 5"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,20 @@ from typing import get_args
 import click
 
 from embedllm.cancel import Cancel
+from embedllm.cli.image_option import image_option, image_parts, user_message
 from embedllm.cli.line_input import line_reader
 from embedllm.cli.messages_file import expanded, read_messages, write_messages
 from embedllm.cli.options import Settings, note, reply_options, say_error
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
+from embedllm.cli.tool_turns import McpTools, mcp_options, opened_tools
 from embedllm.errors import ContextFull, EmbedError, PackageError, TemplateError
 from embedllm.files.nearest import nearest
 from embedllm.generation.chunk import Statistics
+from embedllm.generation.completion import Completion
 from embedllm.generation.options import WhenFull
 from embedllm.model.conversation import Conversation
 from embedllm.sampling.options import Sampling
+from embedllm.text.chat_template import JSON, Message
 
 _PROMPT, _MORE = "> ", ". "
 _BLOCK = '"""'
@@ -34,9 +38,19 @@ _PRESSES = 2  # of Ctrl-C at the prompt, then the way out is named
 @click.option("--when-full", type=click.Choice(get_args(WhenFull)),
               help="Context policy: error (default), drop-oldest (drops the oldest turns) or shift (context shift, "
               "also within a reply).")  # fmt: skip
+@image_option
+@mcp_options
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @reply_options
-def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull | None) -> None:
+def chat(
+    model_argument: str | None,
+    settings: Settings,
+    *,
+    when_full: WhenFull | None,
+    images: tuple[Path, ...],
+    mcp: Path | None,
+    mcp_allow: tuple[str, ...],
+) -> None:
     """Chat with a model: MODEL, as --model has it, or the demo.
 
     Each line is a turn; a trailing backslash continues it on the next line, and lines between two lines of \"\"\" are
@@ -49,21 +63,24 @@ def chat(model_argument: str | None, settings: Settings, *, when_full: WhenFull 
     /system TEXT   set the system prompt; without TEXT: remove it
     /save FILE     save the messages: as JSON if FILE ends in .json, otherwise with the KV cache
     /open FILE     open a saved conversation
+    /image FILE    put an image in front of the next text; repeatable
     /stats         token counts and timings of the last reply, and context usage
     /help          show this list
     /exit          exit; /quit and /bye too
     """
     settings = settings.of_model(model_argument)
-    with settings.open_model() as llm:
+    with opened_tools(mcp, mcp_allow) as tools, settings.open_model() as llm:
         llm.package.check_generates()
         if not llm.can_chat:
             raise TemplateError(f"'{llm.name}' has no chat template; use 'embedllm run' for plain text.")
         is_typed = sys.stdin.isatty()
         if is_typed:
             note(f"{llm.name} on {llm.device.name}, context {llm.context} tokens. /help lists the commands.")
-        conversation = llm.conversation(settings.system, variables=settings.variables, when_full=when_full or "error")
-        talk = Talk(conversation, settings, settings.merge_sampling(llm.sampling), when_full=when_full)
+        conversation = llm.conversation(settings.system, tools=None if tools is None else tools.servers.tools,
+                                        variables=settings.variables, when_full=when_full or "error")  # fmt: skip
+        talk = Talk(conversation, settings, settings.merge_sampling(llm.sampling), when_full=when_full, tools=tools)
         with closing(talk):
+            talk.add_images(images)
             talk.run(line_reader([*_commands(), *_EXITS[1:]], is_typed=is_typed), is_typed=is_typed)
     if talk.failures and not is_typed:
         click.get_current_context().exit(1)
@@ -101,19 +118,28 @@ class Talk:
     """The state of one chat, and what its commands do to it."""
 
     def __init__(
-        self, conversation: Conversation, settings: Settings, sampling: Sampling, *, when_full: WhenFull | None
+        self,
+        conversation: Conversation,
+        settings: Settings,
+        sampling: Sampling,
+        *,
+        when_full: WhenFull | None,
+        tools: McpTools | None = None,
     ) -> None:
         self.conversation = conversation  # /open changes it
         self._when_full: WhenFull | None = when_full  # None: as a file says
+        self._tools = tools
         self.failures = 0  # turns and commands
         self._settings = settings
         self._sampling = sampling
         self._last: Statistics | None = None
+        self._images: list[JSON] = []  # of the next turn
         self._actions: dict[str, Callable[[str], None]] = {
             "/reset": self._reset,
             "/system": self._set_system,
             "/save": self._save,
             "/open": self._open,
+            "/image": self._add_image,
             "/stats": self._say_stats,
             "/help": _help,
         }
@@ -170,10 +196,12 @@ class Talk:
             action(rest[0].strip() if rest else "")
 
     def _reply(self, text: str) -> None:
-        cancel = Cancel()
-        with stopped_by_ctrl_c(cancel):
-            chunks = self.conversation.stream(text, self._sampling, cancel=cancel, **self._settings.reply)
-            reply = show(chunks, reasoning=self._settings.reasoning == "show", is_markdown=self._settings.is_markdown)
+        said, self._images = user_message(text, self._images), []
+        reply = (
+            self._plain_reply(said)
+            if self._tools is None
+            else self._tools.reply(self.conversation, said, self._sampling, self._settings)
+        )
         before = self._last.dropped_tokens if self._last else 0
         self._last = reply.statistics
         if (dropped := reply.statistics.dropped_tokens) != before:
@@ -182,11 +210,28 @@ class Talk:
         if self._settings.stats:
             say_statistics(reply.statistics)
 
+    def _plain_reply(self, said: Message) -> Completion:
+        cancel = Cancel()
+        with stopped_by_ctrl_c(cancel):
+            chunks = self.conversation.stream(said, self._sampling, cancel=cancel, **self._settings.reply)
+            return show(chunks, reasoning=self._settings.reasoning == "show", is_markdown=self._settings.is_markdown)
+
     def _reset(self, _: str) -> None:
         messages = self.conversation.messages
         messages[:] = [message for message in messages[:1] if message["role"] == "system"]
         self.conversation.close()  # its KV, which /save would write
         note("(history cleared)")
+
+    def add_images(self, files: Sequence[Path]) -> None:
+        """Files that go with the next turn. Raises ValueError for what is no image, OSError for what cannot be read."""
+        self._images += image_parts(files)
+
+    def _add_image(self, name: str) -> None:
+        if not name:
+            self._fail("/image needs the name of a file")
+            return
+        self.add_images([Path(name)])
+        note(f"('{name}' goes with the next text)")
 
     def _set_system(self, text: str) -> None:
         messages = self.conversation.messages
@@ -220,6 +265,8 @@ class Talk:
                 raise EmbedError(f"cannot read '{path}': {error.strerror or error}.") from error
             self.conversation.close()
             self.conversation = opened
+            if self._tools is not None:  # the file has their schemas, as they were
+                opened.tools = self._tools.servers.tools
         note(f"(opened {len(self.conversation.messages)} messages of '{name}')")
 
     def close(self) -> None:

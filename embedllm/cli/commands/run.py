@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +16,19 @@ from typing import TYPE_CHECKING
 import click
 
 from embedllm.cancel import Cancel
+from embedllm.cli.image_option import image_option, image_parts, user_message
 from embedllm.cli.options import Settings, note, reply_options
 from embedllm.cli.reply_output import say_end, say_statistics, show, stopped_by_ctrl_c
+from embedllm.cli.tool_turns import mcp_options, opened_tools
 from embedllm.errors import TemplateError
 from embedllm.generation.completion import Completion, collect
 from embedllm.generation.options import PromptOptions
 from embedllm.model.model import Model
+from embedllm.sampling.options import Sampling
 from embedllm.sampling.sampler import Picked
 
 if TYPE_CHECKING:
-    from embedllm.text.chat_template import Message
+    from embedllm.text.chat_template import JSON, Message
 
 
 @click.command(short_help="Generate one reply.")
@@ -33,8 +37,20 @@ if TYPE_CHECKING:
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N",
               help="Print each token's log probability and the top N, to stderr or in --json.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the complete reply as a JSON object on stdout.")
+@image_option
+@mcp_options
 @reply_options
-def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int | None, as_json: bool) -> None:
+def run(
+    words: tuple[str, ...],
+    settings: Settings,
+    *,
+    raw: bool,
+    logprobs: int | None,
+    as_json: bool,
+    images: tuple[Path, ...],
+    mcp: Path | None,
+    mcp_allow: tuple[str, ...],
+) -> None:
     """Generate a reply to TEXT, by MODEL, as --model has it, or the demo.
 
     TEXT '-' reads stdin, as does no TEXT when stdin is not a terminal. What is piped in beside a TEXT, or is a file,
@@ -45,25 +61,23 @@ def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int 
         raise click.UsageError(f"found {len(words)} texts, from '{words[0]}' on; put TEXT in quotes.")
     text = words[-1] if words else None
     settings = settings.of_model(words[0] if len(words) == 2 else None)
-    if raw and (settings.system is not None or settings.variables is not None):
-        raise click.UsageError("--system and --var need the chat template; they cannot be used with --raw.")
+    if raw and (settings.system is not None or settings.variables is not None or images):
+        raise click.UsageError("--system, --var and --image need the chat template; they cannot be used with --raw.")
+    if mcp is not None and (raw or as_json or logprobs is not None):
+        raise click.UsageError("--mcp cannot be used with --raw, --json or --logprobs.")
     text = _read(text)
-    with settings.open_model() as llm:
+    parts = image_parts(images)
+    with opened_tools(mcp, mcp_allow) as tools, settings.open_model() as llm:
         llm.package.check_generates()
         sampling = settings.merge_sampling(llm.sampling)
-        as_text = raw or _lacks_template(llm, settings)
-        cancel = Cancel()
-        prompt = text if as_text else _messages(settings.system, text)
-        options: PromptOptions = {**settings.reply, "variables": settings.variables, "logprobs": logprobs or 0}
-        chunks = llm.stream(prompt, sampling, cancel=cancel, **options)
-        with stopped_by_ctrl_c(cancel):
-            reply = (
-                collect(chunks)
-                if as_json
-                else show(
-                    chunks, reasoning=settings.reasoning == "show", is_markdown=settings.is_markdown and not as_text
-                )
-            )
+        as_text = raw or _lacks_template(llm, settings, has_images=bool(parts))
+        if tools is not None:
+            if as_text:
+                raise TemplateError(f"'{llm.name}' has no chat template; --mcp needs one.")
+            reply = tools.reply(llm, _messages(settings.system, text, parts), sampling, settings, settings.variables)
+        else:
+            prompt = text if as_text else _messages(settings.system, text, parts)
+            reply = _reply(llm, prompt, settings, sampling, as_json=as_json, logprobs=logprobs or 0)
         if as_json:
             click.echo(json.dumps(reply_object(reply, llm), ensure_ascii=False, allow_nan=False))
         elif logprobs is not None:
@@ -74,6 +88,19 @@ def run(words: tuple[str, ...], settings: Settings, *, raw: bool, logprobs: int 
             say_statistics(reply.statistics)
     if reply.finish_reason == "cancelled":
         click.get_current_context().exit(128 + signal.SIGINT)
+
+
+def _reply(
+    llm: Model, prompt: str | list[Message], settings: Settings, sampling: Sampling, *, as_json: bool, logprobs: int
+) -> Completion:
+    cancel = Cancel()
+    options: PromptOptions = {**settings.reply, "variables": settings.variables, "logprobs": logprobs}
+    chunks = llm.stream(prompt, sampling, cancel=cancel, **options)
+    with stopped_by_ctrl_c(cancel):
+        if as_json:
+            return collect(chunks)
+        is_markdown = settings.is_markdown and not isinstance(prompt, str)
+        return show(chunks, reasoning=settings.reasoning == "show", is_markdown=is_markdown)
 
 
 def reply_object(reply: Completion, llm: Model) -> dict[str, object]:
@@ -147,15 +174,15 @@ def _stdin() -> str:
         raise ValueError(f"stdin is no UTF-8 text ({error.reason} at byte {error.start}).") from error
 
 
-def _lacks_template(llm: Model, settings: Settings) -> bool:
+def _lacks_template(llm: Model, settings: Settings, *, has_images: bool) -> bool:
     if llm.can_chat:
         return False
-    if settings.system is not None or settings.variables is not None:
-        raise TemplateError(f"'{llm.name}' has no chat template; --system and --var need one.")
+    if settings.system is not None or settings.variables is not None or has_images:
+        raise TemplateError(f"'{llm.name}' has no chat template; --system, --var and --image need one.")
     note(f"'{llm.name}' has no chat template; plain text completion.")
     return True
 
 
-def _messages(system: str | None, text: str) -> list[Message]:
-    said: Message = {"role": "user", "content": text.rstrip("\r\n")}
+def _messages(system: str | None, text: str, images: Sequence[JSON]) -> list[Message]:
+    said = user_message(text.rstrip("\r\n"), images)
     return [said] if system is None else [{"role": "system", "content": system}, said]

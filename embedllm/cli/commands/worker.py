@@ -19,7 +19,7 @@ def worker() -> None:
     JSON-RPC 2.0, one JSON object per line, on stdin and stdout; methods: initialize, devices, load, generate, chat,
     cancel, unload, shutdown. See docs/worker.md. It ends with 'shutdown' or when stdin ends.
     """
-    from embedllm.worker.server import Worker
+    from embedllm.integrations.worker.server import Worker
 
     stdin, stdout = _taken_over()
     found = Worker(lambda size: os.read(stdin, size), _writer(stdout))

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: requests and replies in the forms of /v1/messages."""
