@@ -30,7 +30,9 @@ GROUPS: dict[str, tuple[str, ...]] = {  # every name of embedllm.__all__ is in o
     "Options": ("Sampling", "Cancel"),
     "Replies": ("Completion", "Chunk", "Statistics", "Picked", "Ranked"),
     "Conversations": ("Conversation",),
-    "Tools": ("run_tools", "arun_tools", "ToolReply", "ToolOutcome", "ToolCall", "CallDelta"),
+    "Tools": (
+        "run_tools", "arun_tools", "ToolReply", "ToolOutcome", "PausedRun", "FunctionTool", "ToolCall", "CallDelta",
+    ),
     "Tuning": ("tune", "forget_tuning", "Tuning"),
     "Errors": (
         "EmbedError", "PackageError", "TemplateError", "DeviceError", "DeviceUnavailable", "ContextFull", "Busy",
@@ -39,7 +41,8 @@ GROUPS: dict[str, tuple[str, ...]] = {  # every name of embedllm.__all__ is in o
 }  # fmt: skip
 ALIASES = {
     "Message": 'A mapping with a `"role"` and mostly a `"content"`, as OpenAI has it.',
-    "Tool": "A JSON schema of a tool, as OpenAI has it, or a Python function with annotations and a docstring.",
+    "Tool": "A JSON schema of a tool, as OpenAI has it, a Python function with annotations and a docstring, or a "
+    "FunctionTool.",
 }
 OPENAI = (client.OpenAI, client.AsyncOpenAI, client.Completions, client.AsyncCompletions, client.Stream,
           client.AsyncStream)  # fmt: skip

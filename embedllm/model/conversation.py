@@ -18,9 +18,10 @@ from embedllm.generation.options import PromptOptions, ReplyOptions, WhenFull, l
 from embedllm.generation.request import Request
 from embedllm.generation.run_in_thread import run_in_thread
 from embedllm.generation.runner import Runner
+from embedllm.images.prompt import portable
 from embedllm.kv_cache.context_shift import check_movable
 from embedllm.kv_cache.sequence import CachedSequence
-from embedllm.kv_cache.sequence_pool import SequenceHandle
+from embedllm.kv_cache.sequence_handle import SequenceHandle
 from embedllm.model.context_policy import WHOLE_HISTORY, PendingTurn, VisibleHistory, drop_oldest, shift_context
 from embedllm.sampling.options import Sampling
 from embedllm.text.chat_template import Message, Tool
@@ -130,7 +131,8 @@ class Conversation:
     ) -> Completion:
         """Adds the user's message and the model's reply to the history; gives the reply.
 
-        text: what the user says, or a whole message (a tool's result, say). options: as of Model.generate().
+        text: what the user says, or a whole message (a tool's result, say). Its images go into the history as data
+        URLs. options: as of Model.generate().
         When it fails (ContextFull, TemplateError, DeviceError) the history stays as it was.
         """
         return collect(self.stream(text, sampling, cancel=cancel, **options))
@@ -180,7 +182,7 @@ class Conversation:
 
     def _request(self, text: str | Message, sampling: Sampling | None, options: ReplyOptions) -> tuple[_Turn, Request]:
         """The turn in which it is said, and what the model shall run."""
-        said: Message = {"role": "user", "content": text} if isinstance(text, str) else text
+        said: Message = {"role": "user", "content": text} if isinstance(text, str) else portable(text)
         options = {"adapter": self.adapter, **options}
         request, seen = self._apply_context_policy([*self.messages, said], sampling, options)
         self.model.runner.check(request)

@@ -64,9 +64,7 @@ class Encoding:
         most = self._engine.dimensions
         if dimensions is not None and not 1 <= dimensions <= most:
             raise ValueError(f"dimensions is {dimensions}; expected 1 to {most}, what the vectors of this model have.")
-        prompt = self._prompt(kind)
-        tokens = [self._tokens(f"text {place}", [prompt + text], truncate) for place, text in enumerate(texts)]
-        vectors = self._engine.vectors(tokens, is_cancelled)
+        vectors = self._engine.vectors(self._of_texts(texts, kind, truncate), is_cancelled)
         is_normalised = self._encoder.normalize if normalize is None else normalize
         return shortened(vectors, dimensions, normalised=is_normalised)
 
@@ -86,11 +84,23 @@ class Encoding:
         _check_texts(documents, "documents")
         if top is not None and top < 1:
             raise ValueError(f"top is {top}; expected 1 or more, or None for all documents.")
-        pairs = [self._tokens(f"document {place}, with the query,", [query, document], truncate)
-                 for place, document in enumerate(documents)]  # fmt: skip
-        scores = self._engine.vectors(pairs, is_cancelled)[:, 0].tolist()
+        scores = self._engine.vectors(self._of_pairs(query, documents, truncate), is_cancelled)[:, 0].tolist()
         ranked = [Ranked(index=index, score=score) for index, score in enumerate(scores)]
         return sorted(ranked, key=lambda one: -one.score)[:top]
+
+    def count_tokens(self, texts: Sequence[str], *, kind: str | None, query: str | None, truncate: bool) -> int:
+        """See Model.count_tokens()."""
+        if query is None:
+            return sum(len(tokens.ids) for tokens in self._of_texts(texts, kind, truncate))
+        return sum(len(tokens.ids) for tokens in self._of_pairs(query, texts, truncate))
+
+    def _of_texts(self, texts: Sequence[str], kind: str | None, truncate: bool) -> list[Tokens]:
+        prompt = self._prompt(kind)
+        return [self._tokens(f"text {place}", [prompt + text], truncate) for place, text in enumerate(texts)]
+
+    def _of_pairs(self, query: str, documents: Sequence[str], truncate: bool) -> list[Tokens]:
+        return [self._tokens(f"document {place}, with the query,", [query, document], truncate)
+                for place, document in enumerate(documents)]  # fmt: skip
 
     def _prompt(self, kind: str | None) -> str:
         """What comes in front of texts of this kind."""

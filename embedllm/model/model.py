@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -179,6 +179,18 @@ class Model:
         options = TemplateOptions(tools, variables, documents, continue_final_message)
         return self._builder.prompt_tokens(messages, options)
 
+    def count_tokens(
+        self, texts: Sequence[str], *, kind: str | None = None, query: str | None = None, truncate: bool = False
+    ) -> int:
+        """How many tokens texts have, all together, with the special tokens that the tokenizer adds to each.
+
+        Of an embedding model or a reranker: how many embed() or rerank() reads. kind: the prompt of this kind counts
+        with each text. query: it counts with each document. truncate: without the ends that are left out.
+        """
+        if self._encoding is not None:
+            return self._encoding.count_tokens(texts, kind=kind, query=query, truncate=truncate)
+        return sum(len(self.tokenizer.encode(text, special=True)) for text in texts)
+
     @lists_options(PromptOptions)
     def generate(
         self,
@@ -259,12 +271,7 @@ class Model:
 
         Those after the first have the seeds that follow on the given one.
         """
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"n is {n!r}; expected a whole number, 1 or more.")
-        used, rest = take_sampling(sampling, self.sampling, options)
-        seeds = [None if used.seed is None else used.seed + place for place in range(n)]
-        requests = [self.request(prompt, replace(used, seed=seed), **rest) for seed in seeds]
-        replies = self.runner.run_all(reject_first_only(requests), cancel or Cancel())
+        replies = self.runner.run_all(self.requests(prompt, n, sampling, **options), cancel or Cancel())
         return [collect(chunks) for chunks in replies]
 
     @lists_options(PromptOptions, without=SAMPLING | BEAMLESS)
@@ -333,6 +340,19 @@ class Model:
         return self.runner.stream(request, cancel or Cancel())
 
     @lists_options(PromptOptions)
+    def stream_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Generator[tuple[int, Chunk], None, None]:
+        """As generate_n(), token by token, each with the index of its continuation, 0 to n - 1."""
+        return self.runner.stream_all(self.requests(prompt, n, sampling, **options), cancel or Cancel())
+
+    @lists_options(PromptOptions)
     async def agenerate(
         self,
         prompt: Prompt,
@@ -357,6 +377,19 @@ class Model:
         """As stream(), for `async for`: the model computes in a thread. Cancelling the task interrupts it."""
         request = self.request(prompt, sampling, **options)
         return self.runner.astream(request, cancel or Cancel())
+
+    @lists_options(PromptOptions)
+    def astream_n(
+        self,
+        prompt: Prompt,
+        n: int,
+        sampling: Sampling | None = None,
+        *,
+        cancel: Cancel | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """As stream_n(), for `async for`."""
+        return self.runner.astream_all(self.requests(prompt, n, sampling, **options), cancel or Cancel())
 
     @lists_options(PromptOptions)
     async def agenerate_batch(
@@ -503,6 +536,17 @@ class Model:
         request = self.build_request(prompt, sampling, self.context, **options)
         self.runner.check(request)
         return request
+
+    @lists_options(PromptOptions)
+    def requests(
+        self, prompt: Prompt, n: int, sampling: Sampling | None = None, **options: Unpack[PromptOptions]
+    ) -> list[Request]:
+        """What generate_n() would run, as request() has it for generate()."""
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n is {n!r}; expected a whole number, 1 or more.")
+        used, rest = take_sampling(sampling, self.sampling, options)
+        seeds = [None if used.seed is None else used.seed + place for place in range(n)]
+        return reject_first_only([self.request(prompt, replace(used, seed=seed), **rest) for seed in seeds])
 
     @lists_options(PromptOptions)
     def build_request(

@@ -17,10 +17,9 @@ from embedllm.generation.options import WhenFull
 from embedllm.kv_cache.fingerprint import kv_fingerprint
 from embedllm.kv_cache.kv_file import StateFile, open_state, write_state
 from embedllm.kv_cache.prefix_cache import TRANSFER_TOKENS
-from embedllm.kv_cache.sequence_pool import SequenceHandle
+from embedllm.kv_cache.sequence_handle import SequenceHandle
 from embedllm.kv_cache.transfer import exported
-from embedllm.text.chat_template import Message, Tool
-from embedllm.text.function_schema import tool_schema
+from embedllm.text.chat_template import Message, Tool, tool_schemas
 
 if TYPE_CHECKING:
     from embedllm.backends.base import KeyValues
@@ -58,11 +57,7 @@ def write_conversation(
     sequence: whose KV goes along, if it can give it. model: what that is of. Raises OSError; ValueError for messages
     that JSON cannot hold; Interrupted when it is cancelled.
     """
-    tools = (
-        None
-        if saved.tools is None
-        else [tool if isinstance(tool, Mapping) else tool_schema(tool) for tool in saved.tools]
-    )
+    tools = None if saved.tools is None else tool_schemas(saved.tools)
     said = {field.name: getattr(saved, field.name) for field in fields(saved)} | {"tools": tools}
     try:
         about = {"conversation": json.dumps(said), "model": json.dumps(model), "kind": "", "tokens": "[]"}

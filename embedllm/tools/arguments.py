@@ -26,7 +26,21 @@ _BOUNDS = (
     "maxItems",
 )
 _MOST_SHOWN = 100  # characters
+_BESIDE_PROPERTIES = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")  # may name arguments
 _NOTHING: dict[str, JSON] = {"not": {}}  # as "false"
+
+
+def closed_arguments(parameters: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """A tool's schema without its nulls, which takes no arguments but those that it names, if it says what there are.
+
+    It does not where "additionalProperties" lets others in, where there is no "properties", as with MCP tools that take
+    any object, or where other keywords may name further ones. A tool without a schema takes no arguments.
+    """
+    schema = {name: rule for name, rule in parameters.items() if rule is not None}
+    is_open = bool(schema) and "properties" not in schema
+    if is_open or any(keyword in schema for keyword in _BESIDE_PROPERTIES):
+        return schema
+    return {"additionalProperties": False, **schema}
 
 
 def check_arguments(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON]) -> None:
@@ -34,15 +48,15 @@ def check_arguments(arguments: Mapping[str, JSON], parameters: Mapping[str, JSON
 
     parameters: the "parameters" of a tool's schema, of the draft that its "$schema" names, else 2020-12; OpenAPI's
     "nullable" counts too. A type that JSON Schema does not know is no restriction, nor is a keyword that is null, as an
-    empty "required" is written by programs in Go. An argument that the schema does not name is refused, unless
-    "additionalProperties" lets it in. A "$ref" is followed within the schema only.
+    empty "required" is written by programs in Go. An argument that the schema does not name is refused where the schema
+    lists them: closed_arguments(). A "$ref" is followed within the schema only.
     """
     from jsonschema import Draft202012Validator  # not at the top: 0.1 s
     from jsonschema.exceptions import best_match
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    schema = {"additionalProperties": False, **{name: rule for name, rule in parameters.items() if rule is not None}}
+    schema = closed_arguments(parameters)
     validator = _lenient(validator_for(schema, default=Draft202012Validator))(schema, registry=Registry())
     try:
         error = best_match(validator.iter_errors(dict(arguments)))

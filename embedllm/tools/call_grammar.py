@@ -80,7 +80,7 @@ class CallGrammar:
         return self._values.rule(" ".join(filter(None, pieces)))
 
     def _arguments(self, notation: str, parameters: Mapping[str, JSON]) -> str:
-        schema = closed({"type": "object", "properties": {}, **parameters})
+        schema = closed({"type": "object", **(parameters or {"properties": {}})})  # {}: no arguments; else any
         if notation == "arguments":
             return self._values.json_rule(cast("dict[str, JSON]", schema))
         root = followed(schema)

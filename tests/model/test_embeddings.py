@@ -77,6 +77,14 @@ def test_a_kind_puts_its_prompt_in_front(model: Model) -> None:
         model.embed(["a fox"], kind="passage")
 
 
+def test_what_is_counted_is_what_is_read(model: Model, scorer: Model) -> None:
+    marks = 2  # [CLS], [SEP]; the other tokens are letters
+    assert model.count_tokens(["a fox", "dog"], kind="document") == len("afox") + len("dog") + 2 * marks
+    assert model.count_tokens(["a fox"], kind="query") == len("findafox") + marks
+    assert model.count_tokens(["a" * 99], truncate=True) == model.context
+    assert scorer.count_tokens(["a fox"], query="dog") == len("afox") + len("dog") + 3
+
+
 def test_fewer_dimensions_are_the_first_of_them_and_have_length_one_again(model: Model) -> None:
     whole, raw = model.embed(TEXTS, normalize=True), model.embed(TEXTS, normalize=False)
     cut = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)

@@ -249,6 +249,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_no_forged_header_gives_another_error(

@@ -71,6 +71,30 @@ def test_what_it_does_not_describe_is_refused_by_name(more: dict[str, Any], prob
         check_arguments({"text": "abc", **more}, SCHEMA)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": None},
+        {"type": "object", "required": ["a"]},
+        {"type": "object", "properties": {"b": {}}, "additionalProperties": True},
+        {"type": "object", "properties": {"b": {}}, "additionalProperties": {"type": "integer"}},
+        {"$ref": "#/$defs/row", "$defs": {"row": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
+        {"type": "object", "anyOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["b"]}]},
+        {"properties": {"b": {}}, "allOf": [{"properties": {"a": {"type": "integer"}}}]},
+    ],
+)
+def test_a_schema_that_does_not_list_all_arguments_takes_others(parameters: dict[str, Any]) -> None:
+    check_arguments({"a": 1}, parameters)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "object", "properties": {}}, {"properties": {"b": {}}},
+                                        {"type": "object", "additionalProperties": False}])  # fmt: skip
+def test_a_schema_that_lists_its_arguments_takes_no_others(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="there is no argument 'a'"):
+        check_arguments({"a": 1}, parameters)
+
+
 def test_a_keyword_that_is_null_is_no_restriction() -> None:
     check_arguments({}, {"type": "object", "properties": None, "required": None})
     inner = {"type": "object", "properties": None, "required": None}

@@ -59,6 +59,12 @@ def test_a_random_models_calls_can_be_read_and_are_valid(written: ToolFormat) ->
     assert whole
 
 
+def test_a_tool_that_takes_any_object_is_held_to_no_empty_one() -> None:
+    """As tools of MCP servers have it; a tool without a schema has no arguments."""
+    assert '%json {"type": "object"}' in grammar("hermes", {"work": {"type": "object"}}).text
+    assert '"additionalProperties": false' in grammar("hermes", {"work": {}}).text
+
+
 def test_special_tokens_of_a_call_are_tokens_and_those_that_end_a_reply_are_left_out() -> None:
     ids = {"<|tool_call_begin|>": 7, "<|tool_call_end|>": 8, "<|call|>": 9}
     text = grammar("kimi_k2", special=ids.get).text

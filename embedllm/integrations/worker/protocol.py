@@ -15,6 +15,7 @@ from embedllm.errors import (
     PackageError,
     TemplateError,
 )
+from embedllm.openai.schema import InvalidRequest
 
 if TYPE_CHECKING:
     from embedllm.generation.chunk import Chunk
@@ -42,9 +43,8 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (EmbedError, FAILED),
     (OSError, FAILED),
     (ValueError, INVALID_PARAMS),
-    (TypeError, INVALID_PARAMS),
 )
-EXPECTED_ERRORS = (EmbedError, OSError, ValueError, TypeError)
+EXPECTED_ERRORS = (EmbedError, OSError, ValueError)
 
 
 class RpcError(Exception):
@@ -135,6 +135,8 @@ def _as_rpc(error: Exception) -> RpcError:
         data["tried"] = [
             {"device": device, "reason": reason, "remedy": remedy} for device, reason, remedy in error.tried
         ]
+    if isinstance(error, InvalidRequest) and error.param is not None:
+        data["param"] = error.param
     if isinstance(error, ContextFull):
         data |= {"tokens": error.tokens, "limit": error.limit}
     return RpcError(code, str(error) or type(error).__name__, data=data)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import embedllm
 from embedllm import Sampling
 from embedllm.export import Recipe, convert
-from embedllm.worker.parameters import PARAMETERS
-from embedllm.worker.protocol import MESSAGE_LIMIT
+from embedllm.integrations.worker.methods import METHODS
+from embedllm.integrations.worker.protocol import MESSAGE_LIMIT
 from tests.support.peft_folders import write_adapter
 from tests.support.tiny import tiny_checkpoint
 from tests.support.worker_host import COMMAND, ROOT, Host, patched
@@ -46,7 +46,7 @@ def llm() -> Iterator[embedllm.Model]:
 def test_initialize_says_what_is_spoken_and_the_versions(host: Host) -> None:
     result = host.ask("initialize", "i", protocol=1)
     assert result["protocol"] == 1
-    assert result["methods"] == list(PARAMETERS)
+    assert result["methods"] == list(METHODS)
     assert result["versions"]["embedllm"] == embedllm.__version__
 
 
@@ -180,31 +180,38 @@ def test_a_prompt_without_room_says_both_numbers(host: Host, llm: embedllm.Model
 @pytest.mark.parametrize(
     ("method", "params", "words"),
     [
-        ("generate", {}, "lacks 'prompt'"),
-        ("generate", {"prompt": 3}, "expected a text"),
+        ("generate", {}, "'prompt' is missing"),
+        ("generate", {"prompt": 3}, "expected the type string"),
         ("generate", {"prompt": "a", "temprature": 1}, "no parameter 'temprature'"),
         ("generate", {"prompt": "a", "temperature": -1}, "temperature"),
-        ("generate", {"prompt": "a", "max_tokens": True}, "expected a whole number"),
+        ("generate", {"prompt": "a", "max_tokens": True}, "expected the type integer"),
         ("generate", {"prompt": "a", "max_tokens": 0}, "1 or more"),
         ("generate", {"prompt": ""}, "empty"),
-        ("chat", {"messages": "hello"}, "expected a list of"),
-        ("chat", {"messages": []}, "at least one object"),
-        ("chat", {"messages": [{"content": "no role"}]}, "'role'"),
-        ("chat", {"messages": [{"role": "user"}]}, "messages[0] is missing or null; expected a text"),
-        ("chat", {"messages": [{"role": "user", "content": None}]}, "missing or null"),
-        ("chat", {"messages": [*ASKED, {"role": "assistant", "content": 5}]}, "messages[1] is a number"),
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "is an array"),
-        ("chat", {"messages": [{"role": "user", "tool_calls": [{}]}]}, "missing or null"),
-        ("chat", {"messages": [{"role": "assistant", "tool_calls": []}]}, "missing or null"),
-        ("load", {"device": [1]}, "a device's name"),
-        ("cancel", {}, "lacks 'id'"),
-        ("cancel", {"id": 1.5}, "expected a whole number or a text"),
+        ("chat", {"messages": "hello"}, "expected the type array"),
+        ("chat", {"messages": []}, "at least 1 of them"),
+        ("chat", {"messages": [{"content": "no role"}]}, "'messages.0.role' is missing"),
+        ("chat", {"messages": [{"role": "user"}]}, "messages[0] has no 'content'"),
+        ("chat", {"messages": [*ASKED, {"role": "assistant", "content": 5}]}, "'messages.1.content' is 5"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "takes no images"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "'audio'"),
+        ("chat", {"messages": [{"role": "user", "tool_calls": [{}]}]}, "'messages.0.tool_calls.0.function' is missing"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0] has no 'content'"),
+        ("load", {"device": [1]}, "'device.0' is 1"),
+        ("cancel", {}, "'id' is missing"),
+        ("cancel", {"id": 1.5}, "expected the type string or integer"),
     ],
 )
 def test_wrong_parameters_are_named(host: Host, method: str, params: dict[str, object], words: str) -> None:
     found = error(host, method, **params)
     assert found["code"] == -32602
     assert words in found["message"]
+
+
+def test_a_content_may_be_text_parts_as_the_server_has_them(host: Host, llm: embedllm.Model) -> None:
+    texts = [{"type": "text", "text": text} for text in ("list files", " by size")]
+    parts = [{"role": "user", "content": texts}]
+    result = host.ask("chat", "parts", messages=parts, temperature=0, max_tokens=8, stop_tokens=[], timeout=60)
+    assert result["text"] == llm.chat(ASKED, Sampling(temperature=0), max_tokens=8).text
 
 
 @pytest.mark.parametrize("params", [{"threads": -3}, {"threads": 1025}, {"device": []}, {"device": ["cpu", " "]}])
@@ -335,7 +342,8 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-names = st.sampled_from(sorted({name for kinds in PARAMETERS.values() for name in kinds} - {"device"})) | st.text()
+known = {name for method in METHODS.values() for name in method.params.properties}
+names = st.sampled_from(sorted(known - {"device"})) | st.text()
 sensible = {"max_tokens": 3}  # a reply to a random prompt must not take for ever
 
 
@@ -461,7 +469,8 @@ def test_a_host_that_reads_nothing_ends_it_by_its_stdin() -> None:
 
 def test_it_does_not_wait_for_a_model_that_loads_for_ever() -> None:
     command = patched(
-        "import time\nfrom embedllm.loading import load as opening\nfrom embedllm.worker import server as worker\n"
+        "import time\nfrom embedllm.loading import load as opening\n"
+        "from embedllm.integrations.worker import server as worker\n"
         "opening.open_model = lambda *_, **__: time.sleep(3600)\nworker._GRACE_S = 0.2"
     )
     with Host(command) as host:

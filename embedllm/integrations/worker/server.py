@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING
 from embedllm.cancel import Cancel
 from embedllm.generation.chunk import Chunk
 from embedllm.generation.completion import collect
-from embedllm.loading import load as opening
-from embedllm.loading import resolve
-from embedllm.package.package import Package, open_package
-from embedllm.profiling.inspection.device_report import machine
-from embedllm.worker.parameters import PARAMETERS, LoadParams, checked, load_params, reply_params
-from embedllm.worker.protocol import (
+from embedllm.integrations.worker.methods import METHODS, LoadParams, load_params, reply_params
+from embedllm.integrations.worker.protocol import (
     CANCELLED,
     EXPECTED_ERRORS,
     INVALID_PARAMS,
@@ -39,7 +35,12 @@ from embedllm.worker.protocol import (
     piece,
     whole,
 )
-from embedllm.worker.threads import Job, Lane, Output
+from embedllm.integrations.worker.threads import Job, Lane, Output
+from embedllm.loading import load as opening
+from embedllm.loading import resolve
+from embedllm.openai.schema import InvalidRequest
+from embedllm.package.package import Package, open_package
+from embedllm.profiling.inspection.device_report import machine
 
 if TYPE_CHECKING:
     from embedllm.model.model import Model
@@ -136,12 +137,11 @@ class Worker:
         call: Call | None = None
         try:
             call = parse(line)
-            if call.method not in PARAMETERS:
+            if call.method not in METHODS:
                 raise RpcError(METHOD_NOT_FOUND, f"there is no method '{call.method:.80}'; expected one of: "
-                               f"{', '.join(PARAMETERS)}.")  # fmt: skip
-            checked(call.method, call.params)
-            return self._begin(call)
-        except RpcError as error:
+                               f"{', '.join(METHODS)}.")  # fmt: skip
+            return self._begin(replace(call, params=METHODS[call.method].params.check(call.params)))
+        except (RpcError, InvalidRequest) as error:
             if call is None or call.id is not None:
                 self._send(error_message(error, call and call.id))
             else:
@@ -189,7 +189,7 @@ class Worker:
             raise RpcError(INVALID_PARAMS, f"'protocol' is {wanted}; this worker speaks {PROTOCOL}. Take a worker and "
                            "a client of the same version.")  # fmt: skip
         limits = {"message_bytes": MESSAGE_LIMIT, "queued_requests": _QUEUED}
-        return {"protocol": PROTOCOL, "methods": list(PARAMETERS), "limits": limits, "versions": machine()}
+        return {"protocol": PROTOCOL, "methods": list(METHODS), "limits": limits, "versions": machine()}
 
     def _cancel(self, call: Call) -> Mapping[str, object]:
         id = call.params["id"]
@@ -224,9 +224,8 @@ class Worker:
         params, llm = reply_params(call.method, call.params), self._model
         if llm is None:
             raise RpcError(NO_MODEL, f"'{call.method}' needs a model and none is loaded. Send 'load' first.")
-        sampling = replace(llm.sampling, **params.sampling)  # type: ignore[arg-type]  # checked by the table
         chunks: list[Chunk] = []
-        for chunk in llm.stream(params.prompt, sampling, cancel=cancel, **params.options):
+        for chunk in llm.stream(params.prompt, cancel=cancel, **params.options):
             chunks.append(chunk)
             if (said := piece(chunk)) is not None:
                 self._send({"method": "chunk", "params": {"id": call.id, **said}})

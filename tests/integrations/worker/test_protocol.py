@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedllm.errors import ContextFull, DeviceUnavailable, PackageError
-from embedllm.worker.protocol import RpcError, encode, error_message, lines, parse
+from embedllm.integrations.worker.protocol import RpcError, encode, error_message, lines, parse
 
 
 def in_pieces(pieces: Sequence[bytes]) -> Iterator[bytes]:

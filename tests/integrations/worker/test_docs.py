@@ -14,7 +14,8 @@ import pytest
 import embedllm
 from embedllm import Sampling
 
-PAGE = Path(__file__).parents[2] / "docs" / "worker.md"
+PAGE = Path(__file__).parents[3] / "docs" / "worker.md"
+CLIENT = PAGE.parents[1] / "samples" / "worker_clients" / "embedllm_worker.mjs"
 NODE = shutil.which("node")
 
 
@@ -25,13 +26,14 @@ def test_the_client_of_the_page_shows_the_reply_or_the_error(asked: str | None, 
     assert found is not None
     assert NODE is not None
     code = found[1] if asked else found[1].replace('"list files by size"', "5")
-    client = tmp_path / "client.js"
+    client = tmp_path / "client.mjs"
     client.write_text(code, encoding="utf-8")
+    shutil.copy(CLIENT, tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": path, "EMBEDLLM_DEVICE": "cpu"}
     ended = subprocess.run([NODE, client], env=environment, capture_output=True, text=True, timeout=60, check=False)
     if asked is None:
-        assert "'content' of messages[0]" in ended.stderr
+        assert "'messages.0.content' is 5" in ended.stderr
         assert ended.returncode == 1
         return
     assert ended.returncode == 0, ended.stderr

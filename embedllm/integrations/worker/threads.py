@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from embedllm.cancel import Cancel
-from embedllm.worker.protocol import BUSY, INVALID_REQUEST, Id, RpcError, encode
+from embedllm.integrations.worker.protocol import BUSY, INVALID_REQUEST, Id, RpcError, encode
 
 _UNWRITTEN = 1024  # messages that wait for the host to read before whoever sends the next one waits too
 

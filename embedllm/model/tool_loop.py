@@ -1,0 +1,260 @@
+"""The rule of the tool loop: which calls are checked, allowed, run or left for approval, and what is said next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from embedllm.cancel import Cancel
+from embedllm.generation.completion import Completion
+from embedllm.model.conversation import Conversation
+from embedllm.model.model import Model
+from embedllm.model.tool_reply import (
+    DECLINED,
+    DecidedCall,
+    Decision,
+    PausedRun,
+    ToolOutcome,
+    ToolReply,
+    decided_calls,
+    with_own_ids,
+)
+from embedllm.text.chat_template import Message, Tool, tool_schemas
+from embedllm.text.prompt import check_messages
+from embedllm.tools.arguments import check_arguments
+from embedllm.tools.calls import Parameters, ToolCall, assistant_message, result_message, tool_parameters
+
+if TYPE_CHECKING:
+    from embedllm.text.chat_template import JSON
+
+_CANCELLED = "error: cancelled before it ran."
+
+Step: TypeAlias = "Callable[[], object]"  # what the rule wants done; its result, or what it raised, is sent back
+Run: TypeAlias = "Callable[[Mapping[str, JSON], Cancel], object]"  # what runs a tool
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The rule of the loop: its steps say what is to be done, and are given the result, or thrown what that raised."""
+
+    asked: Question
+    runners: Mapping[str, Run]
+    reply: Callable[[Sequence[Message], str], object]
+    choice: str
+    max_rounds: int
+    _: KW_ONLY
+    on_call: Callable[[ToolOutcome], object] | None
+    confirm: Callable[[ToolCall], object] | None
+    needs_approval: Callable[[ToolCall], object] | None
+    decisions: Mapping[str, Decision]
+    cancel: Cancel
+
+    def steps(self) -> Generator[Step, object, ToolReply]:
+        """Raises ValueError for what does not go together."""
+        if self.max_rounds < 1:
+            raise ValueError(f"max_rounds is {self.max_rounds}; expected 1 or more.")
+        if self.decisions and self.asked.paused is None:
+            raise ValueError("there are decisions, but messages is no PausedRun; give the reply's `paused`.")
+        parameters = tool_parameters(tool_schemas(self.asked.tools))
+        said: list[Message] = []
+        outcomes: list[ToolOutcome] = []
+        count, choice = 0, self.choice
+        if paused := self.asked.paused:
+            decided = decided_calls(paused, self.decisions, parameters)
+            said += paused.messages[-paused.new :]
+            outcomes += paused.outcomes
+            if any(one.call != call for one, call in zip(decided, paused.calls, strict=True)):  # arguments were edited
+                said[-1] = self.asked.with_calls(said[-1], [one.call for one in decided])
+            yield from self._run_calls(decided, parameters, said, outcomes)
+            count, choice = paused.rounds + 1, self._later_choice
+        while True:
+            completion = cast("Completion", (yield lambda now=choice: self.reply([*self.asked.messages, *said], now)))
+            said.append(completion.message)
+            calls = completion.tool_calls
+            if not calls or completion.finish_reason in ("cancelled", "timeout") or count >= self.max_rounds:
+                return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes))
+            pending = yield from self._pending(calls, parameters)
+            if pending:
+                state = self._paused(completion, pending, said, outcomes, count)
+                return ToolReply(completion=completion, messages=tuple(said), outcomes=tuple(outcomes), paused=state)
+            yield from self._run_calls([DecidedCall(call=call) for call in calls], parameters, said, outcomes)
+            count, choice = count + 1, self._later_choice
+
+    @property
+    def _later_choice(self) -> str:
+        return "none" if self.choice == "none" else "auto"
+
+    def _pending(self, calls: Sequence[ToolCall], parameters: Parameters) -> Generator[Step, object, list[int]]:
+        """The places of the calls that wait for approval."""
+        places: list[int] = []
+        if self.needs_approval is None:
+            return places
+        for place, call in enumerate(calls):
+            if not _problem(call, parameters) and (yield partial(self.needs_approval, call)):
+                places.append(place)
+        return places
+
+    def _paused(
+        self,
+        completion: Completion,
+        pending: Sequence[int],
+        said: list[Message],
+        outcomes: Sequence[ToolOutcome],
+        count: int,
+    ) -> PausedRun:
+        calls = with_own_ids(completion.tool_calls)
+        if calls != completion.tool_calls:
+            said[-1] = self.asked.with_calls(said[-1], calls)
+        return PausedRun(
+            messages=(*self.asked.messages, *said) if self.asked.talk is None else tuple(self.asked.talk.messages),
+            new=len(said),
+            calls=calls,
+            pending=tuple(calls[place] for place in pending),
+            outcomes=tuple(outcomes),
+            rounds=count,
+        )
+
+    def _run_calls(
+        self,
+        calls: Sequence[DecidedCall],
+        parameters: Parameters,
+        said: list[Message],
+        outcomes: list[ToolOutcome],
+    ) -> Generator[Step, object, None]:
+        """Runs the calls of one reply, in turn."""
+        for decided in calls:
+            ran, result = (
+                (False, _as_text(decided.refusal)) if decided.refusal else (yield from self._run(decided, parameters))
+            )
+            outcome = ToolOutcome(call=decided.call, ran=ran, result=result)
+            outcomes.append(outcome)
+            said.append(result_message(decided.call, result))
+            if self.on_call is not None:
+                yield partial(self.on_call, outcome)
+
+    def _run(self, decided: DecidedCall, parameters: Parameters) -> Generator[Step, object, tuple[bool, str]]:
+        """Whether a call ran, and its result or what was wrong."""
+        call = decided.call
+        if problem := _problem(call, parameters):
+            return False, problem
+        if self.cancel.cancelled:  # by a tool before it, say: nobody is asked any more
+            return False, _CANCELLED
+        confirm = None if decided.is_approved else self.confirm
+        if confirm is not None and not (yield lambda: confirm(call)):
+            return False, DECLINED
+        if self.cancel.cancelled:
+            return False, _CANCELLED
+        try:
+            value = yield lambda: self.runners[call.name](call.arguments, self.cancel)
+            return True, _as_text(value if isinstance(value, str) else _json(value))
+        except Exception as error:  # noqa: BLE001 # a tool is the application's: whatever it raises is for the model to know of
+            return False, _as_text(f"error: {type(error).__name__}: {_words(error)}")
+
+
+def _problem(call: ToolCall, parameters: Parameters) -> str:
+    """Why a call cannot run, as its result; "" when it can."""
+    if call.problem:
+        return f"error: {call.problem}"
+    if call.name not in parameters:
+        return f"error: there is no tool '{call.name}'; there are {', '.join(parameters)}."
+    try:
+        check_arguments(call.arguments, parameters[call.name])
+    except ValueError as error:
+        return f"error: {error}"
+    return ""
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _as_text(text: str) -> str:
+    """Without lone surrogates, which names of files have in the place of bytes that are no UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _words(error: Exception) -> str:
+    """What an error says; some cannot say it."""
+    try:
+        return str(error)
+    except Exception as inner:  # noqa: BLE001 # an application's __str__ may raise anything
+        return f"(its text cannot be had: {type(inner).__name__})"
+
+
+@dataclass(slots=True, kw_only=True)
+class Question:
+    """What the loop begins with."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    talk: Conversation | None = None
+    paused: PausedRun | None = None
+    _said: int = 0  # of all messages since the first one, how many the conversation has
+    _result: Message | None = None  # of a tool, said last: there when the reply to it has any text
+
+    @classmethod
+    def of(
+        cls,
+        model: Model | Conversation,
+        messages: str | Message | Sequence[Message] | PausedRun,
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, JSON] | None,
+    ) -> Question:
+        """Raises ValueError for what does not go together."""
+        paused = messages if isinstance(messages, PausedRun) else None
+        if isinstance(model, Model):
+            if paused is None:
+                check_messages(cast("Sequence[Message]", messages))
+            if tools is None:
+                raise ValueError("there are no tools; give functions or schemas.")
+            asked = cast("Sequence[Message]", messages) if paused is None else paused.messages[: -paused.new]
+            return cls(messages=asked, tools=tools, paused=paused)
+        if tools is not None or variables is not None:
+            raise ValueError("a conversation has tools and variables of its own; give them to Model.conversation().")
+        if not model.tools:
+            raise ValueError("this conversation has no tools; give them to Model.conversation().")
+        if paused is not None:
+            if not model.messages or model.messages[-1] != paused.messages[-1]:
+                raise ValueError(
+                    "the last message of this conversation is not the reply that waits for approval; set its messages "
+                    "to those of the PausedRun."
+                )
+            return cls(messages=[], tools=model.tools, talk=model, paused=paused, _said=paused.new)
+        if not isinstance(messages, str | Mapping):
+            raise ValueError(f"messages is {messages!r:.80}; to a conversation a text or one message is said.")
+        said: Message = {"role": "user", "content": messages} if isinstance(messages, str) else messages
+        return cls(messages=[said], tools=model.tools, talk=model)
+
+    def with_calls(self, reply: Message, calls: Sequence[ToolCall]) -> Message:
+        """The last reply with these calls in place of its own, in the history of a conversation, too."""
+        changed = {**reply, "tool_calls": assistant_message("", "", calls)["tool_calls"]}
+        if self.talk is not None:
+            self.talk.messages[-1] = changed
+        return changed
+
+    def new_of(self, said: Sequence[Message]) -> Message:
+        """What is to be said of all messages so far; those before it, which are new as well, go into the history."""
+        assert self.talk is not None
+        self._result = said[-1] if self._said else None
+        new, self._said = said[self._said :], len(said) + 1  # the reply to it will be there, too
+        self.talk.messages += new[:-1]
+        return new[-1]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within the block an error leaves the conversation as it was; a cancel leaves it every result of a call."""
+        before = None if self.talk is None else list(self.talk.messages)
+        try:
+            yield
+        except BaseException:
+            if self.talk is not None and before is not None:
+                self.talk.messages[:] = before
+            raise
+        if self.talk is not None and self._result is not None:
+            messages = self.talk.messages
+            if not any(message is self._result for message in messages):
+                messages.append(self._result)
